@@ -1,0 +1,199 @@
+"""The typed configuration of a run. Every recipe under recipes/ is an instance of `RunConfig`.
+
+Guaranteed: unknown keys are refused; the resolved configuration written to a run folder reproduces the run.
+Not covered: options of a memory policy (the policy's own dataclass checks them when it is built).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(Strict):
+    path: str = "embedded"
+    """`embedded` for the model inside the package, a Hugging Face folder, or a hub id such as Qwen/Qwen3-4B."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1"""
+    gradient_checkpointing: bool = False
+
+
+class PolicyConfig(Strict):
+    name: str = "overwrite"
+    """overwrite, full_context, sliding_window, or my_module:MyPolicy."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class SyntheticConfig(Strict):
+    """The shipped synthetic documents: templated facts, distractors and near misses."""
+
+    chunks: int = Field(4, ge=1, le=100_000)
+    """Paragraphs per document; the quickstart's policy reads one a turn."""
+    facts_per_chunk: int = Field(5, ge=1, le=32)
+    hops: Literal[1, 2] = 1
+
+
+class CurriculumConfig(Strict):
+    """Document length grows when the agent has learnt the present one."""
+
+    chunks: tuple[int, ...] = (1, 2, 4)
+    advance_at: float = Field(0.85, ge=0, le=1)
+    """Mean reward, over `window` successive steps at the present length, that moves on to the next."""
+    window: int = Field(2, ge=1)
+
+
+class DataConfig(Strict):
+    source: str = "synthetic"
+    """`synthetic`, or a file: HotpotQA (official or hub layout), MemAgent parquet, eval_{N}.json, palimpsest JSONL."""
+    eval_source: str | None = None
+    """File that evaluation during training reads; None: `source`."""
+    documents: int | None = Field(None, ge=1)
+    """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first so many problems."""
+    seed: int = 0
+    synthetic: SyntheticConfig = SyntheticConfig()
+    curriculum: CurriculumConfig | None = None
+
+
+class RewardConfig(Strict):
+    name: Literal["boxed", "em", "f1", "sub_em", "fraction"] = "boxed"
+    """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
+    answer; fraction: share of golds contained (multi-value tasks)."""
+    strict: bool = False
+    """boxed only: exactly the original's comparison, its 300-character window included."""
+    sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
+    """`either` is the published evaluation's symmetric rule."""
+
+
+class OverlongConfig(Strict):
+    """Soft overlong penalty (DAPO, arXiv 2503.14476, eq. 13), on sampled tokens of each turn."""
+
+    max_tokens: int = Field(ge=1)
+    """Length from which the penalty is full."""
+    buffer: int = Field(ge=1)
+    """Tokens below `max_tokens` over which it grows linearly from 0."""
+    penalty: float = Field(1.0, ge=0)
+    """Reward subtracted at full length, scaled by the share of turns that are overlong."""
+
+
+class DynamicSamplingConfig(Strict):
+    """Drop groups whose rewards are all equal and sample others in their place (DAPO)."""
+
+    max_refills: int = Field(3, ge=0)
+    """Extra rounds of sampling per step at the most; what is still missing then is left out with a warning."""
+
+
+class CreditConfig(Strict):
+    baseline: Literal["mean", "mean_std", "leave_one_out"] = "mean"
+    """mean: MemAgent and Dr. GRPO; mean_std: GRPO; leave_one_out: RLOO."""
+    aggregate: Literal["token", "segment", "trajectory", "prompt"] = "token"
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    overlong: OverlongConfig | None = None
+
+
+class LossConfig(Strict):
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_high: float = Field(0.2, ge=0)
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Bound c of the dual clip for negative advantages; None: off."""
+    kl_coef: float = Field(0.0, ge=0)
+    """k3 KL to the starting model, added to the loss; 0 keeps no reference model in memory."""
+    entropy_coef: float = 0.0
+    old_logprobs: Literal["sampler", "recompute"] = "sampler"
+    """Whose log-probabilities are the ratio's denominator."""
+    tis_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling: min(old / sampler, cap) weighs each token; needs old_logprobs=recompute."""
+
+    @model_validator(mode="after")
+    def _tis_needs_recompute(self) -> LossConfig:
+        if self.tis_cap is not None and self.old_logprobs != "recompute":
+            raise ValueError(
+                "loss.tis_cap has no meaning with loss.old_logprobs=sampler (the ratio would be 1): "
+                "set loss.old_logprobs=recompute or loss.tis_cap=null"
+            )
+        return self
+
+
+class OptimConfig(Strict):
+    learning_rate: float = Field(1e-6, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float | None = Field(1.0, gt=0)
+
+
+class SamplingConfig(Strict):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class EngineConfig(Strict):
+    threads: int = Field(1, ge=1)
+    """CPU threads of one process. One where the cores are shared: two collapse under other load."""
+    batch_slots: int = Field(128, ge=1)
+    """Sequences the sampler decodes at once."""
+    prefill_tokens: int = Field(8192, ge=1)
+    """Prompt tokens (padding included) of one prefill call."""
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Tokens (padding included) of one forward and backward pass of the learner."""
+
+
+class TrainConfig(Strict):
+    steps: int = Field(100, ge=1)
+    """Rollout batches."""
+    prompts_per_step: int = Field(8, ge=1)
+    group_size: int = Field(16, ge=1)
+    optimizer_steps: int = Field(1, ge=1)
+    """Optimiser steps per rollout batch: mini-batches are made of whole groups, their number is fixed."""
+    save_every: int = Field(20, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    eval_every: int | None = Field(None, ge=1)
+    eval_problems: int = Field(64, ge=1)
+    record_every: int = Field(1, ge=1)
+    """Write the trajectories of every so many steps."""
+    episode_timeout_s: float | None = Field(None, gt=0)
+    sampler_retries: int = Field(2, ge=0)
+
+
+class LoggingConfig(Strict):
+    sinks: tuple[Literal["console", "jsonl", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
+    project: str = "palimpsest"
+
+
+class RunConfig(Strict):
+    recipe: str = "custom"
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    policy: PolicyConfig = PolicyConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    credit: CreditConfig = CreditConfig()
+    loss: LossConfig = LossConfig()
+    optim: OptimConfig = OptimConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    eval_sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    engine: EngineConfig = EngineConfig()
+    train: TrainConfig = TrainConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> RunConfig:
+        if self.train.optimizer_steps > self.train.prompts_per_step:
+            raise ValueError(
+                f"train.optimizer_steps={self.train.optimizer_steps} exceeds train.prompts_per_step="
+                f"{self.train.prompts_per_step}: every optimiser step needs at least one whole group"
+            )
+        if self.credit.baseline == "leave_one_out" and self.train.group_size < 2:
+            raise ValueError("credit.baseline=leave_one_out needs train.group_size of at least 2")
+        if self.data.curriculum is not None and self.data.source != "synthetic":
+            raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")
+        return self

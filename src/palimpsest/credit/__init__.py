@@ -1,0 +1,1 @@
+"""From grades to the advantage and weight of every trained token."""

@@ -1,0 +1,1 @@
+"""Problems: readers of published formats, long-context assembly, the synthetic default."""

@@ -1,0 +1,1 @@
+"""Sampler and learner in this process: PyTorch on a CPU or one GPU, weights shared."""

@@ -1,0 +1,54 @@
+"""Errors a user meets. Each message is one line that names the file, key or id, the value and the fix.
+
+The command line prints the message alone and exits with 2; anything else that escapes is a bug and keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PalimpsestError(Exception):
+    """Base of every error that the user can fix."""
+
+
+class ConfigError(PalimpsestError):
+    """A recipe or an override is wrong: unknown key, value out of range, combination without a meaning."""
+
+
+class DataError(PalimpsestError):
+    """A data file is missing, cut short or lacks a column; or a problem breaks a budget."""
+
+
+class ModelError(PalimpsestError):
+    """A model folder can't be used: no weights, no tokenizer, a context shorter than the budgets need."""
+
+
+class RunError(PalimpsestError):
+    """A run folder can't be used: it exists, is locked by another process, or belongs to another configuration."""
+
+
+class CheckpointError(PalimpsestError):
+    """No checkpoint verifies, or one does not belong to this run."""
+
+
+class PromptTooLong(PalimpsestError):
+    """A prompt plus its completion budget exceeds the model's context window."""
+
+
+class SamplerError(PalimpsestError):
+    """The sampler could not complete a request; the episode ends as `Outcome.SAMPLER_FAILED`."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name closest to `name` as a hint for an error message, or an empty string.
+
+    >>> nearest("learning_rte", ["learning_rate", "seed"])
+    '; did you mean learning_rate?'
+    >>> nearest("zzz", ["learning_rate", "seed"])
+    ''
+    """
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,0 +1,1 @@
+"""Evaluation runs, logs, reports and plots."""

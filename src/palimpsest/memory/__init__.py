@@ -1,0 +1,1 @@
+"""Memory policies: each decides what the next prompt is, and nothing else."""

@@ -1,0 +1,1 @@
+"""Grades: string matchers over one extraction code, for training and evaluation alike."""

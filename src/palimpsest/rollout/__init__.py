@@ -1,0 +1,1 @@
+"""Episodes and groups, retries and time limits, segments, the record on disk."""

@@ -1,0 +1,1 @@
+"""The loop, the loss, supervised cold start, checkpoints."""

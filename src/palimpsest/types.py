@@ -1,0 +1,186 @@
+"""The vocabulary of palimpsest. Standard library only; every noun is defined once, here.
+
+An episode is a list of turns; a turn is one model call kept exactly as it happened. Axis letters in docstrings:
+P prompt tokens, T tokens of a completion or a segment.
+
+Guaranteed: every value here is immutable. Not covered: validation of user input, which happens where it enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class StopReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last of `token_ids` and is trained."""
+    LENGTH = "length"
+    """`max_tokens` were sampled."""
+    ABORTED = "aborted"
+    """The request was cancelled; the tokens so far are kept."""
+
+
+class Outcome(StrEnum):
+    """The named end of an episode. Every episode has exactly one."""
+
+    ANSWERED = "answered"
+    """The policy finished and gave an answer text (which may still be wrong, or hold no extractable answer)."""
+    ANSWER_TRUNCATED = "answer_truncated"
+    """The answer turn ran out of its token budget."""
+    OUT_OF_TURNS = "out_of_turns"
+    """The policy used up its turns before answering."""
+    OUT_OF_CONTEXT = "out_of_context"
+    """A prompt and its budget did not fit the model's window."""
+    EMPTY_CONTEXT = "empty_context"
+    """The problem has no document to read."""
+    SAMPLER_FAILED = "sampler_failed"
+    """The sampler gave up on a request: ungraded, never a zero."""
+    TIMED_OUT = "timed_out"
+    """The episode exceeded its time limit: ungraded, never a zero."""
+    POLICY_FAILED = "policy_failed"
+    """The policy's own code raised: ungraded; the error is an event."""
+
+    @property
+    def gradable(self) -> bool:
+        """Whether the agent itself brought this end about, so that a grade is meaningful."""
+        return self not in _UNGRADABLE
+
+
+_UNGRADABLE = frozenset({Outcome.SAMPLER_FAILED, Outcome.TIMED_OUT, Outcome.POLICY_FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its gold answers."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    """One or more golds; any of them is right unless the reward says otherwise."""
+    context: str | None = None
+    """The long document; None for search problems."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What the data knows besides, e.g. `evidence` (texts an answer needs), `num_docs`, `hops`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is drawn."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+    """Key of this request's random draws: token t of it depends on (seed, t) alone, not on the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the model sampled, token for token."""
+
+    token_ids: tuple[int, ...]
+    """[T] sampled ids, the stop token included if one was sampled."""
+    logprobs: tuple[float, ...]
+    """[T] nats; the sampler's log-probability of each id at the sampling temperature, before top-p."""
+    stop_reason: StopReason
+    policy_version: int = 0
+    """Number of optimiser steps the sampling weights had seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call as it happened."""
+
+    prompt_ids: tuple[int, ...]
+    """[P] every token the model saw."""
+    completion: Completion
+    step: int
+    """0-based index of the call in its episode."""
+    name: str
+    """What the call was for: read, answer, act."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """Small facts for metrics and the viewer, e.g. memory_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened between turns: recall, prune, truncation, tool error."""
+
+    kind: str
+    step: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode from beginning to end."""
+
+    problem_id: str
+    group_id: str
+    """The trajectories of one problem in one batch share it; group statistics are over it."""
+    rollout: int
+    """0-based index in the group."""
+    turns: tuple[Turn, ...]
+    outcome: Outcome
+    answer: str | None = None
+    """Decoded text of the answer turn, None if the episode never got there."""
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A reward, or the reason why there is none."""
+
+    value: float | None
+    """None means ungraded: left out of group statistics and counted, never a zero."""
+    reason: str | None = None
+    """Why it is ungraded."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """The parts `value` is made of, and metrics beside it (exact match, F1...)."""
+    per_turn: tuple[float, ...] | None = None
+    """[turns] state rewards where a method defines them."""
+
+    @property
+    def graded(self) -> bool:
+        return self.value is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A maximal run of turns in which every prompt extends the one before: one row to train.
+
+    For turns P1 C1 and P2 = P1 C1 T1, then C2, `token_ids` is P1 C1 T1 C2 and only C1 and C2 are trained.
+    """
+
+    token_ids: tuple[int, ...]
+    """[T]"""
+    loss_mask: tuple[bool, ...]
+    """[T] True where the token was sampled in this segment; it is trained here and nowhere else."""
+    logprobs: tuple[float, ...]
+    """[T] nats, the sampler's; 0.0 where `loss_mask` is False."""
+    turn_index: tuple[int, ...]
+    """[T] index of the turn that sampled the token; -1 where `loss_mask` is False."""
+    parent: int | None = None
+    """Index in the trajectory's list of the earlier segment with the longest common prefix."""
+    shared_length: int = 0
+    """Tokens this segment has in common with `parent`, from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One problem, its trajectories and their grades, in rollout order."""
+
+    problem: Problem
+    trajectories: tuple[Trajectory, ...]
+    grades: tuple[Grade, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.trajectories) != len(self.grades):
+            raise ValueError(f"group {self.problem.id}: {len(self.trajectories)} trajectories, {len(self.grades)} grades")
