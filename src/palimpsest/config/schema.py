@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class ModelConfig(Strict):
@@ -164,6 +164,20 @@ class TrainConfig(Strict):
     sampler_retries: int = Field(2, ge=0)
 
 
+class EvaluationConfig(Strict):
+    """What `quickstart` measures on held-out synthetic documents after training."""
+
+    multiples: tuple[int, ...] = (1, 16, 64, 256)
+    """Document lengths, as multiples of the training length."""
+    problems: int = Field(64, ge=1)
+    """Problems per length."""
+    baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Other policies to play on the trained weights, by the name the report gives them."""
+    processes: int = Field(2, ge=1)
+    """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
+    it decides which sequences are batched together, so that results repeat."""
+
+
 class LoggingConfig(Strict):
     sinks: tuple[Literal["console", "jsonl", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
     project: str = "palimpsest"
@@ -183,6 +197,7 @@ class RunConfig(Strict):
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
@@ -195,5 +210,7 @@ class RunConfig(Strict):
         if self.credit.baseline == "leave_one_out" and self.train.group_size < 2:
             raise ValueError("credit.baseline=leave_one_out needs train.group_size of at least 2")
         if self.data.curriculum is not None and self.data.source != "synthetic":
-            raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")
+            raise ValueError(
+                "data.curriculum sets the length of synthetic documents: data.source must be synthetic"
+            )
         return self

@@ -61,6 +61,14 @@ class Learner(Protocol):
         """Optimiser steps taken."""
         ...
 
+    def prepare(self, batches: Sequence[StepBatch]) -> None:
+        """Called once per rollout batch with all its optimiser steps, before the first `forward_backward`.
+
+        Where the loss takes its old log-probabilities from the learner (`loss.old_logprobs=recompute`), they are
+        computed here, with the weights as they now are. Batches are known again by identity.
+        """
+        ...
+
     def forward_backward(self, batch: StepBatch) -> Stats:
         """Accumulate the gradient of one optimiser step, in micro-batches bounded by tokens."""
         ...

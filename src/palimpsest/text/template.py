@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from palimpsest.errors import ConfigError
@@ -45,7 +46,8 @@ class Template:
         return ids
 
 
-def user_turn(codec: Codec, message: str, slots: Sequence[str], **chat_options: Any) -> Template:
+@lru_cache(maxsize=256)
+def user_turn(codec: Codec, message: str, slots: tuple[str, ...], **chat_options: Any) -> Template:
     """Template of one user message followed by the model's turn to speak.
 
     `slots` are the names that must occur in `message`, each exactly once as `{name}`; other braces are text.
@@ -53,7 +55,7 @@ def user_turn(codec: Codec, message: str, slots: Sequence[str], **chat_options: 
     """
     found = [name for name in _SLOT.findall(message) if name in slots]
     if sorted(found) != sorted(slots):
-        wanted = ", ".join("{%s}" % name for name in slots)
+        wanted = ", ".join("{" + name + "}" for name in slots)
         raise ConfigError(f"prompt template must hold each of {wanted} exactly once, it has {found}: {message!r:.80}")
     marked = _SLOT.sub(lambda m: _MARK % m[1] if m[1] in slots else m[0], message)
     if getattr(codec.tokenizer, "chat_template", None):

@@ -1,0 +1,64 @@
+"""Budgets of a shipped policy for a model whose window is small, so that any data file can be played on any model.
+
+Only options that nobody set are chosen: by the recipe made for small models where the window is below
+`SMALL_WINDOW`, by the policy's published defaults elsewhere; then `question_tokens` grows to the longest question and
+`chunk_size` shrinks to what is left. What was chosen is part of the evaluation's identity and is printed.
+Not covered: policies without these options, which are taken as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import PolicyConfig
+from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
+
+SMALL_WINDOW = 4096
+SMALL_RECIPE = "memagent-quickstart"
+
+
+def fitted(
+    config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int
+) -> PolicyConfig:
+    """`config` with the options it leaves open chosen for these problems and this window."""
+    options = dict(config.options)
+    if max_context < SMALL_WINDOW:
+        options = {**_small_options(config.name), **options}
+    chosen = PolicyConfig(name=config.name, options=options)
+    known = _option_names(config.name)
+    if "question_tokens" in known and "question_tokens" not in config.options:
+        longest = max((len(codec.encode(problem.question)) for problem in problems), default=0)
+        chosen = _with(chosen, question_tokens=max(longest, _value(chosen, "question_tokens")))
+    if "chunk_size" in known and "chunk_size" not in config.options:
+        over = build_policy(chosen).required_context(codec) - max_context  # type: ignore[attr-defined]
+        size = _value(chosen, "chunk_size")
+        if 0 < over < size:
+            chosen = _with(chosen, chunk_size=size - over)
+    return chosen
+
+
+def _small_options(name: str) -> dict[str, Any]:
+    """Options of the first policy of this name in the small models' recipe."""
+    recipe = load_recipe(SMALL_RECIPE)
+    for policy in (recipe.policy, *recipe.evaluation.baselines.values()):
+        if policy.name == name:
+            return dict(policy.options)
+    return {}
+
+
+def _option_names(name: str) -> set[str]:
+    cls = policy_class(name)
+    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+
+
+def _value(config: PolicyConfig, option: str) -> int:
+    return int(getattr(build_policy(config), option))
+
+
+def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
+    return PolicyConfig(name=config.name, options={**config.options, **options})

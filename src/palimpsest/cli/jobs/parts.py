@@ -1,0 +1,45 @@
+"""Building what a configuration names: engine, policy, grader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.build import Engine, build_engine, set_threads
+from palimpsest.engines.embedded.learner import EmbeddedLearner
+from palimpsest.engines.embedded.model import load_model, model_path
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import build_policy
+from palimpsest.reward.grader import Grader, build_grader
+from palimpsest.text.codec import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    engine: Engine
+    policy: MemoryPolicy
+    grader: Grader
+
+
+def build_parts(config: RunConfig, *, train: bool = True) -> Parts:
+    """Cheap parts first, so that a wrong option is named before a model is loaded."""
+    policy, grader = policy_of(config), build_grader(config.reward)
+    return Parts(build_engine(config, train=train), policy, grader)
+
+
+def supervised_learner(config: RunConfig) -> EmbeddedLearner:
+    """A learner that imitates, on the configured model."""
+    set_threads(config.engine.threads)
+    return EmbeddedLearner(
+        load_model(config.model),
+        optim=config.optim,
+        objective="nll",
+        micro_batch_tokens=config.engine.micro_batch_tokens,
+        total_steps=config.train.steps,
+        tokenizer=Codec.load(model_path(config.model)).tokenizer,
+    )
+
+
+def policy_of(config: RunConfig) -> MemoryPolicy:
+    """The configured policy; ConfigError if an option is wrong."""
+    return build_policy(config.policy)

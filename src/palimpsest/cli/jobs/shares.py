@@ -1,0 +1,218 @@
+"""Evaluation shared between processes, each with an engine of its own.
+
+A share is every n-th problem of some sets. How problems are dealt out, and so which sequences are batched together,
+depends on the configuration alone, never on which process is faster: the same configuration gives the same answers.
+
+Guaranteed: a share that was interrupted goes on where its log ends; a helper ends with its parent, however that
+ends; an error in a helper is raised in the parent.
+Not covered: more processes than cores, which is slower and nothing worse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from palimpsest.cli.jobs.evaluation import longest_first, measure_memory, weights_fingerprint
+from palimpsest.config.load import parse_config
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.data.source import build_source
+from palimpsest.engines.embedded.build import build_engine
+from palimpsest.engines.embedded.model import model_path
+from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.evaluate.run import Arena, EvalSet, Measure, evaluate_sets
+from palimpsest.evaluate.samples import SAMPLES, Sample, read_samples
+from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.reward.grader import build_grader
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory
+
+_PATIENCE_S = 5.0  # for a helper to end by itself
+_MEASURED_TURNS = 100  # reading every prompt of longer episodes would cost more than playing them
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Share `index` of `count` of an evaluation of some policies on one set of weights."""
+
+    config: str
+    """The run configuration as YAML."""
+    model: str
+    policies: tuple[str, ...]
+    """`agent...` for the configured policy, otherwise names of `evaluation.baselines`."""
+    folder: Path
+    index: int
+    count: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"share-{self.index + 1}-of-{self.count}"
+
+    def episodes(self, config: RunConfig) -> int:
+        """Episodes to play, finished ones included."""
+        each = len(range(self.index, config.evaluation.problems, self.count))
+        return each * len(self.policies) * len(config.evaluation.multiples)
+
+
+def training_chunks(config: RunConfig) -> int:
+    """Longest document of training."""
+    curriculum = config.data.curriculum
+    return curriculum.chunks[-1] if curriculum else config.data.synthetic.chunks
+
+
+def set_name(policy: str, multiple: int) -> str:
+    return f"{policy}@{multiple}"
+
+
+def play_share(share: Share, on_episode: Callable[[], None]) -> None:
+    """Play what the share's log does not hold yet."""
+    config = parse_config(share.config)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": share.model})})
+    engine = build_engine(config, train=False)
+    sets = longest_first(_sets(share, config))
+    for one in sets:
+        admit_all(one.policy, list(one.problems), engine.codec, engine.sampler.max_context)
+    arena = Arena(
+        sampler=engine.sampler,
+        codec=engine.codec,
+        grader=build_grader(config.reward),
+        sampling=config.eval_sampling,
+        key=(config.seed, "quickstart"),
+        measure=_measure(engine.codec),
+    )
+    concurrency = config.engine.batch_slots
+    identity = {
+        "weights": weights_fingerprint(model_path(config.model)),
+        "policies": {name: _policy(name, config).model_dump(mode="json") for name in share.policies},
+        "data": config.data.model_dump(mode="json"),
+        "evaluation": config.evaluation.model_dump(mode="json"),
+        "seed": config.seed,
+    }
+    asyncio.run(
+        evaluate_sets(
+            sets,
+            arena,
+            out=share.path,
+            concurrency=concurrency,
+            identity=identity,
+            on_progress=lambda _: on_episode(),
+        )
+    )
+
+
+def samples_of(shares: Sequence[Share]) -> dict[str, list[Sample]]:
+    """All samples of finished shares by the name of their set."""
+    found: dict[str, list[Sample]] = {}
+    for share in shares:
+        for sample in read_samples(share.path / SAMPLES)[0]:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def _sets(share: Share, config: RunConfig) -> list[EvalSet]:
+    source = build_source(config.data, split="eval")
+    sets = []
+    for multiple in config.evaluation.multiples:
+        chunks = multiple * training_chunks(config)
+        problems = source.problems(step=0, count=config.evaluation.problems, chunks=chunks)
+        for name in share.policies:
+            mine = problems[share.index :: share.count]
+            sets.append(EvalSet(set_name(name, multiple), mine, build_policy(_policy(name, config))))
+    return sets
+
+
+def _policy(name: str, config: RunConfig) -> PolicyConfig:
+    return config.evaluation.baselines.get(name, config.policy)
+
+
+def _measure(codec: Codec) -> Measure:
+    measure = measure_memory(codec)
+
+    def measured(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
+        return dict(measure(problem, trajectory, grade)) if len(trajectory.turns) <= _MEASURED_TURNS else {}
+
+    return measured
+
+
+class Helper:
+    """A second process that plays the shares it is handed, one after the other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork would copy the parent's torch threads in mid-air
+        self._inbox: Any = context.SimpleQueue()
+        self._results: Any = context.SimpleQueue()
+        self._count: Any = context.Value("l", 0)
+        self._handed = 0
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(self._inbox, self._results, self._count), daemon=True
+        )
+        self._process.start()
+
+    @property
+    def played(self) -> int:
+        """Episodes played so far, of all shares."""
+        return int(self._count.value)
+
+    def hand(self, share: Share) -> None:
+        """Queue a share."""
+        self._handed += 1
+        self._inbox.put(share)
+
+    def wait(self, on_wait: Callable[[], None], every_s: float = 0.5) -> None:
+        """Until all shares are played, calling `on_wait` meanwhile; raises what went wrong in the helper."""
+        while self._handed:
+            while not self._results.empty():
+                self._handed -= 1
+                if (failure := self._results.get()) is not None:
+                    raise failure
+            if self._handed and not self._process.is_alive():
+                raise RunError(
+                    f"a helper process ended with exit code {self._process.exitcode}: run again with --resume"
+                )
+            on_wait()
+            if self._handed:
+                self._process.join(every_s)
+
+    def stop(self) -> None:
+        """End the process, in the middle of a share if need be: its log stays usable."""
+        self._process.terminate()
+        self._process.join(_PATIENCE_S)
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(inbox: Any, results: Any, count: Any) -> None:
+    """The helper's life. An interrupt is the parent's to handle: it decides what becomes of a run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # not the default: locks of libraries are to be released
+    parent = multiprocessing.parent_process()
+
+    def on_episode() -> None:
+        with count.get_lock():
+            count.value += 1
+        if parent is not None and not parent.is_alive():
+            os._exit(1)  # nobody is left to read the results
+
+    while True:
+        share = inbox.get()
+        try:
+            play_share(share, on_episode)
+        except PalimpsestError as error:
+            results.put(error)
+        except Exception:  # noqa: BLE001  border of the process: the parent raises it, with the trace as its text
+            results.put(RuntimeError("in a helper process:\n" + traceback.format_exc()))
+        else:
+            results.put(None)

@@ -1,0 +1,96 @@
+"""`palimpsest train` and `palimpsest sft`: from a recipe to a run folder."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from palimpsest.cli.jobs.parts import Parts, build_parts, policy_of, supervised_learner
+from palimpsest.cli.jobs.show import note
+from palimpsest.cli.requests import TrainRequest
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.source import build_source
+from palimpsest.evaluate.run import evaluate
+from palimpsest.memory.registry import admit_all
+from palimpsest.train.driver import Evaluate, Finished
+from palimpsest.train.loggers import build_loggers
+from palimpsest.train.loop import Trainer
+from palimpsest.train.run_folder import RunFolder, open_run
+from palimpsest.train.sft import SupervisedTrainer, read_trajectories
+
+
+def run_training(request: TrainRequest) -> Finished:
+    """Train to the end or to the first signal."""
+    config = request.config
+    policy_of(config)  # a wrong option is refused before a folder is made or a model is loaded
+    with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
+        finished = train_in(folder, config)
+    again = (
+        f"; palimpsest train {request.recipe} --out {request.out} --resume goes on"
+        if finished.interrupted
+        else ""
+    )
+    note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}{again}")
+    return finished
+
+
+def train_in(folder: RunFolder, config: RunConfig) -> Finished:
+    """Train `config` in an open run folder."""
+    parts = build_parts(config)
+    source = build_source(config.data, split="train")
+    first = source.problems(step=1, count=config.train.prompts_per_step)
+    admit_all(parts.policy, first, parts.engine.codec, parts.engine.sampler.max_context)
+    assert parts.engine.learner is not None
+    trainer = Trainer(
+        config=config,
+        folder=folder,
+        codec=parts.engine.codec,
+        sampler=parts.engine.sampler,
+        learner=parts.engine.learner,
+        policy=parts.policy,
+        source=source,
+        grader=parts.grader,
+        loggers=build_loggers(config, folder),
+        evaluate=_evaluation(config, parts) if config.train.eval_every else None,
+    )
+    return asyncio.run(trainer.run())
+
+
+def _evaluation(config: RunConfig, parts: Parts) -> Evaluate:
+    """The hook that measures held-out problems every `train.eval_every` steps."""
+    source = build_source(config.data, split="eval")
+    problems = source.problems(step=0, count=config.train.eval_problems)
+    admit_all(parts.policy, problems, parts.engine.codec, parts.engine.sampler.max_context)
+
+    async def measure(step: int) -> dict[str, float]:
+        summary = await evaluate(
+            problems=problems,
+            policy=parts.policy,
+            sampler=parts.engine.sampler,
+            codec=parts.engine.codec,
+            grader=parts.grader,
+            sampling=config.eval_sampling,
+            key=(config.seed, "eval"),
+            concurrency=config.engine.batch_slots,
+        )
+        accuracy = {} if summary.accuracy.mean is None else {"accuracy": summary.accuracy.mean}
+        return {**accuracy, **summary.metrics, "ungraded": float(summary.ungraded)}
+
+    return measure
+
+
+def run_sft(request: TrainRequest, records: Path, min_grade: float | None) -> Finished:
+    """Imitate recorded trajectories; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+    config = request.config
+    trajectories = read_trajectories(records, min_grade=min_grade, warn=note)
+    with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
+        trainer = SupervisedTrainer(
+            config=config,
+            folder=folder,
+            learner=supervised_learner(config),
+            trajectories=trajectories,
+            loggers=build_loggers(config, folder),
+        )
+        finished = asyncio.run(trainer.run())
+    note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}")
+    return finished

@@ -1,0 +1,78 @@
+"""`palimpsest`: the commands, and the border at which errors become one line.
+
+Guaranteed: an error the user can fix prints one red line per problem on stderr, without a traceback, and exits with
+2; an interrupt exits with 130; anything else is a bug and keeps its traceback. `palimpsest --help` imports neither
+torch, transformers, matplotlib nor pyarrow.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import NoReturn
+
+import typer
+
+from palimpsest.cli import bench, data, evaluate, model, quickstart, recipes, train
+from palimpsest.errors import PalimpsestError
+
+_USER_ERRNO = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
+
+app = typer.Typer(
+    help="Train, with reinforcement learning, and evaluate language-model agents that manage their own memory.",
+    epilog="Begin with: palimpsest quickstart --out runs/quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("quickstart", short_help="Train on a CPU in minutes, evaluate, report.")(quickstart.quickstart)
+app.command("train", short_help="Reinforcement learning from a recipe.")(train.train)
+app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
+app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
+app.command("check", short_help="Try a memory policy against the contract.")(model.check)
+app.command("base-model")(model.base_model)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app(standalone_mode=True)
+    except PalimpsestError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except OSError as error:
+        if error.errno not in _USER_ERRNO:
+            raise
+        _fail(f"{error.filename or 'output'}: {error.strerror}", 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    for line in message.splitlines() or [""]:
+        typer.secho(f"error: {printable(line)}", fg="red", err=True)
+    sys.exit(code)
+
+
+def printable(text: str) -> str:
+    """`text` with control characters escaped: a message may quote a document or a model.
+
+    >>> printable("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+if __name__ == "__main__":
+    main()

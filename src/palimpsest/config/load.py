@@ -1,0 +1,170 @@
+"""Recipes and overrides: YAML in, one typed `RunConfig` out.
+
+    load_recipe("memagent-7b", ["train.steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
+
+Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
+refused in one line that names key, value and what is allowed; `parse_config(dump_config(c)) == c`.
+Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
+Not covered: the options of a memory policy, which the policy checks when it is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from palimpsest.config.explain import explain, section_of
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError, nearest
+
+_FLOAT = re.compile(
+    r"^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\d[\d_]*[eE][-+]?\d+$"
+    r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+)
+_INT = re.compile(r"^[-+]?(0|[1-9][\d_]*)$")
+_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's numbers and booleans, refusing a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key} given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:bool")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_REPLACED[1], _INT, list("-+0123456789"))
+_Loader.add_implicit_resolver(_REPLACED[0], _FLOAT, list("-+.0123456789"))
+_Loader.add_implicit_resolver(_REPLACED[2], _BOOL, list("tTfF"))
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper with lists on one line and sections in blocks."""
+
+
+_Dumper.add_representer(
+    list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+)
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes inside the package."""
+    folder = resources.files("palimpsest") / "recipes"
+    return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_text(name_or_path: str) -> str:
+    """The YAML of a shipped recipe, or of a file.
+
+    Raises ConfigError if there is neither.
+    """
+    names = recipe_names()
+    if name_or_path in names:
+        return (resources.files("palimpsest") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
+    path = Path(name_or_path)
+    if not path.is_file():
+        hint = nearest(name_or_path, names) or f"; shipped recipes: {', '.join(names)}"
+        raise ConfigError(f"recipe {name_or_path}: neither a shipped recipe nor a YAML file{hint}")
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path}: can't be read as UTF-8 text ({error})") from None
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a shipped recipe or a YAML file with `a.b=c` overrides applied in order."""
+    return parse_config(recipe_text(name_or_path), name=name_or_path, overrides=overrides)
+
+
+def parse_config(text: str, *, name: str = "config", overrides: Sequence[str] = ()) -> RunConfig:
+    """`load_recipe` for YAML that is already text; `name` is what error messages call it."""
+    values = _mapping(text, name)
+    values.setdefault("recipe", Path(name).stem)
+    given = {}
+    for override in overrides:
+        key, value = split_override(override)
+        _put(values, key, value)
+        given[key] = override
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, source=name, overrides=given)) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML from which `parse_config` makes the same configuration again."""
+    return yaml.dump(
+        config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
+    )
+
+
+def split_override(override: str) -> tuple[str, Any]:
+    """Dotted key and YAML value of one override.
+
+    >>> split_override("train.steps=10")
+    ('train.steps', 10)
+    >>> split_override("optim.learning_rate=1e-6")
+    ('optim.learning_rate', 1e-06)
+    >>> split_override("data.curriculum.chunks=[1, 2]")
+    ('data.curriculum.chunks', [1, 2])
+    """
+    key, equals, value = override.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"override {override}: expected key=value with a dotted key, e.g. train.steps=10")
+    try:
+        return key, yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override}: the value is not YAML ({_first_line(error)})") from None
+
+
+def _mapping(text: str, name: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"recipe {name}: not valid YAML ({_first_line(error)})") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(
+            f"recipe {name}: expected sections such as `train:` at the top, got {type(values).__name__}"
+        )
+    return values
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, opening sections that are missing or null."""
+    *sections, leaf = key.split(".")
+    node = values
+    for depth, section in enumerate(sections):
+        child = node.get(section)
+        if child is None:
+            child = node[section] = {}
+        if not isinstance(child, dict):
+            name = ".".join(sections[: depth + 1])
+            raise ConfigError(f"override {key}={value}: {name} is a value ({child!r}), not a section")
+        node = child
+    if isinstance(value, dict) and isinstance(node.get(leaf), dict) and section_of(key) is not None:
+        node[leaf] = {**node[leaf], **value}  # {a: 1} for a section changes what it names and keeps the rest
+    else:
+        node[leaf] = value
+
+
+def _first_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"

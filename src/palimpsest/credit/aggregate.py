@@ -1,0 +1,88 @@
+"""How trained tokens are weighed against each other: the four meanings of `aggregate`.
+
+The loss of an optimiser step is the sum over its trained tokens of w * L, and w is, with the counts taken
+over the whole step, never over a rank or a micro-batch:
+
+    token        1 / (tokens of the step)                       MemAgent; the token mean of DAPO's code
+    segment      1 / (segments * tokens of the segment)         GRPO's sequence mean over rows, as verl has it
+    trajectory   1 / (trajectories * tokens of the trajectory)  GRPO's sample mean (arXiv 2402.03300, eq. 3)
+    prompt       1 / (groups * tokens of the group)             DAPO's eq. 8 in each group, then the mean over
+                                                                groups: ScaleRL (arXiv 2510.13786)
+
+All weights of a step add up to 1. Under `token` and `segment` an agent that fractures more often, or writes
+more, pulls harder; under `trajectory` it pulls once. Not offered: division by a constant (Dr. GRPO, arXiv
+2503.20783), which is `token` with a step size that grows with the tokens of the step.
+
+Guaranteed: a segment without a trained token weighs nothing and counts nowhere, nor does a trajectory or a
+group that has no other; under `trajectory` and `prompt` the weights don't depend on how tokens are cut into
+segments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from palimpsest.engines.protocol import TrainSegment
+from palimpsest.types import Segment
+
+Aggregate = Literal["token", "segment", "trajectory", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedSegment:
+    """A segment, the advantage of each token, and whom it belongs to."""
+
+    segment: Segment
+    advantages: tuple[float, ...]
+    """[T]"""
+    trajectory: Hashable
+    """Any key, the same for all segments of one trajectory and for no others of the step."""
+    group: Hashable
+    """Any key, the same for all segments of one group."""
+
+
+def weigh(rows: Sequence[CreditedSegment], aggregate: Aggregate) -> tuple[TrainSegment, ...]:
+    """The segments of one optimiser step with their weights, in order.
+
+    Two trajectories of one group, one with two segments of 1 and 3 tokens, the other with one of 2:
+
+    >>> def row(tokens, trajectory):
+    ...     ids, mask = (0,) * (1 + tokens), (False,) + (True,) * tokens
+    ...     segment = Segment(ids, mask, (0.0,) * len(ids), (-1,) + (0,) * tokens)
+    ...     return CreditedSegment(segment, (1.0,) * len(ids), trajectory, "g")
+    >>> rows = [row(1, "a"), row(3, "a"), row(2, "b")]
+    >>> modes = ("token", "segment", "trajectory")
+    >>> {mode: [round(s.weights[-1], 3) for s in weigh(rows, mode)] for mode in modes}
+    {'token': [0.167, 0.167, 0.167], 'segment': [0.333, 0.111, 0.167], 'trajectory': [0.125, 0.125, 0.25]}
+    """
+    keys = [_key(number, row, aggregate) for number, row in enumerate(rows)]
+    counts = [sum(row.segment.loss_mask) for row in rows]
+    tokens: Counter[Hashable] = Counter()
+    for key, count in zip(keys, counts, strict=True):
+        if count:
+            tokens[key] += count
+    return tuple(
+        _weighted(row, 1.0 / (len(tokens) * tokens[key]) if count else 0.0)
+        for row, key, count in zip(rows, keys, counts, strict=True)
+    )
+
+
+def _key(number: int, row: CreditedSegment, aggregate: Aggregate) -> Hashable:
+    """Which unit a row's tokens share equally; every unit of a step weighs the same."""
+    match aggregate:
+        case "token":
+            return None
+        case "segment":
+            return number
+        case "trajectory":
+            return row.trajectory
+        case "prompt":
+            return row.group
+
+
+def _weighted(row: CreditedSegment, weight: float) -> TrainSegment:
+    weights = tuple(weight if trained else 0.0 for trained in row.segment.loss_mask)
+    return TrainSegment(row.segment, row.advantages, weights)

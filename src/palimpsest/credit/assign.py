@@ -1,0 +1,160 @@
+"""From groups of graded trajectories to the batches of a fixed number of optimiser steps.
+
+    rewards (overlong penalty taken off) -> advantage of every trajectory (baseline, per group)
+        -> advantage of every token -> weight of every token (aggregate, per optimiser step)
+
+Guaranteed: each trajectory counts once in its group's statistics, however many segments it has; an ungraded
+one is left out of statistics and training, and counted; where that leaves a single one of several, it gets
+advantage 0, as there is nothing to compare it with; mini-batches are whole groups, in order, their sizes
+differing by one at most; always exactly `optimizer_steps` batches come back. Where fewer groups than steps
+are left, the last batches have no segments: the loop skips those steps (a step on a zero gradient would still
+move the weights, by momentum and decay).
+
+Not covered: playing other groups in place of dropped ones (the training loop), and per-turn state rewards
+(`Grade.per_turn`): `_turn_advantages` is where they join the outcome's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from palimpsest.config.schema import CreditConfig
+from palimpsest.credit import leave_one_out, mean, mean_std, overlong
+from palimpsest.credit.aggregate import CreditedSegment, weigh
+from palimpsest.credit.dynamic import comparable, graded_rewards, has_signal, partition
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.rollout.segments import segments_of
+from palimpsest.types import Group, Segment
+
+_BASELINES = {
+    "mean": mean.advantages,
+    "mean_std": mean_std.advantages,
+    "leave_one_out": leave_one_out.advantages,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Credited:
+    """A group with its trajectories' segments."""
+
+    group: Group
+    advantages: tuple[float | None, ...]
+    """[G] of each trajectory; None where ungraded."""
+    rows: tuple[CreditedSegment, ...]
+
+
+def assign(groups: Sequence[Group], config: CreditConfig, optimizer_steps: int) -> tuple[StepBatch, ...]:
+    """Exactly `optimizer_steps` batches, each weighed as a whole.
+
+    Each batch's metrics are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
+    before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured; and counts:
+    `groups_sum`, `groups_with_signal_sum`, `trajectories_sum` (graded), `ungraded_sum`, `segments_sum`,
+    `trained_tokens_sum`. What gave no segments at all is counted in the first batch, so that counts add up
+    over the batches: `groups_dropped_sum` (by dynamic sampling), `groups_untrainable_sum` (nothing graded, or
+    nothing sampled).
+    """
+    if optimizer_steps < 1:
+        raise ValueError(f"optimizer_steps={optimizer_steps}: at least 1")
+    kept, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
+    credited = [_credit(group, number, config) for number, group in enumerate(kept)]
+    trainable = [one for one in credited if one.rows]
+    untrainable = [one.group for one in credited if not one.rows]
+    batches = [_batch(part, config) for part in _whole_groups(trainable, optimizer_steps)]
+    batches[0] = StepBatch(batches[0].segments, _add_left_out(batches[0].metrics, dropped, untrainable))
+    return tuple(batches)
+
+
+def _credit(group: Group, number: int, config: CreditConfig) -> _Credited:
+    advantages = _advantages(group, config)
+    rows: list[CreditedSegment] = []
+    for place, (trajectory, advantage) in enumerate(zip(group.trajectories, advantages, strict=True)):
+        if advantage is None:
+            continue
+        per_turn = _turn_advantages(advantage, len(trajectory.turns))
+        rows += [
+            CreditedSegment(segment, _spread(segment, per_turn), (number, place), number)
+            for segment in segments_of(trajectory)
+        ]
+    return _Credited(group, advantages, tuple(rows))
+
+
+def _advantages(group: Group, config: CreditConfig) -> tuple[float | None, ...]:
+    """[G] advantage of each trajectory, None where ungraded; 0 where the group has nothing to compare."""
+    rewards = _rewards(group, config)
+    known = [reward for reward in rewards if reward is not None]
+    if comparable(group) and (len(known) == 1 or min(known) != max(known)):
+        shares = iter(_BASELINES[config.baseline](known))
+    else:
+        shares = iter([0.0] * len(known))  # exactly 0, where a rounded mean would leave a rest
+    return tuple(None if reward is None else next(shares) for reward in rewards)
+
+
+def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
+    """[G] rewards with the overlong penalty taken off, None where ungraded."""
+    rewards = [grade.value for grade in group.grades]
+    if config.overlong is None:
+        return rewards
+    return [
+        None if reward is None else reward - overlong.penalty(trajectory, config.overlong)
+        for reward, trajectory in zip(rewards, group.trajectories, strict=True)
+    ]
+
+
+def _turn_advantages(advantage: float, turns: int) -> tuple[float, ...]:
+    """[turns] advantages of a trajectory's turns: the outcome's, for all alike."""
+    return (advantage,) * turns
+
+
+def _spread(segment: Segment, per_turn: Sequence[float]) -> tuple[float, ...]:
+    """[turns] advantages to [T], 0.0 where nothing is trained."""
+    return tuple(per_turn[turn] if turn >= 0 else 0.0 for turn in segment.turn_index)
+
+
+def _whole_groups(credited: list[_Credited], parts: int) -> list[list[_Credited]]:
+    """Contiguous parts, the longer ones first and empty ones last."""
+    size, longer = divmod(len(credited), parts)
+    starts = [part * size + min(part, longer) for part in range(parts + 1)]
+    return [credited[start:stop] for start, stop in pairwise(starts)]
+
+
+def _batch(credited: list[_Credited], config: CreditConfig) -> StepBatch:
+    segments = weigh([row for one in credited for row in one.rows], config.aggregate)
+    rewards = [reward for one in credited for reward in graded_rewards(one.group)]
+    metrics = {
+        "groups_sum": float(len(credited)),
+        "groups_with_signal_sum": float(sum(has_signal(one.group) for one in credited)),
+        "trajectories_sum": float(len(rewards)),
+        "ungraded_sum": float(sum(_ungraded(one.group) for one in credited)),
+        "segments_sum": float(len(segments)),
+        "trained_tokens_sum": float(sum(sum(one.segment.loss_mask) for one in segments)),
+    }
+    if not credited:
+        return StepBatch(segments, metrics)  # an average over nothing is left out rather than 0
+    advantages = [abs(share) for one in credited for share in one.advantages if share is not None]
+    metrics |= {
+        "reward_mean": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        "advantage_abs_mean": fmean(advantages),
+    }
+    if config.overlong is not None:
+        metrics["overlong_penalty_mean"] = fmean(rewards) - fmean(
+            reward for one in credited for reward in _rewards(one.group, config) if reward is not None
+        )
+    return StepBatch(segments, metrics)
+
+
+def _add_left_out(metrics: Mapping[str, float], dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:
+    ungraded = sum(_ungraded(group) for group in (*dropped, *untrainable))
+    return {
+        **metrics,
+        "ungraded_sum": metrics["ungraded_sum"] + ungraded,
+        "groups_dropped_sum": float(len(dropped)),
+        "groups_untrainable_sum": float(len(untrainable)),
+    }
+
+
+def _ungraded(group: Group) -> int:
+    return sum(not grade.graded for grade in group.grades)

@@ -1,0 +1,132 @@
+"""Long contexts out of paragraphs: a question's gold paragraphs among distractors from a corpus.
+
+A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAgent's layout). Which distractors, and
+in what order, is drawn from a generator keyed by (seed, problem id); MemAgent's own script shuffles every sample with
+the same permutation, which ties a paragraph's place in the file to its place in every context.
+
+Guaranteed: every gold paragraph is in the context; its position is uniform and independent between problems; the
+same (record, corpus, documents, seed) gives the same bytes.
+Not covered: a distractor that happens to answer the question; near-duplicate paragraphs (only equal ones are merged).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from palimpsest.errors import DataError
+from palimpsest.seeding import keyed_random
+from palimpsest.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row of a data file: a problem whose context is either fixed or still a list of paragraphs."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    context: str | None = None
+    """The document where the file fixes it."""
+    paragraphs: tuple[str, ...] | None = None
+    """The question's own paragraphs where it doesn't, in file order, without duplicates."""
+    gold: tuple[str, ...] = ()
+    """Those of `paragraphs` that an answer needs; empty where the file doesn't say."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Paragraphs that no context may lack: all of its own where the file doesn't say which are gold."""
+        return self.gold or self.paragraphs or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Distinct paragraphs in code-point order: where distractors come from, and what document indices index."""
+
+    paragraphs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, lists: Iterable[Iterable[str]]) -> Corpus:
+        """
+        >>> Corpus.of([["b", "a"], ["b"]]).paragraphs
+        ('a', 'b')
+        """
+        return cls(tuple(sorted({paragraph for paragraphs in lists for paragraph in paragraphs})))
+
+    def draw(self, count: int, without: frozenset[str], rng: random.Random) -> list[str]:
+        """`count` distinct paragraphs that are not in `without`, uniformly; the corpus must hold that many."""
+        spare = min(len(self.paragraphs), count + len(without))  # at most so many of the drawn are thrown out
+        drawn = (self.paragraphs[i] for i in rng.sample(range(len(self.paragraphs)), spare))
+        return [paragraph for paragraph in drawn if paragraph not in without][:count]
+
+
+def document_block(paragraphs: Sequence[str]) -> str:
+    """Numbered documents, a blank line between them.
+
+    >>> document_block(["Title\\nText.", "Other\\nText."])
+    'Document 1:\\nTitle\\nText.\\n\\nDocument 2:\\nOther\\nText.'
+    """
+    return "\n\n".join(f"Document {i}:\n{paragraph}" for i, paragraph in enumerate(paragraphs, 1))
+
+
+def assemble(record: Record, *, corpus: Corpus | None = None, documents: int | None = None, seed: int = 0) -> Problem:
+    """The problem of `record`, with `documents` documents in its context.
+
+    Gold paragraphs come first in the choice, then the question's own others (the hardest distractors), then the
+    corpus. `documents=None` keeps the record's own paragraphs in their order. Metadata gains `num_docs`, `evidence`
+    (gold texts) and `evidence_positions` (the numbers of their documents, from 1).
+    Raises DataError if the count can't be met.
+    """
+    if record.paragraphs is None:
+        check_fixed(record, documents)
+        return Problem(record.id, record.question, record.answers, record.context, record.metadata)
+    paragraphs = record.paragraphs
+    if documents is not None:
+        rng = keyed_random(seed, "documents", record.id)
+        paragraphs = _choose(record, corpus or Corpus(()), documents, rng)
+    metadata = {
+        **record.metadata,
+        "num_docs": len(paragraphs),
+        "evidence": record.gold,
+        "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
+    }
+    return Problem(record.id, record.question, record.answers, document_block(paragraphs), metadata)
+
+
+def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:
+    """Gold and distractors in a shuffled order."""
+    assert record.paragraphs is not None
+    chosen = list(record.needed)
+    if len(chosen) > documents:
+        raise DataError(
+            f"problem {record.id}: {len(chosen)} gold paragraphs don't fit data.documents={documents}; raise it"
+        )
+    others = [paragraph for paragraph in record.paragraphs if paragraph not in chosen]
+    room = documents - len(chosen)
+    chosen += others if len(others) <= room else rng.sample(others, room)
+    missing = documents - len(chosen)
+    drawn = corpus.draw(missing, frozenset(record.paragraphs), rng) if missing else []
+    if len(drawn) < missing:
+        raise DataError(
+            f"problem {record.id}: data.documents={documents} needs {missing} distractors from the corpus, which "
+            f"holds {len(drawn)} besides this question's own {len(record.paragraphs)}; lower data.documents or read a "
+            "file with more questions"
+        )
+    chosen += drawn
+    rng.shuffle(chosen)
+    return tuple(chosen)
+
+
+def check_fixed(record: Record, documents: int | None) -> None:
+    """Refuse a number of documents for a context that the file itself fixes, unless it has just that many."""
+    if documents is None or record.metadata.get("num_docs") == documents:
+        return
+    if record.context is None:
+        raise DataError(f"problem {record.id}: has no context, so data.documents={documents} has no meaning; unset it")
+    raise DataError(
+        f"problem {record.id}: data.documents={documents}, but its file holds finished contexts "
+        f"(num_docs={record.metadata.get('num_docs', 'unknown')}); unset data.documents or read a HotpotQA file"
+    )

@@ -1,0 +1,61 @@
+"""Checked access to the fields of a row. Every function raises DataError naming file, row, key, value and fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from palimpsest.data.rows import Row
+from palimpsest.errors import DataError, nearest
+
+
+def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
+    """`value` as a string; lone surrogates become U+FFFD. `blank` allows an empty one."""
+    if not isinstance(value, str):
+        raise DataError(f"{row.where}: {name} must be a string, is {type(value).__name__}: {value!r:.60}")
+    if not blank and not value.strip():
+        raise DataError(f"{row.where}: {name} is empty; remove the row or fill it in")
+    return value if value.isascii() else value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
+    """One or more gold answers; a single string counts as one."""
+    if isinstance(value, str):
+        return (text(row, value, name),)
+    if not isinstance(value, list):
+        raise DataError(f"{row.where}: {name} must be a string or a list of strings, is {value!r:.60}")
+    if not value:
+        raise DataError(f"{row.where}: {name} is empty; every problem needs at least one gold answer")
+    return tuple(text(row, gold, f"{name}[{i}]") for i, gold in enumerate(value))
+
+
+def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
+    """`values[key]`, where `values` is the row or the object `inside` it."""
+    if not isinstance(values, Mapping):
+        raise DataError(f"{row.where}: {inside} must be an object with {key!r}, is {values!r:.60}")
+    if values.get(key) is None:
+        place = f"{inside}.{key}" if inside else key
+        hint = nearest(key, (str(name) for name in values if name != key))
+        raise DataError(f"{row.where}: {place} is missing{hint} (there: {', '.join(map(str, values)) or 'nothing'})")
+    return values[key]
+
+
+def identity(row: Row, fallback: str) -> str:
+    """The row's own id, or `fallback` where it has none."""
+    own = row.values.get("_id", row.values.get("id"))
+    return fallback if own is None or own == "" else str(own)
+
+
+def user_message(row: Row, value: Any, name: str) -> str:
+    """The question of a prompt: a plain string, or the last user message of a chat."""
+    if isinstance(value, list):
+        said = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
+        if not said:
+            raise DataError(f"{row.where}: {name} holds no message with role 'user'")
+        value = said[-1]
+    return text(row, value, name)
+
+
+def rest(row: Row, *used: str) -> dict[str, Any]:
+    """The row's other fields, for metadata."""
+    return {key: value for key, value in row.values.items() if key not in used and value is not None}

@@ -1,0 +1,214 @@
+"""What a file of problems holds, at a glance: for `palimpsest data inspect FILE`.
+
+Guaranteed: the file is read as training would read it, so that what is shown is what an agent gets; text of the file
+is printed without control characters. Contexts are not kept: memory holds the summary and one sample.
+Not covered: token counts (they depend on a model); a character is roughly a quarter of a token in English.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from palimpsest.data.assemble import assemble
+from palimpsest.data.formats import recognise
+from palimpsest.data.problems import read_records
+from palimpsest.data.rows import read_rows
+from palimpsest.data.source import FileSource
+from palimpsest.types import Problem
+
+BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Nearest-rank quantiles of a list of lengths."""
+
+    least: int
+    median: int
+    p90: int
+    most: int
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> Quantiles:
+        """
+        >>> Quantiles.of([3, 1, 2, 10])
+        Quantiles(least=1, median=2, p90=10, most=10)
+        """
+        ranked = sorted(values)
+        last = len(ranked) - 1
+        return cls(ranked[0], ranked[last // 2], ranked[-(-9 * len(ranked) // 10) - 1], ranked[last])
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Summary of a file."""
+
+    path: str
+    format: str
+    rows: int
+    question_chars: Quantiles
+    context_chars: Quantiles | None
+    """None where no problem has a context."""
+    without_context: int
+    documents: Quantiles | None
+    """Documents per context, where the data says."""
+    golds: dict[int, int]
+    """Problems by their number of gold answers."""
+    gold_in_context: int
+    """Problems whose context holds a gold answer verbatim, case aside (a yes/no answer may be in any)."""
+    evidence: tuple[int, ...]
+    """[BINS] pieces of evidence by where they begin in their context; all 0 where the data names none."""
+    evidence_lost: int
+    """Pieces of evidence that don't stand in their context."""
+    sample: Problem
+
+
+def inspect_source(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    documents: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Inspection:
+    """Read `path` as a training run with these settings would, and summarise. Raises DataError."""
+    name = format or recognise(next(read_rows(Path(path)))).name
+    return summarise(_problems(path, format, documents, limit, seed), path=str(path), format=name)
+
+
+def _problems(
+    path: str | Path, format: str | None, documents: int | None, limit: int | None, seed: int
+) -> Iterator[Problem]:
+    if documents is None:
+        return (assemble(record) for record in read_records(path, format=format, limit=limit))
+    source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=seed, format=format)
+    return (
+        assemble(record, corpus=source.corpus, documents=documents, seed=seed)
+        for record in islice(source.records, limit)
+    )
+
+
+def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") -> Inspection:
+    """The summary of at least one problem, whatever it came from."""
+    questions: list[int] = []
+    contexts: list[int] = []
+    documents: list[int] = []
+    golds: Counter[int] = Counter()
+    bins, lost, held = [0] * BINS, 0, 0
+    sample: Problem | None = None
+    for problem in problems:
+        sample = sample or problem
+        questions.append(len(problem.question))
+        golds[len(problem.answers)] += 1
+        if isinstance(problem.metadata.get("num_docs"), int):
+            documents.append(problem.metadata["num_docs"])
+        if problem.context is None:
+            continue
+        contexts.append(len(problem.context))
+        held += any(gold.lower() in problem.context.lower() for gold in problem.answers)
+        for place in evidence_places(problem):
+            if place is None:
+                lost += 1
+            else:
+                bins[place] += 1
+    assert sample is not None
+    return Inspection(
+        path=path,
+        format=format,
+        rows=len(questions),
+        question_chars=Quantiles.of(questions),
+        context_chars=Quantiles.of(contexts) if contexts else None,
+        without_context=len(questions) - len(contexts),
+        documents=Quantiles.of(documents) if documents else None,
+        golds=dict(sorted(golds.items())),
+        gold_in_context=held,
+        evidence=tuple(bins),
+        evidence_lost=lost,
+        sample=sample,
+    )
+
+
+def evidence_places(problem: Problem) -> list[int | None]:
+    """The bin of each piece of evidence by its first character's place in the context, None where it is absent.
+
+    >>> evidence_places(Problem("a", "?", ("x",), "....abc...", {"evidence": ["abc", "z"]}))
+    [4, None]
+    """
+    context = problem.context or ""
+    found = (context.find(text) for text in problem.metadata.get("evidence", ()))
+    return [BINS * at // max(len(context), 1) if at >= 0 else None for at in found]
+
+
+def render(inspection: Inspection) -> RenderableType:
+    """The summary for a terminal."""
+    table = Table(title=plain(f"{inspection.path} ({inspection.format})"), show_header=True)
+    for heading in ("", "least", "median", "p90", "most"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, values in (
+        ("question, characters", inspection.question_chars),
+        ("context, characters", inspection.context_chars),
+        ("documents", inspection.documents),
+    ):
+        if values is not None:
+            numbers = (values.least, values.median, values.p90, values.most)
+            table.add_row(name, *(f"{number:,}" for number in numbers))
+    return Group(table, *(plain(line) for line in _facts(inspection)), *_histogram(inspection), _worked(inspection))
+
+
+def _facts(inspection: Inspection) -> Iterator[str]:
+    rows = inspection.rows
+    yield f"problems                {rows:,}"
+    if inspection.without_context:
+        yield f"without a context       {inspection.without_context:,}"
+    spread = ", ".join(f"{golds}: {count:,}" for golds, count in inspection.golds.items())
+    yield f"gold answers a problem  {spread}"
+    if rows > inspection.without_context:
+        yield f"gold said in context    {inspection.gold_in_context:,} of {rows - inspection.without_context:,}"
+    if inspection.evidence_lost:
+        yield f"evidence NOT in context {inspection.evidence_lost:,}"
+
+
+def _histogram(inspection: Inspection) -> Iterator[Text]:
+    total = sum(inspection.evidence)
+    if not total:
+        return
+    yield plain("\nwhere evidence begins in its context")
+    for i, count in enumerate(inspection.evidence):
+        bar = "█" * round(40 * count / max(inspection.evidence))
+        yield plain(f"  {100 * i // BINS:3d}-{100 * (i + 1) // BINS:<3d}% {bar} {count:,} ({count / total:.0%})")
+
+
+def _worked(inspection: Inspection) -> Text:
+    sample = inspection.sample
+    lines = ["", f"first problem ({sample.id})", f"  question  {sample.question}"]
+    lines += [f"  gold      {gold}" for gold in sample.answers]
+    if sample.context is not None:
+        lines.append(f"  context   {_ends(sample.context)}")
+    for piece, place in zip(sample.metadata.get("evidence", ()), evidence_places(sample), strict=True):
+        where = "not in the context" if place is None else f"{100 * place // BINS}-{100 * (place + 1) // BINS}%"
+        lines.append(f"  evidence  [{where}] {_ends(piece)}")
+    return plain("\n".join(lines))
+
+
+def _ends(text: str, keep: int = 120) -> str:
+    """The two ends of a long text on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= 2 * keep else f"{text[:keep]} ... {text[-keep:]}"
+
+
+def plain(text: str) -> Text:
+    r"""Text without markup and without characters that steer a terminal.
+
+    >>> plain("[bold]a\x1b[31mb\u202e").plain
+    '[bold]a�[31mb�'
+    """
+    return Text("".join("�" if c != "\n" and unicodedata.category(c) in ("Cc", "Cf") else c for c in text))

@@ -1,0 +1,102 @@
+"""Files of problems: reading any known format, and writing our own.
+
+    for problem in read_problems("hotpotqa_dev.json"): ...
+    write_problems("mine.jsonl", problems)
+
+Guaranteed: rows are read one at a time; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without
+an id get the file's name and their index; what `write_problems` wrote reads back equal, tuples in metadata as lists.
+Not covered: the token budget of a question, which its memory policy checks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from palimpsest.data import fields
+from palimpsest.data.assemble import Corpus, Record, assemble
+from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, named, recognise, require
+from palimpsest.data.rows import Row, read_rows
+from palimpsest.errors import DataError
+from palimpsest.types import Problem
+
+INDEXED_CORPUS = "hotpotqa_dev.json"
+"""The file that MemAgent's eval files above 10,000 documents index, looked for beside them."""
+
+
+def read_problems(path: str | Path, *, format: str | None = None, limit: int | None = None) -> Iterator[Problem]:
+    """The problems of a file, contexts as the file has them. `format` overrides what the columns say."""
+    return (assemble(record) for record in read_records(path, format=format, limit=limit))
+
+
+def read_records(
+    path: str | Path, *, format: str | None = None, limit: int | None = None, corpus: str | Path | None = None
+) -> Iterator[Record]:
+    """The first `limit` records of a file. `corpus` is the file that document indices refer to. Raises DataError."""
+    path = Path(path)
+    seen: Counter[str] = Counter()
+    chosen: Format | None = named(format) if format else None
+    for row in islice(read_rows(path), limit):
+        if chosen is None or row.index == 0:
+            chosen = _with_corpus(chosen or recognise(row), row, path, corpus)
+        require(chosen, row)
+        record = chosen.parse(row, f"{path.stem}-{row.index}")
+        seen[record.id] += 1
+        if seen[record.id] > 1:
+            record = replace(record, id=f"{record.id}#{seen[record.id]}")
+        yield record
+
+
+def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
+    """`format`, able to look up document indices if the file has them and the corpus is at hand."""
+    if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
+        return format
+    place = Path(corpus) if corpus else path.parent / INDEXED_CORPUS
+    if not corpus and not place.is_file():
+        return format  # its parser says what is needed
+    return replace(format, parse=memagent_eval_by_index(read_corpus(place)))
+
+
+def read_corpus(path: str | Path) -> Corpus:
+    """Paragraphs for distractors: of a HotpotQA file, or of rows {title, text}."""
+    return Corpus.of(_corpus_paragraphs(row) for row in read_rows(Path(path)))
+
+
+def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
+    if "title" in row.values and "text" in row.values:
+        title, text = (fields.text(row, row.values[key], key, blank=True) for key in ("title", "text"))
+        return (f"{title}\n{text}",)
+    if "context" not in row.values:
+        raise DataError(f"{row.where}: a corpus needs HotpotQA rows or columns 'title' and 'text'")
+    return hotpotqa(row, "").paragraphs or ()
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
+    """Write one JSON object a line; the file appears whole or not at all. Returns the number of problems."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    count = 0
+    try:
+        with draft.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+            for problem in problems:
+                count += 1
+                file.write(json.dumps(_as_json(problem), ensure_ascii=False, allow_nan=False) + "\n")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return count
+
+
+def _as_json(problem: Problem) -> dict[str, object]:
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "answers": list(problem.answers),
+        "context": problem.context,
+        "metadata": dict(problem.metadata),
+    }

@@ -1,0 +1,125 @@
+"""Where training and evaluation get their problems: a pure function of (seed, split, step, round).
+
+Guaranteed: resuming needs no state, a step's problems are the same whenever they are asked for; a training step
+holds no problem twice; an epoch shows every problem once, but for the remainder that doesn't fill a step (another
+one each epoch, as each epoch is shuffled anew).
+Not covered: files larger than memory. Contexts that a file fixes are held as text: MemAgent's 32,768 training rows
+are about 4 GB. Contexts assembled from paragraphs are built when asked for and share their paragraphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Protocol
+
+from palimpsest.config.schema import DataConfig
+from palimpsest.data.assemble import Corpus, Record, assemble, check_fixed
+from palimpsest.data.problems import read_corpus, read_records
+from palimpsest.data.synthetic import SyntheticSource
+from palimpsest.errors import DataError
+from palimpsest.seeding import keyed_random
+from palimpsest.types import Problem
+
+Split = Literal["train", "eval"]
+
+
+class ProblemSource(Protocol):
+    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+        """`count` problems of a step; `round` > 0 asks for others in place of dropped groups.
+
+        `chunks` is the curriculum's document length; only synthetic documents heed it.
+        """
+        ...
+
+
+def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
+    """The source a recipe names. `eval` reads `eval_source`, or `source` where there is none. Raises DataError."""
+    name = config.source if split == "train" else config.eval_source or config.source
+    if name == "synthetic":
+        return SyntheticSource(config.synthetic, config.seed, split)
+    return FileSource.open(name, split=split, documents=config.documents, limit=config.limit, seed=config.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Problems of one file: shuffled every epoch for training, in file order for evaluation."""
+
+    path: Path
+    records: tuple[Record, ...]
+    corpus: Corpus
+    documents: int | None
+    split: Split
+    seed: int
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        split: Split,
+        documents: int | None = None,
+        limit: int | None = None,
+        seed: int = 0,
+        format: str | None = None,
+        corpus: str | Path | None = None,
+    ) -> FileSource:
+        """Read and check a file. Distractors come from the whole of it, `limit` or not, and from `corpus`."""
+        whole = documents is not None and corpus is None
+        read = tuple(read_records(path, format=format, limit=None if whole else limit, corpus=corpus))
+        paragraphs = Corpus(())
+        if documents is not None:
+            extra = read_corpus(corpus).paragraphs if corpus else ()
+            paragraphs = Corpus.of([extra, *(record.paragraphs or () for record in read)])
+        source = cls(Path(path), read[:limit], paragraphs, documents, split, seed)
+        source._check()
+        return source
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+        """`count` problems. Evaluation always gets the first of the file, fewer if it holds fewer.
+
+        Training raises DataError if the file holds fewer. Rounds of one step don't overlap each other as long as
+        each asks for a quarter of the file at most; a refill may bring back a problem of round 0.
+        """
+        if self.split == "eval":
+            places = list(range(min(count, len(self))))
+        elif count > len(self):
+            raise DataError(
+                f"{self.path} holds {len(self)} problems, a step asks for {count}: lower train.prompts_per_step "
+                "or data.limit, or read a larger file"
+            )
+        elif round == 0:
+            steps = len(self) // count  # in an epoch
+            order = _order(len(self), self.seed, "epoch", step // steps)
+            start = step % steps * count
+            places = list(order[start : start + count])
+        else:
+            order = _order(len(self), self.seed, "refill", step)
+            start = (round - 1) * max(count, len(self) // 4)
+            places = [order[(start + i) % len(self)] for i in range(count)]
+        return [self._problem(self.records[place]) for place in places]
+
+    def _problem(self, record: Record) -> Problem:
+        return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed)
+
+    def _check(self) -> None:
+        """Refuse at load what `assemble` would refuse in the middle of a run."""
+        if self.documents is None:
+            return
+        for record in self.records:
+            if record.paragraphs is None:
+                check_fixed(record, self.documents)
+            elif len(record.needed) > self.documents or len(self.corpus.paragraphs) < self.documents:
+                self._problem(record)
+
+
+@lru_cache(maxsize=8)
+def _order(size: int, seed: int, what: str, number: int) -> tuple[int, ...]:
+    """A permutation of range(size) of its own for (seed, what, number)."""
+    order = list(range(size))
+    keyed_random(seed, what, number).shuffle(order)
+    return tuple(order)

@@ -1,0 +1,136 @@
+"""Synthetic long documents of templated English facts, made from a seed.
+
+A document is `chunks` paragraphs, one a line, of `facts_per_chunk` sentences each. A one-hop question asks for one
+fact about one person ("Where does Alice live?"); a two-hop question goes through another person ("Where does the
+boss of Alice live?"). Around the evidence stand distractors, among them near misses: other facts about the same
+person, the same relation of other people, for two hops another tie of the subject and what is true of that person.
+
+Guaranteed: a pure function of (seed, split, index, length); the evidence stands exactly once, each piece at a
+uniformly drawn paragraph and sentence of its own; no other sentence contradicts it; a person has one value per
+relation in one document, however often it is said.
+Not covered: two documents share the world's people and values, so facts of one may be false in another.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from palimpsest.config.schema import SyntheticConfig
+from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Relation
+from palimpsest.seeding import derive_seed, keyed_random
+from palimpsest.types import Problem
+
+NEAR_MISS = 0.25
+"""Share of sentences that are near misses on the evidence."""
+FILLER_SHARE = 0.08
+
+
+@dataclass(slots=True)
+class World:
+    """What is true in one document: values drawn on demand, fixed afterwards."""
+
+    rng: random.Random
+    facts: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def value(self, subject: str, relation: Relation) -> str:
+        key = (subject, relation.name)
+        if key not in self.facts:
+            value = self.rng.choice(relation.values)
+            while value == subject:
+                value = self.rng.choice(relation.values)
+            self.facts[key] = value
+        return self.facts[key]
+
+    def sentence(self, subject: str, relation: Relation, rng: random.Random) -> str:
+        return rng.choice(relation.statements).format(s=subject, v=self.value(subject, relation))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The chain of (subject, relation) a question goes along."""
+
+    chain: tuple[tuple[str, Relation], ...]
+    question: str
+    answer: str
+
+
+def draw_question(world: World, hops: int, rng: random.Random) -> Evidence:
+    """A question with its chain of facts, in reasoning order."""
+    subject = rng.choice(PEOPLE)
+    if hops == 1:
+        relation = rng.choice(RELATIONS)
+        return Evidence(((subject, relation),), relation.question.format(s=subject), world.value(subject, relation))
+    tie, attribute = rng.choice(TIES), rng.choice(ATTRIBUTES)
+    bridge = world.value(subject, tie)
+    assert tie.of is not None
+    question = attribute.question.format(s=tie.of.format(s=subject))
+    return Evidence(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
+
+
+def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """A sentence that is not evidence: filler, a near miss, or any other fact."""
+    draw = rng.random()
+    if draw < FILLER_SHARE:
+        return rng.choice(FILLER)
+    taken = {(s, r.name) for s, r in evidence.chain}
+    while True:
+        subject, relation = rng.choice(PEOPLE), rng.choice(RELATIONS)
+        if draw < FILLER_SHARE + NEAR_MISS:
+            near_subject, near_relation = rng.choice(evidence.chain)
+            if rng.random() < 0.5:
+                subject = near_subject
+            else:
+                relation = near_relation
+        if (subject, relation.name) not in taken:
+            return world.sentence(subject, relation, rng)
+
+
+def make_problem(seed: int, split: str, index: int, *, chunks: int, facts_per_chunk: int = 5, hops: int = 1) -> Problem:
+    """Problem `index` of a split; its question does not depend on the document's length.
+
+    >>> problem = make_problem(0, "train", 0, chunks=3)
+    >>> len(problem.context.split("\\n")), problem.metadata["evidence"][0] in problem.context
+    (3, True)
+    """
+    rng = keyed_random(seed, "question", split, index, hops)
+    world = World(random.Random(rng.random()))
+    evidence = draw_question(world, hops, rng)
+    statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
+    rng = keyed_random(seed, "document", split, index, hops, chunks, facts_per_chunk)
+    places = rng.sample(range(chunks * facts_per_chunk), len(statements))
+    at = dict(zip(places, statements, strict=True))
+    sentences = [at.get(i) or distractor(world, evidence, rng) for i in range(chunks * facts_per_chunk)]
+    lines = ["- " + " ".join(sentences[i : i + facts_per_chunk]) for i in range(0, len(sentences), facts_per_chunk)]
+    metadata = {
+        "hops": hops,
+        "chunks": chunks,
+        "evidence": statements,
+        "evidence_chunks": [place // facts_per_chunk for place in places],
+    }
+    name = f"synthetic-{split}-{seed}-{hops}hop-{index}"
+    return Problem(name, evidence.question, (evidence.answer,), "\n".join(lines), metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticSource:
+    """Problems without end: every step of a run sees new ones."""
+
+    config: SyntheticConfig
+    seed: int
+    split: str = "train"
+
+    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+        """`count` problems for (step, round); `chunks` overrides the configured document length."""
+        start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
+        return [
+            make_problem(
+                self.seed,
+                self.split,
+                start + i,
+                chunks=chunks or self.config.chunks,
+                facts_per_chunk=self.config.facts_per_chunk,
+                hops=self.config.hops,
+            )
+            for i in range(count)
+        ]

@@ -1,0 +1,75 @@
+"""The pool of key-value rows: one row holds one sequence.
+
+Rows 0..slots-1 are decoded; rows behind them keep prefixes for reuse (`prefix.py`). A request in flight owns one row; rows in use are kept
+near the front so that a decode step reads `pool[:n]` as a view, without gathering.
+
+Not covered: paging. Memory is rows times the longest request so far, rounded up; rows are allocated as they are
+needed, up to `engine.batch_slots`.
+
+Axes: L layers, R rows, H key-value heads, C capacity in tokens, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CAPACITY_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's keys and values look like in a model."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: Any) -> KVShape:
+        config = model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        weight = model.get_input_embeddings().weight
+        return cls(config.num_hidden_layers, heads, head_dim, weight.dtype, weight.device)
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
+
+    def __init__(self, shape: KVShape) -> None:
+        self.shape = shape
+        self.rows = 0
+        self.capacity = 0
+        self.layers: list[Tensor] = []
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Make room for so many rows of so many tokens; what is stored stays."""
+        if rows <= self.rows and capacity <= self.capacity:
+            return
+        rows = max(rows, self.rows)
+        capacity = max(-(-capacity // CAPACITY_STEP) * CAPACITY_STEP, self.capacity)
+        old, s = self.layers, self.shape
+        self.layers = []
+        for index in range(s.layers):
+            # Zeros, not empty: a masked position still enters products, and NaN times 0 is NaN.
+            layer = torch.zeros((2, rows, s.heads, capacity, s.head_dim), dtype=s.dtype, device=s.device)
+            if old:
+                layer[:, : self.rows, :, : self.capacity] = old[index]
+                old[index] = layer  # frees the smaller one at once
+            self.layers.append(layer)
+        self.rows, self.capacity = rows, capacity
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of row `source` into row `target`."""
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]

@@ -1,0 +1,250 @@
+"""Policy-gradient and supervised training of the weights that the sampler reads.
+
+Guaranteed: the gradient of a step is the sum over its segments, however they are cut into micro-batches; log-probabilities
+are taken at the sampling temperature and only where the loss mask is set; a saved folder opens with `from_pretrained`
+and restores weights and optimiser bit for bit.
+Not covered: sharing of prefixes between segments (each is computed whole); several devices. The reference model of
+the KL term is not saved: it is the model the run started from, and a fingerprint of it is checked on load.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.engines.embedded.batches import MicroBatch, micro_batches
+from palimpsest.engines.embedded.logprobs import token_logprobs
+from palimpsest.engines.embedded.model import max_context
+from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.protocol import Stats, StepBatch
+from palimpsest.errors import CheckpointError
+from palimpsest.train.loss import nll_loss, policy_loss
+
+STATE_FOLDER = (
+    "learner"  # not beside the weights: engines that read *.safetensors would take it for one of them
+)
+
+
+class EmbeddedLearner:
+    """Satisfies `palimpsest.engines.protocol.Learner`."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        optim: OptimConfig,
+        loss: LossConfig | None = None,
+        objective: Literal["policy", "nll"] = "policy",
+        temperature: float = 1.0,
+        micro_batch_tokens: int = 16384,
+        total_steps: int | None = None,
+        tokenizer: Any = None,
+        on_publish: Callable[[int], None] | None = None,
+    ) -> None:
+        """`total_steps` is where a linear or cosine schedule reaches 0; `tokenizer` is saved beside the weights."""
+        self._model, self._objective, self._tokenizer = model, objective, tokenizer
+        self._loss_config = loss or LossConfig()
+        self._temperature = temperature or 1.0
+        self._micro_batch_tokens = micro_batch_tokens
+        self._on_publish = on_publish
+        self._max_context = max_context(model)
+        self._vocab = int(model.get_output_embeddings().weight.shape[0])
+        self._optimizer = Optimizer(model.named_parameters(), optim, total_steps)
+        self._reference: Any = None
+        if objective == "policy" and self._loss_config.kl_coef > 0:
+            self._reference = copy.deepcopy(model).requires_grad_(False)
+        self._prepared: dict[int, tuple[StepBatch, list[Tensor] | None]] = {}
+
+    @property
+    def version(self) -> int:
+        return self._optimizer.steps
+
+    def prepare(self, batches: Sequence[StepBatch]) -> None:
+        """See `Learner.prepare`. A single batch needs no pass of its own: its ratio's old side is its new side."""
+        self._prepared.clear()
+        if self._objective != "policy" or self._loss_config.old_logprobs != "recompute":
+            return
+        for batch in batches:
+            old = self._logprobs_of(batch) if len(batches) > 1 else None
+            self._prepared[id(batch)] = (batch, old)
+
+    def forward_backward(self, batch: StepBatch) -> Stats:
+        """Accumulate the gradient of one optimiser step; see `Learner.forward_backward`."""
+        started = time.perf_counter()
+        layouts = self._lay_out(batch)
+        old = self._old_logprobs(batch)
+        sums: dict[str, float] = {}
+        largest_gap = 0.0
+        self._model.train(bool(getattr(self._model, "is_gradient_checkpointing", False)))
+        try:
+            for layout in layouts:
+                parts, gap = self._micro_step(layout, old)
+                for name, value in parts.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                largest_gap = max(largest_gap, gap)
+        finally:
+            self._model.eval()
+        return (
+            sums
+            | self._layout_stats(layouts, time.perf_counter() - started)
+            | {"logprob_gap_max": largest_gap}
+        )
+
+    def step(self) -> Stats:
+        """See `Learner.step`."""
+        return self._optimizer.step()
+
+    def publish(self) -> int:
+        """See `Learner.publish`; the weights are shared, so this only tells the sampler."""
+        if self._on_publish is not None:
+            self._on_publish(self.version)
+        return self.version
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder, with optimiser state under `learner/`."""
+        self._model.save_pretrained(folder)
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder)
+        inner = folder / STATE_FOLDER
+        inner.mkdir(exist_ok=True)
+        save_file(self._optimizer.state(), inner / "optimizer.safetensors")
+        facts = {
+            "format": 1,
+            "version": self._optimizer.steps,
+            "grad_skipped": self._optimizer.skipped,
+            "reference": _fingerprint(self._reference) if self._reference is not None else None,
+        }
+        (inner / "learner.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote; raises CheckpointError where a file is missing or belongs to another model."""
+        inner = folder / STATE_FOLDER
+        try:
+            facts = json.loads((inner / "learner.json").read_text())
+            tensors = load_file(inner / "optimizer.safetensors")
+            with torch.random.fork_rng():
+                saved = type(self._model).from_pretrained(
+                    folder, dtype=self._model.dtype, use_safetensors=True, attn_implementation="sdpa"
+                )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start anew") from None
+        if self._reference is not None and facts["reference"] != _fingerprint(self._reference):
+            raise CheckpointError(
+                f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; "
+                f"restore the original model.path"
+            )
+        self._copy_weights(saved, folder)
+        self._optimizer.restore(tensors)
+        self._optimizer.steps, self._optimizer.skipped = facts["version"], facts["grad_skipped"]
+        self.publish()
+
+    # ---- parts ----------------------------------------------------------------------------------------------
+
+    def _lay_out(self, batch: StepBatch) -> list[MicroBatch]:
+        device = self._model.get_input_embeddings().weight.device
+        return micro_batches(batch.segments, self._micro_batch_tokens, self._max_context, device)
+
+    def _micro_step(self, layout: MicroBatch, old: list[Tensor] | None) -> tuple[dict[str, Tensor], float]:
+        """Loss and gradient of one micro-batch; its sums, and the largest gap to the sampler's log-probabilities."""
+        logprobs, entropy = self._forward(self._model, layout)
+        if self._objective == "nll":
+            loss, sums = nll_loss(logprobs=logprobs, weights=layout.weights)
+            sums["entropy_sum"] = entropy.detach().sum()
+        else:
+            loss, sums = self._policy_loss(layout, logprobs, entropy, old)
+        loss.backward()
+        self._optimizer.collect()
+        return sums, float((logprobs.detach() - layout.sampler_logprobs).abs().max())
+
+    def _policy_loss(
+        self, layout: MicroBatch, logprobs: Tensor, entropy: Tensor, old: list[Tensor] | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self._loss_config
+        if config.old_logprobs == "sampler":
+            before = layout.sampler_logprobs
+        elif old is None:
+            before = logprobs.detach()
+        else:
+            before = torch.cat([old[i] for i in layout.indices])
+        reference = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference = self._forward(self._reference, layout)[0]
+        return policy_loss(
+            logprobs=logprobs,
+            old_logprobs=before,
+            sampler_logprobs=layout.sampler_logprobs,
+            advantages=layout.advantages,
+            weights=layout.weights,
+            ref_logprobs=reference,
+            entropy=entropy if config.entropy_coef else entropy.detach(),
+            config=config,
+        )
+
+    def _forward(self, model: Any, layout: MicroBatch) -> tuple[Tensor, Tensor]:
+        """[N] log-probabilities and [N] entropies of the trained tokens under `model`."""
+        hidden = model.get_decoder()(input_ids=layout.input_ids, use_cache=False).last_hidden_state
+        chosen = hidden.flatten(0, 1)[layout.predicts]
+        head = model.get_output_embeddings()
+        return token_logprobs(chosen, head, layout.targets, self._temperature, self._vocab)
+
+    @torch.no_grad()
+    def _logprobs_of(self, batch: StepBatch) -> list[Tensor]:
+        """Log-probabilities of each segment's trained tokens under the present weights."""
+        result: list[Tensor] = [torch.empty(0)] * len(batch.segments)
+        for layout in self._lay_out(batch):
+            parts = self._forward(self._model, layout)[0].split(layout.counts)
+            for index, part in zip(layout.indices, parts, strict=True):
+                result[index] = part
+        return result
+
+    def _old_logprobs(self, batch: StepBatch) -> list[Tensor] | None:
+        if self._objective != "policy" or self._loss_config.old_logprobs != "recompute":
+            return None
+        if id(batch) not in self._prepared:
+            raise ValueError(
+                "loss.old_logprobs=recompute: call prepare(batches) before forward_backward(batch)"
+            )
+        return self._prepared[id(batch)][1]
+
+    def _layout_stats(self, layouts: list[MicroBatch], seconds: float) -> dict[str, float]:
+        real = sum(layout.real_tokens for layout in layouts)
+        laid_out = sum(layout.input_ids.numel() for layout in layouts)
+        return {
+            "segments_sum": float(sum(len(layout.indices) for layout in layouts)),
+            "input_tokens_sum": float(real),
+            "learner_s_sum": seconds,
+            "learner_tokens_per_s": real / seconds if seconds > 0 else 0.0,
+            "padding_share": 1 - real / laid_out if laid_out else 0.0,
+        }
+
+    @torch.no_grad()
+    def _copy_weights(self, saved: Any, folder: Path) -> None:
+        theirs = dict(saved.named_parameters())
+        for name, p in self._model.named_parameters():
+            if name not in theirs or theirs[name].shape != p.shape:
+                raise CheckpointError(
+                    f"checkpoint {folder}: weight {name} does not fit the model of this run"
+                )
+            p.copy_(theirs[name])
+
+
+def _fingerprint(model: Any) -> str:
+    """SHA-256 over all weights, in order of their names."""
+    digest = hashlib.sha256()
+    for name, p in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""Loads a causal language model from a Hugging Face folder or hub id.
+
+Guaranteed: weights come from safetensors alone, no code from the folder is run, the global random state is left as
+it was, and a model whose attention this engine can't follow is refused by name.
+Not covered: quantised weights, encoder-decoder models, models over several devices.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.config.schema import ModelConfig
+from palimpsest.errors import ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def model_path(config: ModelConfig) -> str:
+    """Folder or hub id that `config.path` stands for."""
+    if config.path == "embedded":
+        return str(files("palimpsest").joinpath("assets", "base-model"))
+    return config.path
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"model.device={name} is not a device: use auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"model.device={name}: no CUDA device here; use model.device=cpu")
+    return device
+
+
+def load_model(config: ModelConfig) -> Any:
+    """The model in evaluation mode, on its device; raises ModelError with the reason if it can't be used."""
+    path = model_path(config)
+    _check_folder(path)
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one bar per file would break the run's own display
+    try:
+        with torch.random.fork_rng():
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=DTYPES[config.dtype],
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"model {path}: not loadable as a causal language model ({reason})") from None
+    check_architecture(model, path)
+    _disable_dropout(model)
+    model = model.to(pick_device(config.device)).eval()
+    _check_head(model, path)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _disable_dropout(model: Any) -> None:
+    """The learner must compute what the sampler computed, also in training mode."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+@torch.no_grad()
+def _check_head(model: Any, path: str) -> None:
+    """Refuse models that change logits after their head (capped or scaled ones), which the engine would miss."""
+    head = model.get_output_embeddings()
+    if head is None or model.get_decoder() is None:
+        raise ModelError(f"model {path}: {type(model).__name__} has no separate decoder and output projection")
+    ids = torch.arange(1, 5, device=head.weight.device)[None]
+    whole = model(input_ids=ids, use_cache=False).logits.float()
+    ours = head(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
+        raise ModelError(f"model {path}: {type(model).__name__} changes its logits after the output projection")
+
+
+def _check_folder(path: str) -> None:
+    folder = Path(path)
+    looks_like_path = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if not folder.exists():
+        if looks_like_path:
+            raise ModelError(f"model {path}: no such folder; give a Hugging Face folder or a hub id")
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {path}: no config.json; expected a Hugging Face folder")
+    if not list(folder.glob("*.safetensors")):
+        raise ModelError(f"model {path}: no *.safetensors weights; save them with save_pretrained")
+
+
+def check_architecture(model: Any, path: str) -> None:
+    """Refuse models whose layers are not plain (or sliding) attention: their state is not a key-value cache."""
+    kinds = set(getattr(model.config, "layer_types", None) or ())
+    foreign = kinds - {"full_attention", "sliding_attention"}
+    if foreign or getattr(model.config, "is_encoder_decoder", False):
+        what = ", ".join(sorted(foreign)) or "an encoder"
+        raise ModelError(f"model {path}: {what} is not supported; use a decoder with attention layers only")
+
+
+def max_context(model: Any) -> int:
+    """Longest sequence in tokens: the position limit, or the sliding window where layers have one.
+
+    Within the window sliding attention is plain causal attention, which is all that the engine computes.
+    """
+    config = model.config
+    limit = int(getattr(config, "max_position_embeddings", 2048))
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    slides = window is not None and (kinds is None or "sliding_attention" in kinds)
+    return min(limit, int(window)) if slides else limit
+
+
+def check_budget(model: Any, tokens: int, what: str) -> None:
+    """Refuse a budget that the model's window can't hold.
+
+    `what` names the budget for the message, e.g. `policy.options chunk_tokens=5000 + ...`.
+    """
+    limit = max_context(model)
+    if tokens > limit:
+        raise ModelError(f"{what} needs {tokens} tokens, the model's window holds {limit}: lower the budget")

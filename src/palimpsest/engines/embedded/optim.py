@@ -1,0 +1,129 @@
+"""AdamW (Loshchilov and Hutter, arXiv 1711.05101) with warm-up, schedule and clipping; float32 masters for bfloat16.
+
+Guaranteed: a step whose gradient is not finite changes nothing and is counted; state saved and restored is equal
+bit for bit. Weight decay is for matrices alone, not for norms and biases.
+Not covered: sharded or offloaded state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from palimpsest.config.schema import OptimConfig
+from palimpsest.errors import CheckpointError
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int | None) -> float:
+    """Rate of the 0-based `step`: linear warm-up, then constant, or down to 0 at `total_steps`.
+
+    >>> [learning_rate(OptimConfig(learning_rate=1.0, warmup_steps=2, schedule="linear"), s, 6) for s in (0, 1, 2, 4)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.schedule == "constant" or total_steps is None:
+        return config.learning_rate
+    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    if config.schedule == "linear":
+        return config.learning_rate * (1 - progress)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class Optimizer:
+    """One AdamW over a model's parameters; gradients are collected in float32."""
+
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, total_steps: int | None
+    ) -> None:
+        self._config, self._total_steps = config, total_steps
+        self._model = {name: p for name, p in named if p.requires_grad}
+        self._masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self._model.items()
+        }
+        matrices = [p for p in self._masters.values() if p.ndim >= 2]
+        others = [p for p in self._masters.values() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+        self.steps = 0
+        self.skipped = 0
+
+    def collect(self) -> None:
+        """Move the gradients of a micro-batch into the float32 masters; nothing to do where they are one."""
+        for name, p in self._model.items():
+            master = self._masters[name]
+            if master is p or p.grad is None:
+                continue
+            grad = p.grad.float()
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
+            p.grad = None
+
+    def step(self) -> dict[str, float]:
+        """Clip, update, zero. A non-finite gradient is dropped and counted."""
+        bound = self._config.max_grad_norm
+        norm = float(nn.utils.clip_grad_norm_(self._masters.values(), math.inf if bound is None else bound))
+        rate = learning_rate(self._config, self.steps, self._total_steps)
+        stats = {"learning_rate": rate, "grad_skipped": 0.0}
+        if math.isfinite(norm):
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._adamw.step()
+            self.steps += 1
+            self._copy_to_model()
+            stats["grad_norm"] = norm
+        else:
+            self.skipped += 1
+            stats["grad_skipped"] = 1.0
+        self._adamw.zero_grad(set_to_none=True)
+        return stats | {"grad_skipped_total": float(self.skipped)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and masters by name, for safetensors."""
+        tensors: dict[str, Tensor] = {}
+        for name, p in self._masters.items():
+            for key, value in self._adamw.state.get(p, {}).items():
+                tensors[f"{key}/{name}"] = value.detach().clone()
+            if p is not self._model[name]:
+                tensors[f"master/{name}"] = p.detach().clone()
+        return tensors
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+        self._adamw.state.clear()
+        for name, p in self._masters.items():
+            entries = {
+                key: tensors[f"{key}/{name}"]
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{key}/{name}" in tensors
+            }
+            for key, value in entries.items():
+                if key != "step" and value.shape != p.shape:
+                    raise CheckpointError(
+                        f"optimiser state {key}/{name} is {tuple(value.shape)}, the model's {tuple(p.shape)}"
+                    )
+            if entries:
+                self._adamw.state[p] = {
+                    key: value.to(p.device, torch.float32).clone() for key, value in entries.items()
+                }
+            if f"master/{name}" in tensors:
+                p.copy_(tensors[f"master/{name}"])
+
+    @torch.no_grad()
+    def _copy_to_model(self) -> None:
+        for name, p in self._model.items():
+            if self._masters[name] is not p:
+                p.copy_(self._masters[name])

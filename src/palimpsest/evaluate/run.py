@@ -1,0 +1,218 @@
+"""Evaluation: every problem played once, graded, logged as it ends, summarised.
+
+Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight,
+so memory does not grow with the number of problems; a rerun on the same folder plays only what has no grade yet;
+results do not depend on which episodes ended first.
+Not covered: several samples of one problem (give it as several problems), judges that cost money twice on a rerun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.engines.protocol import Sampler
+from palimpsest.errors import DataError
+from palimpsest.evaluate.samples import Sample, SampleLog
+from palimpsest.evaluate.summary import EvalSummary, summarise
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.rollout.episode import play
+from palimpsest.seeding import Key
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory
+
+Measure = Callable[[Problem, Trajectory, Grade], Mapping[str, float]]
+OnProgress = Callable[[Sample], None]
+
+
+class Grades(Protocol):
+    """What evaluation needs of a grader."""
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """Problems to be played with one policy, under one name in log and summary."""
+
+    name: str
+    problems: Sequence[Problem]
+    policy: MemoryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What the episodes of an evaluation have in common."""
+
+    sampler: Sampler
+    codec: Codec
+    grader: Grades
+    sampling: SamplingConfig
+    key: tuple[Key, ...]
+    """The draws of an episode are keyed by (*key, name of its set, problem, turn)."""
+    timeout_s: float | None = None
+    retries: int = 2
+    measure: Measure | None = None
+
+
+async def evaluate(
+    *,
+    problems: Sequence[Problem],
+    policy: MemoryPolicy,
+    sampler: Sampler,
+    codec: Codec,
+    grader: Grades,
+    sampling: SamplingConfig,
+    out: Path | None = None,
+    key: tuple[Key, ...] = (0,),
+    concurrency: int = 64,
+    name: str = "eval",
+    identity: Mapping[str, Any] | None = None,
+    measure: Measure | None = None,
+    on_progress: OnProgress | None = None,
+) -> EvalSummary:
+    """Play `problems` once each with `policy` and summarise; samples are logged in `out` if it is given.
+
+    Raises DataError if two problems share an id, RunError if `out` belongs to another evaluation.
+    """
+    arena = Arena(sampler=sampler, codec=codec, grader=grader, sampling=sampling, key=key, measure=measure)
+    summaries = await evaluate_sets(
+        [EvalSet(name, problems, policy)],
+        arena,
+        out=out,
+        concurrency=concurrency,
+        identity=identity,
+        on_progress=on_progress,
+    )
+    return summaries[0]
+
+
+async def evaluate_sets(
+    sets: Sequence[EvalSet],
+    arena: Arena,
+    *,
+    out: Path | None = None,
+    concurrency: int = 64,
+    identity: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[EvalSummary]:
+    """Several evaluations in one pool of episodes, begun in the order given; summaries in that order.
+
+    Give the sets with the longest documents first: short episodes then fill the batch beside them.
+    """
+    _refuse_repeated_ids(sets)
+    if out is None:
+        played = await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
+        return _summaries(sets, played)
+    with SampleLog(out, identity) as log:
+
+        def finish(sample: Sample) -> None:
+            log.append(sample)
+            if on_progress is not None:
+                on_progress(sample)
+
+        played = await _play_all(_jobs(sets, log.finished), arena, concurrency, finish)
+        return _summaries(sets, {**log.finished, **played})
+
+
+Samples = Mapping[tuple[str, str], Sample]
+
+
+def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[tuple[EvalSet, Problem]]:
+    for group in sets:
+        for problem in group.problems:
+            if (group.name, problem.id) not in finished:
+                yield group, problem
+
+
+async def _play_all(
+    jobs: Iterator[tuple[EvalSet, Problem]], arena: Arena, concurrency: int, finish: OnProgress | None
+) -> dict[tuple[str, str], Sample]:
+    """Workers draw from one iterator: a place freed by a short episode is taken at once."""
+    played: dict[tuple[str, str], Sample] = {}
+
+    async def worker() -> None:
+        for group, problem in jobs:
+            sample = await _play_one(group, problem, arena)
+            played[sample.name, sample.id] = sample
+            if finish is not None:
+                finish(sample)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(concurrency):
+                workers.create_task(worker())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # the others were cancelled because of it
+    return played
+
+
+async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
+    trajectory = await play(
+        problem,
+        policy=group.policy,
+        sampler=arena.sampler,
+        codec=arena.codec,
+        sampling=arena.sampling,
+        key=(*arena.key, group.name),
+        group_id=f"{group.name}/{problem.id}",
+        rollout=0,
+        timeout_s=arena.timeout_s,
+        retries=arena.retries,
+    )
+    grade = arena.grader.grade(problem, trajectory)
+    measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
+    return _sample(group.name, problem, trajectory, grade, measures, arena.codec)
+
+
+def _sample(
+    name: str,
+    problem: Problem,
+    trajectory: Trajectory,
+    grade: Grade,
+    measures: dict[str, float],
+    codec: Codec,
+) -> Sample:
+    before = [turn for turn in trajectory.turns if turn.name != "answer"]
+    memory = codec.decode(before[-1].completion.token_ids, control=False) if before else None
+    size = problem.metadata.get("chunks", problem.metadata.get("num_docs"))
+    return Sample(
+        name=name,
+        id=problem.id,
+        question=problem.question,
+        answers=problem.answers,
+        answer=trajectory.answer,
+        memory=memory,
+        outcome=str(trajectory.outcome),
+        value=grade.value,
+        reason=grade.reason if grade.value is not None or grade.reason else str(trajectory.outcome),
+        size=int(size) if size is not None else None,
+        turns=len(trajectory.turns),
+        prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
+        sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
+        metrics=dict(grade.breakdown),
+        measures=measures,
+        events=dict(Counter(event.kind for event in trajectory.events)),
+    )
+
+
+def _summaries(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:
+    return [summarise(s.name, [samples[s.name, p.id] for p in s.problems]) for s in sets]
+
+
+def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:
+    names = Counter(group.name for group in sets)
+    seen = Counter((group.name, problem.id) for group in sets for problem in group.problems)
+    for (name, problem_id), times in seen.items():
+        if times > 1:
+            raise DataError(
+                f"problem {problem_id} occurs {times} times in {name}: give every problem an id of its own"
+            )
+    for name, times in names.items():
+        if times > 1:
+            raise DataError(f"{times} evaluations are called {name}: give each a name of its own")

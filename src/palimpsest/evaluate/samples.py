@@ -1,0 +1,169 @@
+"""The log of an evaluation: `samples.jsonl`, one line an episode, written as episodes finish.
+
+Guaranteed: a process killed anywhere loses at most the episodes in flight; a torn last line is cut off and its
+episode played again; a line that can't be read is ignored and counted, never taken for a result; two processes
+can't write to one log; a log is continued only under the identity (model, policy, data...) it was begun with.
+Not covered: power loss (lines are flushed to the system, not to the disk), network file systems.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from palimpsest.errors import RunError
+
+SAMPLES = "samples.jsonl"
+IDENTITY = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One episode of an evaluation and its grade."""
+
+    name: str
+    """The evaluation it belongs to; (name, id) is unique."""
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    answer: str | None
+    """Text of the answer turn."""
+    memory: str | None
+    """Text of the last turn before the answer."""
+    outcome: str
+    value: float | None
+    """None: ungraded, for `reason`."""
+    reason: str | None
+    size: int | None
+    """Documents or chunks of the context, where the data says so."""
+    turns: int
+    prompt_tokens: int
+    """Summed over turns: what the model read."""
+    sampled_tokens: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The grade's breakdown."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """What the caller measured on the trajectory besides, e.g. copy fidelity."""
+    events: dict[str, int] = field(default_factory=dict)
+    """Kind of event to number."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens processed: every token of every call, read or sampled."""
+        return self.prompt_tokens + self.sampled_tokens
+
+
+class SampleLog:
+    """An open log. `finished` holds the graded episodes of earlier runs; ungraded ones are to be played again."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
+        """Open or create the log in `folder`.
+
+        Raises RunError if another process writes to it or it was begun under another identity.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / SAMPLES
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise RunError(
+                f"{self.path} is being written by another process: wait for it, or give another --out"
+            ) from None
+        try:
+            if identity is not None:
+                _claim(folder, identity)
+            samples, self.unreadable = _recover(self._file)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.finished = {(s.name, s.id): s for s in samples if s.value is not None}
+
+    def append(self, sample: Sample) -> None:
+        """Write one line."""
+        line = (json.dumps(asdict(sample), ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        while line:
+            line = line[os.write(self._file, line) :]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> SampleLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_samples(path: Path) -> tuple[list[Sample], int]:
+    """The samples of a finished or torn log, and how many lines could not be read.
+
+    Of an episode that was played more than once the last line counts.
+    """
+    return _parse(path.read_bytes())
+
+
+def _parse(data: bytes) -> tuple[list[Sample], int]:
+    samples: dict[tuple[str, str], Sample] = {}
+    unreadable = 0
+    for line in data.splitlines():
+        sample = _sample(line)
+        if sample is None:
+            unreadable += 1
+        else:
+            samples[sample.name, sample.id] = sample
+    return list(samples.values()), unreadable
+
+
+def _sample(line: bytes) -> Sample | None:
+    try:
+        values = json.loads(line)
+        known = {f.name for f in fields(Sample)}
+        sample = Sample(**{name: value for name, value in values.items() if name in known})
+        return Sample(**{**asdict(sample), "answers": tuple(sample.answers)})
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _recover(file: int) -> tuple[list[Sample], int]:
+    """Cut a torn last line off and read the rest."""
+    data = os.pread(file, os.fstat(file).st_size, 0)
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.ftruncate(file, len(whole))
+    return _parse(whole)
+
+
+def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Write the identity, or compare it with the one that is there."""
+    path = folder / IDENTITY
+    mine = json.loads(json.dumps(identity))
+    if not path.exists():
+        write_json(path, mine)
+        return
+    try:
+        theirs = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        raise RunError(f"{path} is not readable: give another --out, or --force to begin again") from None
+    for key in sorted({*mine, *theirs}):
+        if mine.get(key) != theirs.get(key):
+            raise RunError(
+                f"{folder} holds another evaluation ({key} was {theirs.get(key)!r:.100}, is {mine.get(key)!r:.100}): "
+                "give another --out, or --force to begin again"
+            )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file by rename: readers see the old or the new one, never half."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8", errors="replace")
+    os.replace(draft, path)

@@ -1,0 +1,138 @@
+"""From samples to figures: accuracy with its interval, by document length, tokens, outcomes.
+
+Every problem is in a summary: graded ones in the denominator of `accuracy`, whatever their answer (an empty one is
+wrong, not missing), ungraded ones (sampler failed, timed out...) in `ungraded` with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from palimpsest.evaluate.samples import Sample
+from palimpsest.seeding import keyed_random
+
+_Z = 1.959964  # 95%
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A mean over graded problems with its 95% interval; None where nothing was graded."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSummary:
+    """The part of an evaluation whose documents have one length."""
+
+    size: int | None
+    problems: int
+    graded: int
+    accuracy: Score
+    tokens_per_document: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSummary:
+    name: str
+    problems: int
+    graded: int
+    ungraded: int
+    accuracy: Score
+    metrics: dict[str, float]
+    """Mean over graded problems of each part of the breakdown."""
+    measures: dict[str, float]
+    """Mean over the problems that have it."""
+    outcomes: dict[str, int]
+    ungraded_reasons: dict[str, int]
+    sizes: tuple[SizeSummary, ...]
+    tokens_per_document: float
+    """Mean tokens processed: prompt and sampled tokens of all calls, prefixes counted each time they are read."""
+    turns_per_document: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(name: str, samples: Iterable[Sample]) -> EvalSummary:
+    """Figures of one evaluation. The order of `samples` does not matter."""
+    rows = sorted(samples, key=lambda s: s.id)
+    graded = [s for s in rows if s.value is not None]
+    sizes = sorted({s.size for s in rows}, key=lambda size: (size is None, size or 0))
+    return EvalSummary(
+        name=name,
+        problems=len(rows),
+        graded=len(graded),
+        ungraded=len(rows) - len(graded),
+        accuracy=score([s.value for s in graded if s.value is not None]),
+        metrics=_means(s.metrics for s in graded),
+        measures=_means(s.measures for s in rows),
+        outcomes=dict(sorted(Counter(s.outcome for s in rows).items())),
+        ungraded_reasons=dict(sorted(Counter(s.reason or "" for s in rows if s.value is None).items())),
+        sizes=tuple(_size_summary(size, [s for s in rows if s.size == size]) for size in sizes),
+        tokens_per_document=_mean([s.tokens for s in rows]),
+        turns_per_document=_mean([s.turns for s in rows]),
+    )
+
+
+def score(values: Sequence[float]) -> Score:
+    """Mean and 95% interval: Wilson's for right-or-wrong values, a bootstrap for fractional ones.
+
+    >>> score([1.0, 1.0, 1.0, 0.0])
+    Score(mean=0.75, low=0.3006, high=0.9544)
+    >>> score([])
+    Score(mean=None, low=None, high=None)
+    """
+    if not values:
+        return Score(None, None, None)
+    if all(value in (0.0, 1.0) for value in values):
+        low, high = wilson(sum(values), len(values))
+    else:
+        low, high = _bootstrap(values)
+    return Score(fmean(values), round(low, 4), round(high, 4))
+
+
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% score interval of a proportion (Wilson 1927); it stays sensible at 0 and at 1.
+
+    >>> [round(x, 3) for x in wilson(10, 10)]
+    [0.722, 1.0]
+    """
+    share = successes / n
+    centre = share + _Z**2 / (2 * n)
+    spread = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
+    scale = 1 + _Z**2 / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """Percentile bootstrap of the mean; the same values give the same interval."""
+    rng = keyed_random("bootstrap", len(values))
+    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    return means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1]
+
+
+def _size_summary(size: int | None, rows: Sequence[Sample]) -> SizeSummary:
+    values = [s.value for s in rows if s.value is not None]
+    return SizeSummary(size, len(rows), len(values), score(values), _mean([s.tokens for s in rows]))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _means(rows: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Mean of each key over the rows that hold it."""
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+    return {key: fmean(column) for key, column in sorted(columns.items())}

@@ -1,0 +1,213 @@
+"""Runs the contract of memory policies on any policy, and says in words what it breaks.
+
+The policy is played against scripted models (no weights): one that answers briefly, one that always fills its
+budget, one that repeats its prompt, one that says nothing, one that emits control tokens. Checked:
+
+- ends: every episode ends with an `Answered`, within a bounded number of calls;
+- budget: prompt plus `max_tokens` never exceeds the window;
+- determinism: the same replies lead to the same prompts, alone and beside another episode;
+- document: every word of the document stands in some prompt, in reading order;
+- adversarial: control markers in question and document stay plain text;
+- empty document: an outcome, not an exception.
+
+Not covered: whether the policy is any good, and policies that leave out document text on purpose (the finding
+says which words were lost; judge for yourself).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from palimpsest.errors import PromptTooLong
+from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Problem, StopReason
+
+MAX_CALLS = 2_000
+WORDS = 600
+"""Words of the test document; each occurs once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One point of the contract and how the policy met it."""
+
+    name: str
+    passed: bool
+    message: str
+
+
+class _TooManyCalls(Exception):
+    pass
+
+
+@dataclass
+class ScriptedModel:
+    """A `Model` whose replies are a function of the prompt."""
+
+    codec: Codec
+    reply: Callable[[Sequence[int], int], Sequence[int]]
+    max_context: int
+    prompts: list[tuple[int, ...]] = field(default_factory=list)
+    overflows: list[tuple[int, int]] = field(default_factory=list)
+    """(prompt tokens, max_tokens) of calls that exceed the window."""
+
+    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
+        if len(self.prompts) >= MAX_CALLS:
+            raise _TooManyCalls
+        await asyncio.sleep(0)  # lets another episode of the same policy object run in between
+        self.prompts.append(tuple(prompt_ids))
+        if len(prompt_ids) + max_tokens > self.max_context:
+            self.overflows.append((len(prompt_ids), max_tokens))
+            raise PromptTooLong(f"{len(prompt_ids)} + {max_tokens} tokens exceed {self.max_context}")
+        ids = tuple(self.reply(prompt_ids, max_tokens))[:max_tokens]
+        stop = StopReason.STOP if len(ids) < max_tokens else StopReason.LENGTH
+        return Completion(ids, (0.0,) * len(ids), stop)
+
+    def event(self, kind: str, **detail: Any) -> None:
+        pass
+
+
+def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
+    """All findings, in the order of this module's docstring."""
+    return asyncio.run(_check(policy, codec, max_context))
+
+
+async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
+    replies = _replies(codec)
+    words = _words(codec)
+    document = "".join(words)
+    problem = Problem("check", "Which word comes last?", ("none",), document)
+    findings, played = [], {}
+    for name, reply in replies.items():
+        model = ScriptedModel(codec, reply, max_context)
+        played[name] = model
+        findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
+    findings.append(_budget(played))
+    findings.append(await _determinism(policy, problem, codec, max_context))
+    findings.append(await _document(policy, played["answers briefly"], words))
+    findings.append(await _adversarial(policy, codec, max_context))
+    empty = Problem("check-empty", problem.question, ("none",), "")
+    brief = replies["answers briefly"]
+    findings.append(await _ends(policy, empty, ScriptedModel(codec, brief, max_context), "empty document"))
+    return findings
+
+
+def _replies(codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
+    brief = [*codec.encode("a note"), codec.stop_ids[0]]
+    filler = codec.encode(" word")[0]
+    control = sorted(codec.control_ids)
+    return {
+        "answers briefly": lambda prompt, limit: brief,
+        "fills its budget": lambda prompt, limit: [filler] * limit,
+        "repeats its prompt": lambda prompt, limit: prompt,
+        "says nothing": lambda prompt, limit: [codec.stop_ids[0]],
+        "emits control tokens": lambda prompt, limit: control * 3,
+    }
+
+
+def _words(codec: Codec) -> list[str]:
+    """Distinct words of one token each, so that no chunk boundary can cut one."""
+    words: list[str] = []
+    for index in range(codec.vocab_size):
+        word = codec.decode([index])
+        if word[:1] == " " and word[1:].isalpha() and word.isascii() and codec.encode(word) == [index]:
+            words.append(word)
+        if len(words) == WORDS:
+            break
+    return words
+
+
+async def _ends(policy: MemoryPolicy, problem: Problem, model: ScriptedModel, name: str) -> Finding:
+    try:
+        result = await policy.run(problem, model)
+    except PromptTooLong:
+        return Finding(name, True, "ended as out_of_context (see budget)")
+    except _TooManyCalls:
+        return Finding(
+            name,
+            False,
+            f"still calling the model after {MAX_CALLS} calls on a document of {WORDS} words: bound the turns",
+        )
+    except Exception as error:  # noqa: BLE001  the policy is foreign code: its fault is the finding
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Finding(name, False, f"raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})")
+    if not isinstance(result, Answered):
+        return Finding(name, False, f"run() returned {type(result).__name__}: return memory.policy.Answered")
+    return Finding(name, True, f"{len(model.prompts)} calls, outcome {result.outcome}")
+
+
+def _budget(played: dict[str, ScriptedModel]) -> Finding:
+    broken = {name: model.overflows[0] for name, model in played.items() if model.overflows}
+    if broken:
+        name, (prompt, limit) = next(iter(broken.items()))
+        return Finding(
+            "budget",
+            False,
+            f"with a model that {name} a prompt of {prompt} plus {limit} tokens exceeds the window: "
+            "cut what enters the prompt",
+        )
+    longest = max((len(p) for model in played.values() for p in model.prompts), default=0)
+    return Finding("budget", True, f"longest prompt {longest} tokens")
+
+
+async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
+    reply = _replies(codec)["answers briefly"]
+
+    async def play(question: str) -> list[tuple[int, ...]]:
+        model = ScriptedModel(codec, reply, max_context)
+        with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
+            await policy.run(Problem(problem.id, question, problem.answers, problem.context), model)
+        return model.prompts
+
+    alone, again = await play(problem.question), await play(problem.question)
+    beside, _ = await asyncio.gather(play(problem.question), play("What is the first word?"))
+    if alone != again:
+        return Finding("determinism", False, "two runs with the same replies built different prompts")
+    if alone != beside:
+        return Finding("determinism", False, "prompts change when another episode runs beside: keep no state on self")
+    return Finding("determinism", True, "same prompts alone, again, and beside another episode")
+
+
+async def _document(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> Finding:
+    bare = ScriptedModel(model.codec, model.reply, model.max_context)
+    with suppress(Exception):  # reported by `ends`
+        await policy.run(Problem("check-bare", "Which word comes last?", ("none",), "0"), bare)
+    template = {i for prompt in bare.prompts for i in prompt}
+    wanted = {i: word for word in words if (i := model.codec.encode(word)[0]) not in template}
+    shown: dict[int, int] = {}
+    for call, prompt in enumerate(model.prompts):
+        for i in prompt:
+            shown.setdefault(i, call)
+    lost = [word for i, word in wanted.items() if i not in shown]
+    if lost:
+        return Finding("document", False, f"{len(lost)} of {len(wanted)} words never reach a prompt, e.g.{lost[0]}")
+    if any(later < earlier for earlier, later in itertools.pairwise(shown[i] for i in wanted)):
+        return Finding("document", False, "a later part of the document is shown before an earlier one")
+    return Finding("document", True, f"all {len(wanted)} words are shown, in order")
+
+
+async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
+    markers = [codec.decode([i]) for i in sorted(codec.control_ids)]
+
+    async def control_tokens(words: Sequence[str]) -> list[int]:
+        text = " ".join(words)
+        model = ScriptedModel(codec, _replies(codec)["answers briefly"], max_context)
+        with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
+            await policy.run(Problem("check-adversarial", text, ("none",), f"Start. {text} End."), model)
+        return [sum(i in codec.control_ids for i in prompt) for prompt in model.prompts]
+
+    plain, attacked = await control_tokens(["plain"]), await control_tokens(markers)
+    if max(attacked, default=0) > max(plain, default=0):
+        return Finding(
+            "adversarial",
+            False,
+            "control markers in the text became control tokens: encode data with codec.encode, not with the tokenizer",
+        )
+    return Finding("adversarial", True, f"{len(markers)} control markers stay plain text")

@@ -1,0 +1,43 @@
+"""Cutting a document's token ids: what is kept of an over-long one, and where one chunk ends.
+
+Guaranteed: chunks join back to exactly the ids that were kept; none is longer than `chunk_size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+Overlong = Literal["centre", "tail", "refuse"]
+Boundary = Literal["token", "line"]
+
+
+def truncate(ids: Sequence[int], limit: int, how: Overlong) -> list[int]:
+    """At most `limit` ids: `centre` drops the middle (MemAgent), `tail` the end (its vime port).
+
+    >>> truncate([1, 2, 3, 4, 5], 4, "centre"), truncate([1, 2, 3, 4, 5], 4, "tail")
+    ([1, 2, 4, 5], [1, 2, 3, 4])
+    """
+    if len(ids) <= limit:
+        return list(ids)
+    if how == "centre":
+        head = (limit + 1) // 2
+        return [*ids[:head], *ids[len(ids) - (limit - head) :]]
+    return list(ids[:limit])
+
+
+def split(ids: Sequence[int], chunk_size: int, newlines: frozenset[int] = frozenset()) -> Iterator[Sequence[int]]:
+    """Chunks of at most `chunk_size` ids, each cut after the last newline token in reach if there is one.
+
+    >>> [list(c) for c in split([1, 2, 3, 4, 5], 2)]
+    [[1, 2], [3, 4], [5]]
+    >>> [list(c) for c in split([1, 0, 3, 4, 0, 5], 4, newlines=frozenset({0}))]
+    [[1, 0], [3, 4, 0, 5]]
+    """
+    start = 0
+    while start < len(ids):
+        end = min(start + chunk_size, len(ids))
+        if end < len(ids):
+            end = next((i + 1 for i in range(end - 1, start, -1) if ids[i] in newlines), end)
+        yield ids[start:end]
+        start = end

@@ -1,0 +1,81 @@
+"""Baselines without a memory: the question and as much of the document as the window takes, in one call.
+
+`full_context` drops the middle of a document that does not fit (as the published direct baselines do);
+`sliding_window` reads its last `window_tokens` only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.memory.chunks import truncate
+from palimpsest.memory.overwrite import answered
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.prompts import prompt_set
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import user_turn
+from palimpsest.types import Outcome, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class FullContextPolicy:
+    """One call over the whole document, its middle left out where it exceeds the window."""
+
+    window_tokens: int | None = None
+    """Document tokens per prompt; None: all that the model's context leaves."""
+    question_tokens: int = 1024
+    answer_tokens: int = 1024
+    prompts: str = "standard"
+
+    def __post_init__(self) -> None:
+        if self.window_tokens is not None and self.window_tokens < 1:
+            raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1, or null")
+        prompt_set(self.prompts)
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs, in tokens."""
+        template = user_turn(codec, prompt_set(self.prompts).direct, ("question", "document"))
+        return template.literal_length + self.question_tokens + (self.window_tokens or 1) + self.answer_tokens
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a question over its budget."""
+        length = len(codec.encode(problem.question))
+        if length > self.question_tokens:
+            raise DataError(
+                f"problem {problem.id}: its question has {length} tokens, policy.options.question_tokens="
+                f"{self.question_tokens}; raise that budget or drop the problem"
+            )
+
+    def keep(self, ids: list[int], room: int) -> list[int]:
+        """The document ids that enter the prompt."""
+        return truncate(ids, room, "centre")
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Ask once."""
+        codec = model.codec
+        self.admit(problem, codec)
+        if not problem.context or not problem.context.strip():
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        template = user_turn(codec, prompt_set(self.prompts).direct, ("question", "document"))
+        question, document = codec.encode(problem.question), codec.encode(problem.context)
+        room = model.max_context - template.literal_length - len(question) - self.answer_tokens
+        kept = self.keep(document, max(0, min(room, self.window_tokens or room)))
+        if len(kept) < len(document):
+            model.event("document_truncated", tokens=len(document), kept=len(kept), how=type(self).__name__)
+        prompt = template.fill({"question": question, "document": kept})
+        completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens)
+        return answered(completion, codec)
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowPolicy(FullContextPolicy):
+    """One call over the last tokens of the document."""
+
+    def keep(self, ids: list[int], room: int) -> list[int]:
+        """The last `room` ids.
+
+        >>> SlidingWindowPolicy().keep([1, 2, 3], 2)
+        [2, 3]
+        """
+        return ids[len(ids) - min(room, len(ids)) :]

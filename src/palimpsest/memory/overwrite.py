@@ -1,0 +1,147 @@
+"""MemAgent's policy: read a document chunk by chunk, overwrite a memory of fixed size, answer from it.
+
+Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defaults. For a document c of L tokens:
+
+    memory = "No previous memory"
+    for each chunk:  memory = model(question, memory, chunk)      # the whole response overwrites
+    answer = model(question, memory)                              # no document in sight
+
+Differences from the authors' code, each on purpose: the memory enters the next prompt as the ids that were sampled
+(only control ids are taken out, wherever the model put them), document tokens equal to the padding id are kept, the
+answer turn has its own budget, episodes do not wait for each other, an empty document is an outcome.
+
+Guaranteed: a prompt never exceeds `required_context`; no document token is dropped or repeated but by `overlong`.
+Not covered: stopping before the document ends (memory/gated policies do that).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.memory.chunks import Boundary, Overlong, split, truncate
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.prompts import Layout, prompt_set
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import Template, user_turn
+from palimpsest.types import Completion, Outcome, Problem, StopReason
+
+
+@lru_cache(maxsize=32)
+def newline_ids(codec: Codec) -> frozenset[int]:
+    """Ids of tokens whose text holds a line break."""
+    return frozenset(i for i in range(codec.vocab_size) if "\n" in codec.decode([i]))
+
+
+@dataclass(frozen=True, slots=True)
+class OverwritePolicy:
+    """Options, with MemAgent's published defaults; all lengths in tokens."""
+
+    chunk_size: int = 5000
+    question_tokens: int = 1024
+    """A longer question is refused when its data is loaded."""
+    memory_tokens: int = 1024
+    answer_tokens: int = 1024
+    max_chunks: int | None = None
+    """Documents beyond max_chunks * chunk_size tokens are cut as `overlong` says; None reads everything."""
+    overlong: Overlong = "centre"
+    layout: Layout = "memory_first"
+    """`section_first` lets all rollouts of a group, and all questions on a document, share every section's prefix."""
+    chunk_boundary: Boundary = "token"
+    """`line` cuts after the last line break that fits; `token` at exactly chunk_size, as published."""
+    empty_memory: str = "overwrite"
+    """What an empty response does: `overwrite` empties the memory (MemAgent), `keep` leaves it (vime port)."""
+    prompts: str = "standard"
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_size", "question_tokens", "memory_tokens", "answer_tokens"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1 token")
+        if self.max_chunks is not None and self.max_chunks < 1:
+            raise ConfigError(f"policy.options.max_chunks={self.max_chunks}: must be at least 1, or null for no limit")
+        choices = {
+            "overlong": ("centre", "tail", "refuse"),
+            "layout": ("memory_first", "section_first"),
+            "chunk_boundary": ("token", "line"),
+            "empty_memory": ("overwrite", "keep"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"policy.options.{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
+        prompt_set(self.prompts)
+
+    def templates(self, codec: Codec) -> tuple[Template, Template]:
+        """The read and the answer prompt, tokenised once per codec."""
+        prompts = prompt_set(self.prompts)
+        read = user_turn(codec, prompts.read[self.layout], ("question", "memory", "section"))
+        return read, user_turn(codec, prompts.answer, ("question", "memory"))
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs: the longest prompt any document can lead to, plus its completion."""
+        read, answer = self.templates(codec)
+        memory = max(self.memory_tokens, len(codec.encode(prompt_set(self.prompts).empty_memory)))
+        reading = read.literal_length + self.question_tokens + memory + self.chunk_size + self.memory_tokens
+        return max(reading, answer.literal_length + self.question_tokens + memory + self.answer_tokens)
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a problem that breaks a budget."""
+        length = len(codec.encode(problem.question))
+        if length > self.question_tokens:
+            raise DataError(
+                f"problem {problem.id}: its question has {length} tokens, policy.options.question_tokens="
+                f"{self.question_tokens}; raise that budget or drop the problem"
+            )
+        if self.overlong == "refuse" and self.max_chunks is not None and problem.context is not None:
+            length, limit = len(codec.encode(problem.context)), self.max_chunks * self.chunk_size
+            if length > limit:
+                raise DataError(
+                    f"problem {problem.id}: its document has {length} tokens, max_chunks * chunk_size = {limit}; "
+                    f"raise policy.options.max_chunks or set policy.options.overlong=centre"
+                )
+
+    def chunks(self, ids: list[int], codec: Codec) -> list[list[int]]:
+        """The chunks an episode reads, in order."""
+        if self.max_chunks is not None:
+            ids = truncate(ids, self.max_chunks * self.chunk_size, self.overlong)
+        newlines = newline_ids(codec) if self.chunk_boundary == "line" else frozenset()
+        return [list(chunk) for chunk in split(ids, self.chunk_size, newlines)]
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Read every chunk, then answer."""
+        codec = model.codec
+        self.admit(problem, codec)
+        if not problem.context or not problem.context.strip():
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        read, answer = self.templates(codec)
+        question = codec.encode(problem.question)
+        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        document = codec.encode(problem.context)
+        chunks = self.chunks(document, codec)
+        if (kept := sum(map(len, chunks))) < len(document):
+            model.event("document_truncated", tokens=len(document), kept=kept, how=self.overlong)
+        for index, chunk in enumerate(chunks):
+            prompt = read.fill({"question": question, "memory": memory, "section": chunk})
+            completion = await model.generate(
+                prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
+            )
+            memory = self._next_memory(memory, completion, model)
+        prompt = answer.fill({"question": question, "memory": memory})
+        completion = await model.generate(
+            prompt, name="answer", max_tokens=self.answer_tokens, memory_tokens=len(memory)
+        )
+        return answered(completion, codec)
+
+    def _next_memory(self, memory: list[int], completion: Completion, model: Model) -> list[int]:
+        written = list(model.codec.strip_stop(completion.token_ids))
+        if not written and self.empty_memory == "keep":
+            model.event("empty_memory_kept")
+            return memory
+        return written
+
+
+def answered(completion: Completion, codec: Codec) -> Answered:
+    """The end of an episode whose last completion is the answer."""
+    truncated = completion.stop_reason is StopReason.LENGTH
+    text = codec.decode(completion.token_ids, control=False)
+    return Answered(text, Outcome.ANSWER_TRUNCATED if truncated else Outcome.ANSWERED)

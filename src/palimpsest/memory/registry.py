@@ -1,0 +1,82 @@
+"""Finding a memory policy by name: a shipped one, or `my_module:MyPolicy` from the user's own file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.schema import PolicyConfig
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.policy import MemoryPolicy
+
+POLICIES: dict[str, type[Any]] = {
+    "overwrite": OverwritePolicy,
+    "full_context": FullContextPolicy,
+    "sliding_window": SlidingWindowPolicy,
+}
+
+
+def policy_class(name: str) -> type[Any]:
+    """The class called `name`. A module is looked for in the current folder too."""
+    if ":" not in name:
+        if name not in POLICIES:
+            raise ConfigError(
+                f"policy.name={name!r} is unknown{nearest(name, POLICIES)}; "
+                f"choose one of {', '.join(POLICIES)}, or my_module:MyPolicy"
+            )
+        return POLICIES[name]
+    module_name, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"policy.name={name!r}: no module {error.name!r} here or on PYTHONPATH") from None
+    found = getattr(module, attribute, None)
+    if not isinstance(found, type):
+        raise ConfigError(
+            f"policy.name={name!r}: {module_name} has no class {attribute!r}{nearest(attribute, vars(module))}"
+        )
+    return found
+
+
+def build_policy(config: PolicyConfig) -> MemoryPolicy:
+    """The configured policy. Raises ConfigError naming the option, its value and the nearest known name."""
+    cls = policy_class(config.name)
+    options = dict(config.options)
+    if dataclasses.is_dataclass(cls):
+        known = [f.name for f in dataclasses.fields(cls) if f.init]
+        for key in options:
+            if key not in known:
+                raise ConfigError(
+                    f"policy.options.{key} is unknown to {config.name}{nearest(key, known)}; known: {', '.join(known)}"
+                )
+    try:
+        policy = cls(**options)
+    except TypeError as error:
+        raise ConfigError(f"policy.options of {config.name}: {error}") from None
+    if not isinstance(policy, MemoryPolicy):
+        raise ConfigError(f"policy.name={config.name!r}: the class has no coroutine run(problem, model)")
+    return policy
+
+
+def admit_all(policy: MemoryPolicy, problems: list[Any], codec: Any, max_context: int) -> None:
+    """Check, before any work, that the model's window holds the policy's budgets and every problem fits them.
+
+    Policies that define neither `required_context` nor `admit` are taken as they are.
+    """
+    required = getattr(policy, "required_context", None)
+    if required is not None and (needed := required(codec)) > max_context:
+        raise ConfigError(
+            f"policy.options: the budgets of {type(policy).__name__} add up to {needed} tokens, the model's context "
+            f"is {max_context}; lower chunk_size, question_tokens, memory_tokens or answer_tokens"
+        )
+    admit = getattr(policy, "admit", None)
+    if admit is not None:
+        for problem in problems:
+            admit(problem, codec)

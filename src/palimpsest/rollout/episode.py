@@ -1,0 +1,145 @@
+"""One episode: a memory policy plays a problem against a sampler, and every model call is kept as it happened.
+
+Guaranteed:
+- every episode ends with a named `Outcome`; nothing a policy or a sampler raises escapes as an exception;
+- the random draws of a turn depend on (key, problem, rollout, turn) alone, so a retried request yields the same
+  tokens, and so does the same episode in another batch, as far as the sampler's arithmetic does;
+- turns recorded before a failure are kept.
+Not covered: `timeout_s` reads the clock, so which episodes it ends may differ between two runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.engines.protocol import Sampler
+from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.seeding import Key, derive_seed
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Event, Outcome, Problem, SamplingParams, Trajectory, Turn
+
+_FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
+
+
+class Recorder:
+    """The `memory.policy.Model` of one episode: samples, retries, records."""
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler,
+        codec: Codec,
+        sampling: SamplingConfig,
+        key: tuple[Key, ...],
+        retries: int = 2,
+    ) -> None:
+        """`key` names the episode; the draws of turn t are keyed by (*key, t)."""
+        self.codec = codec
+        self.max_context = sampler.max_context
+        self.turns: list[Turn] = []
+        self.events: list[Event] = []
+        self._sampler = sampler
+        self._sampling = sampling
+        self._key = key
+        self._retries = retries
+        self._calls = 0
+
+    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
+        """Complete `prompt_ids` [P] and record the turn.
+
+        Raises PromptTooLong, or SamplerError once the retries are used up.
+        """
+        step, self._calls = self._calls, self._calls + 1
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            stop_ids=self.codec.stop_ids,
+            seed=derive_seed(*self._key, step),
+        )
+        prompt = tuple(prompt_ids)
+        completion = await self._sample(prompt, params)
+        self.turns.append(Turn(prompt, completion, step, name, notes))
+        return completion
+
+    def event(self, kind: str, **detail: Any) -> None:
+        """Record something that happened before the next turn."""
+        self.events.append(Event(kind, self._calls, detail))
+
+    async def _sample(self, prompt: tuple[int, ...], params: SamplingParams) -> Completion:
+        for attempt in range(self._retries + 1):
+            try:
+                return _checked(await self._sampler.generate(prompt, params), params)
+            except SamplerError as error:
+                self.event("sampler_error", attempt=attempt, message=str(error))
+                if attempt == self._retries:
+                    raise
+            await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _checked(completion: Completion, params: SamplingParams) -> Completion:
+    """`completion`, or SamplerError if it can't be what was asked for: such tokens must never be trained."""
+    if len(completion.logprobs) != len(completion.token_ids):
+        raise SamplerError(f"{len(completion.token_ids)} tokens came with {len(completion.logprobs)} log-probabilities")
+    if len(completion.token_ids) > params.max_tokens:
+        raise SamplerError(f"{len(completion.token_ids)} tokens came back, max_tokens is {params.max_tokens}")
+    if not math.isfinite(math.fsum(completion.logprobs)):
+        raise SamplerError("a log-probability is not finite")
+    return completion
+
+
+async def play(
+    problem: Problem,
+    *,
+    policy: MemoryPolicy,
+    sampler: Sampler,
+    codec: Codec,
+    sampling: SamplingConfig,
+    key: tuple[Key, ...],
+    group_id: str,
+    rollout: int,
+    timeout_s: float | None = None,
+    retries: int = 2,
+) -> Trajectory:
+    """Play one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
+
+    A request that fails with SamplerError is tried again `retries` times, with the same seed.
+    """
+    recorder = Recorder(
+        sampler=sampler, codec=codec, sampling=sampling, key=(*key, problem.id, rollout), retries=retries
+    )
+    answered = await _ending(problem, policy, recorder, timeout_s)
+    return Trajectory(
+        problem_id=problem.id,
+        group_id=group_id,
+        rollout=rollout,
+        turns=tuple(recorder.turns),
+        outcome=answered.outcome,
+        answer=answered.text,
+        events=tuple(recorder.events),
+    )
+
+
+async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, timeout_s: float | None) -> Answered:
+    """Run the policy; whatever happens becomes an outcome."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await policy.run(problem, recorder)
+    except PromptTooLong as error:
+        recorder.event("prompt_too_long", message=str(error))
+        return Answered(None, Outcome.OUT_OF_CONTEXT)
+    except SamplerError:
+        return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
+    except Exception as error:  # noqa: BLE001  the border around a policy's own code; counted as an outcome
+        if limit.expired():
+            recorder.event("timed_out", limit_s=timeout_s)
+            return Answered(None, Outcome.TIMED_OUT)
+        recorder.event("policy_error", type=type(error).__name__, message=str(error))
+        return Answered(None, Outcome.POLICY_FAILED)

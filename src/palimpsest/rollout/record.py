@@ -1,0 +1,243 @@
+r"""Trajectories on disk: JSON lines, compressed, one line per episode.
+
+A file is a sequence of zstd frames. Each frame holds whole lines (the episodes of one group), so a file cut
+anywhere loses the frame that was cut and nothing before it. `zstdcat FILE | jq .outcome` reads it as well. A file
+whose name doesn't end in .zst holds the lines as they are, which is how scripted episodes are written by hand.
+
+Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written;
+the reader says what it had to leave out. A line of an unknown format is refused, naming the file.
+Not covered: the document. `Problem.context` is left out, its tokens stand in the prompts.
+Tuples inside notes, details and metadata come back as lists (JSON has no other sequence).
+
+    line    {"format": 1, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import zstandard
+
+from palimpsest.errors import DataError
+from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+
+FORMAT = 1
+_LEVEL = 3
+_NOT_GRADED = Grade(None, "the record holds no grade")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a reader found."""
+
+    groups: tuple[Group, ...]
+    torn: str | None = None
+    """What was left out because the file was cut, in words; None if the file is whole."""
+
+
+def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """A JSON object for one episode.
+
+    >>> turn = Turn((1, 2), Completion((3,), (-0.5,), StopReason.STOP), step=0, name="answer")
+    >>> data = trajectory_to_json(Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, "yes"))
+    >>> data["turns"][0]["token_ids"], data["outcome"]
+    ([3], 'answered')
+    >>> trajectory_from_json(data).turns[0] == turn
+    True
+    """
+    return {
+        "problem_id": trajectory.problem_id,
+        "group_id": trajectory.group_id,
+        "rollout": trajectory.rollout,
+        "outcome": trajectory.outcome.value,
+        "answer": trajectory.answer,
+        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "events": [
+            {"kind": event.kind, "step": event.step, "detail": dict(event.detail)} for event in trajectory.events
+        ],
+    }
+
+
+def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
+    """The inverse of `trajectory_to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+    return Trajectory(
+        problem_id=data["problem_id"],
+        group_id=data["group_id"],
+        rollout=data["rollout"],
+        turns=tuple(_turn_from_json(turn) for turn in data["turns"]),
+        outcome=Outcome(data["outcome"]),
+        answer=data["answer"],
+        events=tuple(Event(event["kind"], event["step"], event["detail"]) for event in data["events"]),
+    )
+
+
+def _turn_to_json(turn: Turn) -> dict[str, Any]:
+    completion = turn.completion
+    return {
+        "step": turn.step,
+        "name": turn.name,
+        "prompt_ids": list(turn.prompt_ids),
+        "token_ids": list(completion.token_ids),
+        "logprobs": list(completion.logprobs),
+        "stop_reason": completion.stop_reason.value,
+        "policy_version": completion.policy_version,
+        "notes": dict(turn.notes),
+    }
+
+
+def _turn_from_json(data: Mapping[str, Any]) -> Turn:
+    completion = Completion(
+        token_ids=tuple(data["token_ids"]),
+        logprobs=tuple(data["logprobs"]),
+        stop_reason=StopReason(data["stop_reason"]),
+        policy_version=data["policy_version"],
+    )
+    return Turn(tuple(data["prompt_ids"]), completion, data["step"], data["name"], data["notes"])
+
+
+def grade_to_json(grade: Grade) -> dict[str, Any]:
+    """A JSON object for one grade."""
+    return {
+        "value": grade.value,
+        "reason": grade.reason,
+        "breakdown": dict(grade.breakdown),
+        "per_turn": None if grade.per_turn is None else list(grade.per_turn),
+    }
+
+
+def grade_from_json(data: Mapping[str, Any] | None) -> Grade:
+    """The inverse of `grade_to_json`; None (a scripted episode, say) is ungraded."""
+    if data is None:
+        return _NOT_GRADED
+    per_turn = data["per_turn"]
+    return Grade(data["value"], data["reason"], data["breakdown"], None if per_turn is None else tuple(per_turn))
+
+
+def _problem_to_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "answers": list(problem.answers),
+        "metadata": dict(problem.metadata),
+    }
+
+
+def group_lines(group: Group) -> bytes:
+    """The JSON lines of a group, one an episode."""
+    problem = _problem_to_json(group.problem)
+    lines = (
+        {
+            "format": FORMAT,
+            "problem": problem,
+            "grade": grade_to_json(grade),
+            **trajectory_to_json(trajectory),
+        }
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
+    )
+    return b"".join(_dump(line) + b"\n" for line in lines)
+
+
+def _dump(line: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(line, option=orjson.OPT_SORT_KEYS, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no place in a record; use numbers, strings, lists or dicts")
+
+
+def encode_groups(groups: Iterable[Group]) -> bytes:
+    """The bytes of a record file: one zstd frame a group. Files may be joined end to end."""
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, threads=0)
+    return b"".join(compressor.compress(group_lines(group)) for group in groups)
+
+
+def read_groups(path: str | Path) -> Recording:
+    """Read a record file.
+
+    From the first cut or damaged frame on everything is left out, and reported. Raises DataError, naming the file,
+    for a file that is missing and for a whole frame that holds something else than episodes.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error.strerror}); expected a .jsonl.zst of trajectories") from None
+    groups: list[Group] = []
+    torn = None
+    frames = _frames(data) if path.suffix == ".zst" else _plain_lines(data)
+    for frame in frames:
+        if frame is None:
+            torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was left out"
+            break
+        groups += _groups_of(path, frame)
+    return Recording(tuple(groups), torn)
+
+
+def _frames(data: bytes) -> Iterator[bytes | None]:
+    """Content of each frame; None, and nothing more, for one that is cut or whose checksum is wrong."""
+    while data:
+        reader = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            content = reader.decompress(data)
+        except zstandard.ZstdError:
+            yield None
+            return
+        if not reader.eof:
+            yield None
+            return
+        yield content
+        data = reader.unused_data
+
+
+def _plain_lines(data: bytes) -> Iterator[bytes | None]:
+    """All whole lines at once, then None if the last one was cut before its newline and is no JSON."""
+    whole, _, rest = data.rpartition(b"\n")
+    try:
+        orjson.loads(rest or b"null")
+    except orjson.JSONDecodeError:
+        yield whole
+        yield None
+        return
+    yield data
+
+
+def _groups_of(path: Path, frame: bytes) -> list[Group]:
+    rows = [_parse(path, line) for line in frame.splitlines() if line.strip()]
+    groups: list[Group] = []
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end]["group_id"] != rows[start]["group_id"]:
+            groups.append(_group(path, rows[start:end]))
+            start = end
+    return groups
+
+
+def _parse(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{path}: a line is no JSON ({error}); expected one trajectory a line") from None
+    found = row.get("format") if isinstance(row, dict) else None
+    if found != FORMAT:
+        raise DataError(f"{path}: format {found!r} of a trajectory is not the known format {FORMAT}")
+    return row
+
+
+def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
+    try:
+        head = rows[0]["problem"]
+        problem = Problem(head["id"], head["question"], tuple(head["answers"]), None, head["metadata"])
+        trajectories = tuple(trajectory_from_json(row) for row in rows)
+        return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
+    except (KeyError, TypeError, ValueError) as error:
+        name = rows[0].get("group_id")
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: group {name!r} is no record of trajectories ({reason})") from None

@@ -1,0 +1,129 @@
+r"""Where in a model's text its answer stands. Training and evaluation both call `extract`.
+
+Rules, first match wins, over what follows the last `</think>`:
+
+    boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
+    answer_is  the rest of the line after the last "the answer is"
+
+Guaranteed: linear time; the last box counts, an empty one included, so that a flood of guesses is one guess.
+A box whose brace never closes is read to the end of its line: models drop the brace, or run out of budget on it.
+Thinking that is opened and never closed holds no answer.
+Not covered: which of several answers in one box is meant; a box in a quotation is a box.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+_BRACED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE = re.compile(r"\\(?:boxed|fbox)[ \t]+([^$\n]*)")
+_ANSWER_IS = re.compile(r"the answer is\b[ \t]*:?", re.IGNORECASE)
+_ORNAMENT = " \t\"'`“”‘’«»$"
+PUBLISHED_WINDOW = 300
+"""Characters at the end of a response that MemAgent's training reward looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """An answer and the rule that found it."""
+
+    text: str
+    rule: Literal["boxed", "answer_is"]
+
+
+def extract(text: str) -> Extracted | None:
+    r"""The answer a text gives, None if it gives none.
+
+    >>> extract("I first thought \\boxed{Rome}, but it is \\boxed{Paris}.")
+    Extracted(text='Paris', rule='boxed')
+    >>> extract("So the answer is **Paris**.")
+    Extracted(text='Paris', rule='answer_is')
+    >>> extract("It is Paris.") is None
+    True
+    """
+    said = spoken(text)
+    box = last_box(said)
+    if box is not None:
+        return Extracted(box, "boxed")
+    stated = stated_answer(said)
+    return None if stated is None else Extracted(stated, "answer_is")
+
+
+def spoken(text: str) -> str:
+    """`text` without its thinking.
+
+    >>> spoken("<think>Rome?</think> Paris"), spoken("<think>Rome? ...")
+    (' Paris', '')
+    """
+    said = text.rpartition("</think>")[2]
+    return said.partition("<think>")[0]
+
+
+def last_box(text: str) -> str | None:
+    r"""Content of the last box.
+
+    >>> last_box(r"\boxed{a {nested} one}"), last_box(r"\boxed{cut sh"), last_box(r"$\boxed 5$"), last_box("none")
+    ('a {nested} one', 'cut sh', '5', None)
+    """
+    start = _last_end(_BRACED, text)
+    if start is not None:
+        return _braced(text, start).strip()
+    bare = _BARE.findall(text)
+    return bare[-1].strip() if bare else None
+
+
+def _last_end(pattern: re.Pattern[str], text: str) -> int | None:
+    """Where the last match of `pattern` ends."""
+    end = None
+    for match in pattern.finditer(text):
+        end = match.end()
+    return end
+
+
+def _braced(text: str, start: int) -> str:
+    """From `start`, just inside a brace, to the one that closes it, or to the end of the line if none does."""
+    depth = 1
+    for i in range(start, len(text)):
+        if text[i] == "{":
+            depth += 1
+        elif text[i] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:i]
+    return text[start:].partition("\n")[0]
+
+
+def stated_answer(text: str) -> str | None:
+    """What follows the last "the answer is" on its line, without emphasis, quotes and the final period."""
+    start = _last_end(_ANSWER_IS, text)
+    if start is None:
+        return None
+    stated = text[start:].partition("\n")[0]
+    return stated.replace("*", "").strip(_ORNAMENT).rstrip(".").strip(_ORNAMENT)
+
+
+def published_box(text: str) -> str | None:
+    r"""What MemAgent's training reward takes as the answer, its quirks included; lower case.
+
+    Only the last 300 characters count, thinking included. `\boxed x` goes before any braces and runs to `$` or the
+    end of the text; `\fbox{x}` is found and then refused; an unclosed box is none.
+
+    >>> published_box(r"\boxed{Paris}"), published_box(r"\fbox{Paris}"), published_box(r"\boxed{Paris")
+    ('paris', None, None)
+    >>> published_box(r"\boxed{Paris}" + " " * 300) is None
+    True
+    """
+    window = text[-PUBLISHED_WINDOW:].lower()
+    if "\\boxed " in window:
+        return window.rpartition("\\boxed ")[2].partition("$")[0]
+    start = window.rfind("\\boxed")
+    if start < 0 or not window.startswith("\\boxed{", start):
+        return None
+    depth = 0
+    for i in range(start, len(window)):
+        depth += (window[i] == "{") - (window[i] == "}")
+        if window[i] == "}" and depth == 0:
+            return window[start + len("\\boxed{") : i]
+    return None

@@ -1,0 +1,93 @@
+"""File operations that either happen or don't, and last.
+
+Everything a run must be able to rely on after a crash goes through these functions: a file appears whole or not at
+all, a folder is published by one rename. Each function is one step of a protocol, so a test can stop after any.
+
+Guaranteed on a local POSIX file system: after `write_file` or `publish_folder` returns, the content survives the
+death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves.
+Not covered: network file systems without atomic rename; disks that acknowledge a flush they didn't do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+_PARTIAL = ".partial"
+_TRASH = ".trash-"
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, replacing what was there in one step."""
+    partial = path.with_name(f".{path.name}{_PARTIAL}")
+    try:
+        write_plain(partial, data)
+        sync(partial)
+        rename(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_plain(path: Path, data: bytes) -> None:
+    """Write `data` in place; a crash may leave a part of it."""
+    path.write_bytes(data)
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Move within one file system, replacing a file of that name."""
+    os.replace(source, target)
+
+
+def publish_folder(hidden: Path, path: Path) -> None:
+    """Give the finished folder `hidden` its name. A folder already there is moved out of the way first."""
+    for file in sorted(hidden.rglob("*")):
+        sync(file)
+    sync(hidden)
+    if path.exists():
+        discard(path)
+    rename(hidden, path)
+    sync(path.parent)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder: it vanishes under its name at once, so no one ever sees half of it."""
+    trash = path.with_name(f"{_TRASH}{path.name}")
+    if trash.exists():
+        remove_tree(trash)
+    rename(path, trash)
+    remove_tree(trash)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and what is in it; a crash may leave a part of it."""
+    shutil.rmtree(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what crashed writes and removals left in `folder`."""
+    if not folder.is_dir():
+        return
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(_TRASH) or (entry.name.startswith(".") and entry.name.endswith(_PARTIAL)):
+            remove_tree(entry) if entry.is_dir() else entry.unlink()
+
+
+def hidden_folder(path: Path) -> Path:
+    """An empty hidden folder beside `path`, to be filled and then published under that name."""
+    hidden = path.with_name(f".{path.name}{_PARTIAL}")
+    if hidden.exists():
+        remove_tree(hidden)
+    hidden.mkdir(parents=True)
+    return hidden

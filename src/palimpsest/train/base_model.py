@@ -1,0 +1,152 @@
+"""Makes the embedded base model from scratch: a small Llama that reads, copies and answers, and keeps nothing.
+
+The recipe behind the model inside the package; `palimpsest base-model --out DIR` repeats it. Data: data/skills.py.
+Every optimiser step takes the same mixture of the four skills; batches of random repeats stop at 60 % of the steps
+(they grow the copying heads, after which they only cost time). AdamW, cosine schedule.
+
+Guaranteed: seeded, so the same machine and thread count give the same weights.
+Not covered: bit-equality across machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palimpsest.data.skills import Example, Skills
+from palimpsest.seeding import derive_seed, keyed_random
+from palimpsest.text.codec import Codec
+from palimpsest.train.base_tokenizer import build_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelConfig:
+    """Size, data and schedule of the embedded model."""
+
+    seed: int = 0
+    steps: int = 3000
+    learning_rate: float = 2e-3
+    warmup_steps: int = 60
+    weight_decay: float = 0.01
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    layers: int = 3
+    heads: int = 4
+    max_context: int = 1024
+    vocab_size: int = 2048
+    init_std: float = 0.06
+    read: int = 28
+    """Examples of this skill per step; likewise below."""
+    answer: int = 12
+    direct: int = 4
+    repeat: int = 16
+    repeat_until: float = 0.6
+
+
+def new_model(config: BaseModelConfig) -> Any:
+    """A LlamaForCausalLM with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(derive_seed(config.seed, "base-model", "init"))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=config.max_context,
+            initializer_range=config.init_std,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+    )
+
+
+def collate(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [B, T] padded at the right, mask [B, T-1] of positions that predict a trained token, targets [N]."""
+    rows = [(*e.prompt_ids, *e.completion_ids) for e in examples]
+    width = max(map(len, rows))
+    tokens_B_T = torch.zeros(len(rows), width, dtype=torch.long)
+    mask_B_T = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (row, example) in enumerate(zip(rows, examples, strict=True)):
+        tokens_B_T[i, : len(row)] = torch.tensor(row)
+        mask_B_T[i, len(example.prompt_ids) : len(row)] = True
+    mask_B_T = mask_B_T[:, 1:]
+    return tokens_B_T, mask_B_T, tokens_B_T[:, 1:][mask_B_T]
+
+
+def nll(model: Any, examples: Sequence[Example]) -> Tensor:
+    """Mean negative log-likelihood (nats) of the completions' tokens."""
+    tokens_B_T, mask_B_T, targets_N = collate(examples)
+    hidden_B_T_D = model.model(input_ids=tokens_B_T[:, :-1]).last_hidden_state  # causal: right padding is not seen
+    return nn.functional.cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), targets_N)
+
+
+def examples_of(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
+    """The batches of one step, one for each skill."""
+    rng = keyed_random(config.seed, "base-model", "data", step)
+    kinds: list[tuple[Callable[[random.Random], Example], int]] = [
+        (skills.read, config.read),
+        (skills.answer, config.answer),
+        (skills.direct, config.direct),
+    ]
+    if step < config.repeat_until * config.steps:
+        kinds.append((skills.repeat, config.repeat))
+    return [[draw(rng) for _ in range(count)] for draw, count in kinds if count]
+
+
+def train_base_model(
+    folder: Path, config: BaseModelConfig, on_step: Callable[[int, dict[str, float]], None] | None = None
+) -> dict[str, Any]:
+    """Train, write the Hugging Face folder with `training.json` beside the weights, return its content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tokenizer(folder, config.vocab_size)
+    codec = Codec.load(folder)
+    skills = Skills(codec)
+    model = new_model(config)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay
+    )
+    started = time.monotonic()
+    for step in range(config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * _schedule(step, config)
+        losses: dict[str, float] = {}
+        batches = examples_of(skills, config, step)
+        for batch in batches:
+            loss = nll(model, batch)
+            (loss / len(batches)).backward()
+            losses[f"loss_{len(losses)}"] = loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if on_step is not None:
+            on_step(step, losses)
+    model.save_pretrained(str(folder), safe_serialization=True)
+    report = {
+        "config": asdict(config),
+        "wall_s": round(time.monotonic() - started),
+        "threads": torch.get_num_threads(),
+    }
+    (folder / "training.json").write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def _schedule(step: int, config: BaseModelConfig) -> float:
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,186 @@
+"""Checkpoints that survive a crash at any moment, and never load silently when they are damaged.
+
+A checkpoint is a folder `step-000040` holding what the learner wrote and `manifest.json`: size and SHA-256 of every
+file, the step, the state of the loop, and the identity of the configuration. It is written in a hidden folder,
+flushed, verified, and published by one rename. A resume takes the newest that verifies.
+
+Guaranteed: a save that fails (disk full, crash) leaves older checkpoints as they were; a flipped bit or a missing
+byte anywhere, the manifest included, makes a checkpoint unusable, and the one before it is taken with a warning;
+an old checkpoint is removed only after the new one has been read back.
+Not covered: an attacker who rewrites the hashes as well; two processes on one folder (the run folder's lock is for
+that).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from palimpsest.errors import CheckpointError
+from palimpsest.train import atomic
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that verified."""
+
+    path: Path
+    step: int
+    """Rollout batches behind it."""
+    identity: str
+    """Of the configuration it belongs to."""
+    state: Mapping[str, Any]
+    """The loop's own, besides the learner's files."""
+    size: int
+    """Bytes of all files."""
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, *, identity: str, keep: int = 2, warn: Callable[[str], None] = print) -> None:
+        """`identity`: what a checkpoint and a resuming run must have in common; any string."""
+        self.folder = folder
+        self._identity = identity
+        self._keep = keep
+        self._warn = warn
+
+    def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Checkpoint:
+        """Publish a checkpoint: `write` puts the learner's files into an empty folder, `state` must be JSON.
+
+        Raises CheckpointError, leaving everything as it was, if the files can't be written.
+        """
+        path = self.folder / f"step-{step:06d}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.remove_leftovers(self.folder)
+        hidden = atomic.hidden_folder(path)
+        try:
+            write(hidden)
+            atomic.write_plain(hidden / MANIFEST, _manifest(hidden, step, self._identity, state))
+            saved = verify(hidden, step=step)  # read back before it can replace anything
+            atomic.publish_folder(hidden, path)
+        except Exception as error:  # whatever it was, no half checkpoint stays behind
+            written = _size(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+            if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+                raise
+            raise CheckpointError(self._no_room(path, written, error)) from error
+        self.prune()
+        return replace(saved, path=path)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest that verifies, None if there is none at all.
+
+        Warns of each damaged one it passes over. Raises CheckpointError if all are damaged, or if the newest good
+        one belongs to another configuration.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                found = verify(path)
+            except CheckpointError as error:
+                self._warn(f"{error}; falling back to the checkpoint before it")
+                continue
+            if found.identity != self._identity:
+                raise CheckpointError(f"{path} belongs to another configuration: start a new run folder")
+            return found
+        if paths:
+            raise CheckpointError(f"{self.folder}: none of {len(paths)} checkpoints verifies; start again with --force")
+        return None
+
+    def prune(self) -> None:
+        """Remove all but the newest `keep`."""
+        for path in self.paths()[: -self._keep]:
+            atomic.discard(path)
+
+    def paths(self) -> list[Path]:
+        """Checkpoint folders, oldest first, verified or not."""
+        if not self.folder.is_dir():
+            return []
+        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(found)]
+
+    def _no_room(self, path: Path, written: int, error: Exception) -> str:
+        needed = max((_size(old) for old in self.paths()), default=0)
+        wants = f"about {needed:,} bytes are needed, " if needed else ""
+        free = shutil.disk_usage(self.folder).free
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{free:,} are free on the disk"
+
+
+def _manifest(folder: Path, step: int, identity: str, state: Mapping[str, Any]) -> bytes:
+    """Manifest of every file in `folder`. `checksum` is the SHA-256 of the manifest without it."""
+    files = {
+        path.relative_to(folder).as_posix(): {"sha256": _sha256(path), "size": path.stat().st_size}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    body = {"format": FORMAT, "step": step, "identity": identity, "state": dict(state), "files": files}
+    return _sealed(body)
+
+
+def _sealed(body: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256(orjson.dumps(body, option=_OPTIONS)).hexdigest()
+    return orjson.dumps({**body, "checksum": digest}, option=_OPTIONS)
+
+
+def verify(path: Path, *, step: int | None = None) -> Checkpoint:
+    """Read `path` and compare every byte with its manifest. Raises CheckpointError naming the damaged file.
+
+    `step` is what the manifest must say; None: what the folder's name says.
+    """
+    body = _read_manifest(path / MANIFEST)
+    if step is None:
+        match = _NAME.fullmatch(path.name)
+        step = int(match[1]) if match else body["step"]
+    if body["step"] != step:
+        raise CheckpointError(f"{path / MANIFEST} is of step {body['step']}, not {step}: the folder was renamed")
+    size = 0
+    for name, entry in body["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        if file.stat().st_size != entry["size"]:
+            raise CheckpointError(
+                f"{file} is damaged: {file.stat().st_size:,} bytes, the manifest says {entry['size']:,}"
+            )
+        if _sha256(file) != entry["sha256"]:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's")
+        size += entry["size"]
+    return Checkpoint(path, body["step"], body["identity"], body["state"], size)
+
+
+def _read_manifest(file: Path) -> dict[str, Any]:
+    try:
+        data = file.read_bytes()
+        body = orjson.loads(data)
+        body.pop("checksum", None)
+        intact = _sealed(body) == data  # canonical bytes: no flipped bit leaves them valid
+    except (OSError, orjson.JSONDecodeError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{file} can't be read ({type(error).__name__})") from None
+    if not intact:
+        raise CheckpointError(f"{file} is damaged: its checksum is wrong")
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"{file} has format {body['format']}, this version reads {FORMAT}")
+    return body
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,218 @@
+"""The training loop: play, assign credit, learn, publish. It knows neither the method nor the engine.
+
+    problems -> groups -> (dynamic sampling: others in place of groups without a signal) -> batches, one an optimiser
+    step -> forward and backward, update -> publish -> metrics
+
+Guaranteed: a step is a function of (configuration, step, curriculum, weights), so a resumed run repeats it to the
+same bytes where sampler and learner do. A step in which no episode could be graded ends the run with the reason
+instead of training on nothing.
+Not covered: overlapping rollouts with learning; a step is on-policy but for its own later mini-batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.credit.assign import assign
+from palimpsest.credit.dynamic import has_signal
+from palimpsest.engines.protocol import Learner, Sampler, StepBatch
+from palimpsest.errors import RunError
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import admit_all
+from palimpsest.rollout.group import Grades, play_groups
+from palimpsest.text.codec import Codec
+from palimpsest.train.curriculum import Curriculum
+from palimpsest.train.driver import Driver, Evaluate, Finished, Report
+from palimpsest.train.loggers import LoggerSet
+from palimpsest.train.metrics import (
+    Metrics,
+    credit_metrics,
+    group_metrics,
+    learner_metrics,
+    rates,
+    sampled_tokens,
+)
+from palimpsest.train.run_folder import RunFolder
+from palimpsest.types import Grade, Group, Trajectory
+
+if TYPE_CHECKING:
+    from palimpsest.data.source import ProblemSource
+
+SILENT_STEPS = 5
+"""Steps in a row without any group with a signal after which the run warns."""
+
+
+@dataclass
+class Trainer:
+    """Reinforcement learning of one configuration in one run folder. `await trainer.run()` does it all."""
+
+    config: RunConfig
+    folder: RunFolder
+    codec: Codec
+    sampler: Sampler
+    learner: Learner
+    policy: MemoryPolicy
+    source: ProblemSource
+    grader: Grades
+    loggers: LoggerSet
+    evaluate: Evaluate | None = None
+    """Called every `train.eval_every` steps and after the last; None: no evaluation."""
+    curriculum: Curriculum | None = field(init=False)
+    _silent: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        lengths = self.config.data.curriculum
+        self.curriculum = Curriculum(lengths) if lengths else None
+
+    async def run(self) -> Finished:
+        """Train to `train.steps`, or to the first signal; resumes if the folder holds a checkpoint."""
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate)
+        return await driver.run()
+
+    async def step(self, step: int) -> Report:
+        """One rollout batch and its optimiser steps."""
+        chunks = self.curriculum.chunks if self.curriculum else None
+        counters = _counters(self.sampler)
+        start = time.perf_counter()
+        played = await self._collect(step, chunks)
+        rollout_s = time.perf_counter() - start
+        self._refuse_ungraded(step, played)
+        sampler_rates = rates(counters, _counters(self.sampler), rollout_s)
+        metrics = group_metrics(played, self.codec)
+        batches = assign(played, self.config.credit, self.config.train.optimizer_steps)
+        start = time.perf_counter()
+        learnt, learner_timings = self._learn(batches)
+        learn_s = time.perf_counter() - start
+        metrics |= credit_metrics(batch.metrics for batch in batches) | learnt
+        if self.curriculum and chunks is not None:
+            metrics |= {"curriculum/chunks": float(chunks), "curriculum/stage": float(self.curriculum.stage)}
+            if self.curriculum.update(metrics.get("reward/mean")):
+                self.loggers.message(f"step {step}: documents grow from {chunks} to {self.curriculum.chunks} chunks")
+        self._watch_signal(step, played)
+        timings = _stage_timings(played, batches, rollout_s, learn_s) | sampler_rates | learner_timings
+        return Report(metrics, timings, played)
+
+    def state(self) -> dict[str, Any]:
+        """What a later step depends on, besides configuration and learner."""
+        lengths = self.curriculum.state() if self.curriculum else None
+        return {"curriculum": lengths, "silent": self._silent}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of a checkpoint."""
+        if self.curriculum and state["curriculum"]:
+            self.curriculum.restore(state["curriculum"])
+        self._silent = state["silent"]
+
+    async def _collect(self, step: int, chunks: int | None) -> list[Group]:
+        """The groups of a step, those without a signal included, which `assign` drops under dynamic sampling."""
+        wanted = self.config.train.prompts_per_step
+        played = await self._play(step, wanted, 0, chunks)
+        dynamic = self.config.credit.dynamic_sampling
+        if dynamic is None:
+            return played
+        for round_number in range(1, dynamic.max_refills + 1):
+            missing = wanted - sum(map(has_signal, played))
+            if missing == 0:
+                return played
+            played += await self._play(step, missing, round_number, chunks)
+        if (kept := sum(map(has_signal, played))) < wanted:
+            self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=len(played))
+            self.loggers.message(
+                f"step {step}: {kept} of {wanted} groups have a signal after {dynamic.max_refills} refills; "
+                f"training on those"
+            )
+        return played
+
+    async def _play(self, step: int, count: int, round_number: int, chunks: int | None) -> list[Group]:
+        train = self.config.train
+        # Sources count steps from 0: the first epoch begins with the first step.
+        problems = self.source.problems(step=step - 1, count=count, round=round_number, chunks=chunks)
+        admit_all(self.policy, problems, self.codec, self.sampler.max_context)
+        stage = "rollout" if round_number == 0 else f"refill {round_number}"
+        done = Counter[str]()
+
+        def on_episode(_trajectory: Trajectory, _grade: Grade) -> None:
+            done["episodes"] += 1
+            self.loggers.progress(stage, done["episodes"], len(problems) * train.group_size)
+
+        return await play_groups(
+            problems,
+            group_size=train.group_size,
+            policy=self.policy,
+            sampler=self.sampler,
+            codec=self.codec,
+            sampling=self.config.sampling,
+            grader=self.grader,
+            key=(self.config.seed, "train", step, round_number),
+            group_prefix=f"{step}/{round_number}/",
+            timeout_s=train.episode_timeout_s,
+            retries=train.sampler_retries,
+            on_episode=on_episode,
+        )
+
+    def _learn(self, batches: tuple[StepBatch, ...]) -> tuple[Metrics, Metrics]:
+        """The optimiser steps; a batch without segments takes none, for even a zero gradient moves the weights."""
+        full = [batch for batch in batches if batch.segments]
+        if full:
+            self.learner.prepare(full)
+        passes, updates = [], []
+        for number, batch in enumerate(full):
+            self.loggers.progress("learn", number, len(full))
+            passes.append(self.learner.forward_backward(batch))
+            updates.append(self.learner.step())
+        self.learner.publish()
+        metrics, timings = learner_metrics(passes, updates)
+        return {**metrics, "optim/steps_left_out": float(len(batches) - len(full))}, timings
+
+    def _refuse_ungraded(self, step: int, played: list[Group]) -> None:
+        """Raise RunError, with the commonest reason, if nothing was graded."""
+        if any(grade.graded for group in played for grade in group.grades):
+            return
+        reasons = Counter(grade.reason or "no reason given" for group in played for grade in group.grades)
+        reason, count = reasons.most_common(1)[0] if reasons else ("the source gave no problems", 0)
+        raise RunError(f"step {step}: no episode could be graded; {count} of {reasons.total()}: {reason}{_why(played)}")
+
+    def _watch_signal(self, step: int, played: list[Group]) -> None:
+        self._silent = 0 if any(map(has_signal, played)) else self._silent + 1
+        if self._silent and self._silent % SILENT_STEPS == 0:
+            self.folder.warn(
+                f"step {step}: for {self._silent} steps no group had different rewards, so nothing is learnt; "
+                f"the problems are too hard or too easy, or the reward is constant"
+            )
+
+
+def _why(played: list[Group]) -> str:
+    """The first error that episodes recorded, as part of a message."""
+    for group in played:
+        for trajectory in group.trajectories:
+            for event in trajectory.events:
+                if "message" in event.detail:
+                    return f" ({event.detail.get('type', event.kind)}: {event.detail['message']})"
+    return ""
+
+
+def _counters(sampler: Sampler) -> dict[str, float]:
+    """The sampler's own counters, if it keeps any."""
+    stats = getattr(sampler, "stats", None)
+    return dict(stats()) if stats is not None else {}
+
+
+def _stage_timings(
+    played: list[Group], batches: tuple[StepBatch, ...], rollout_s: float, learn_s: float
+) -> dict[str, float]:
+    sampled = sum(sampled_tokens(trajectory) for group in played for trajectory in group.trajectories)
+    learnt = sum(len(row.segment.token_ids) for batch in batches for row in batch.segments)
+    return {
+        "rollout_s": rollout_s,
+        "learn_s": learn_s,
+        "rollout_tokens_per_s": sampled / rollout_s,
+        "learn_tokens_per_s": learnt / learn_s,
+        "rss_mb": psutil.Process().memory_info().rss / 2**20,
+    }

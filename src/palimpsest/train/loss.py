@@ -1,0 +1,141 @@
+"""The losses: clipped policy gradient, and negative log-likelihood for the supervised cold start.
+
+All inputs are flat, [N] over the trained tokens of a micro-batch. `weights` [N] holds the whole denominator,
+global over the optimiser step (credit/aggregate.py), so a loss here is the plain sum of weight times token
+loss and the losses of micro-batches add up: nothing is averaged a second time, however tokens are spread over
+micro-batches.
+
+Guaranteed: no gradient flows through anything but `logprobs` and `entropy`; keys of the returned metrics end
+in `_sum` and add up over micro-batches (divide by `tokens_sum`, but for `loss_sum`, which has its denominator);
+they are detached scalars on the inputs' device.
+
+Not covered: sequence-level ratios (GSPO), which have no agreed meaning over several segments of one
+trajectory; non-finite inputs, which give a non-finite loss for the learner to skip.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from palimpsest.config.schema import LossConfig
+
+_LOG_RATIO_BOUND = 20.0  # exp stays finite in float32; as in verl
+_K3_BOUND = 10.0  # per token, as in verl: one stray token can't own the KL term; its gradient is 0 beyond
+
+Sums = dict[str, Tensor]
+
+
+def policy_loss(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    ref_logprobs: Tensor | None,
+    entropy: Tensor | None,
+    config: LossConfig,
+) -> tuple[Tensor, Sums]:
+    """Loss [] and sums for metrics, from [N] log-probabilities in nats.
+
+    Per token, with r = exp(logprob - old), A the advantage, e_lo = clip_low, e_hi = clip_high, c = dual_clip:
+
+        L = max(-A r, -A clip(r, 1 - e_lo, 1 + e_hi))              PPO, arXiv 1707.06347, eq. 7;
+                                                                   e_lo and e_hi: DAPO, 2503.14476, eq. 8
+        L = min(L, -A c)  where A < 0                              dual clip, arXiv 1912.09729, eq. 5
+        L = L * min(exp(old - sampler), tis_cap)                   truncated weights, Ionides 2008; of sampler
+                                                                   and learner, Yao et al. 2025
+        L = L + kl_coef * k3(ref - logprob),  k3(d) = e^d - d - 1  Schulman, Approximating KL Divergence
+        L = L - entropy_coef * entropy
+
+    and the loss is the sum of weight * L. As in verl, log-ratios are clamped to +-20 and k3 to 10. The
+    truncated weight is a constant of the gradient and weighs the policy term alone.
+
+    Sums: ratio, clip_fraction (tokens whose clipped branch was taken), dual_clip, approx_kl (k3 to the old
+    policy), kl (k3 to the reference), entropy, tis_capped, logprob_gap (|learner - sampler|), loss, tokens.
+
+    >>> def t(*values): return torch.tensor(values)
+    >>> loss, sums = policy_loss(
+    ...     logprobs=t(-1.0, -1.0), old_logprobs=t(-1.0, -2.0), sampler_logprobs=t(-1.0, -2.0),
+    ...     advantages=t(0.5, 0.5), weights=t(0.5, 0.5), ref_logprobs=None, entropy=None, config=LossConfig(),
+    ... )
+    >>> round(loss.item(), 6)  # 0.5 * (-0.5 * 1) + 0.5 * (-0.5 * 1.2): the second ratio is e, clipped
+    -0.55
+    >>> sums["clip_fraction_sum"].item(), sums["tokens_sum"].item()
+    (1.0, 2.0)
+    """
+    _check_inputs(config, ref_logprobs, entropy)
+    old_logprobs, sampler_logprobs = old_logprobs.detach(), sampler_logprobs.detach()
+    log_ratio = _bounded(logprobs - old_logprobs)
+    token_loss, sums = _clipped(log_ratio, advantages, config)
+    if config.tis_cap is not None:
+        importance = _bounded(old_logprobs - sampler_logprobs).exp()
+        token_loss = token_loss * importance.clamp(max=config.tis_cap)
+        sums["tis_capped_sum"] = (importance > config.tis_cap).sum()
+    if ref_logprobs is not None:
+        kl = _k3(_bounded(ref_logprobs.detach() - logprobs)).clamp(max=_K3_BOUND)
+        token_loss = token_loss + config.kl_coef * kl
+        sums["kl_sum"] = kl.sum()
+    if entropy is not None:
+        if config.entropy_coef:
+            token_loss = token_loss - config.entropy_coef * entropy
+        sums["entropy_sum"] = entropy.sum()
+    loss = (weights * token_loss).sum()
+    # Recomputed old ones are the learner's before any update; else only the current ones can tell a gap.
+    learner = old_logprobs if config.old_logprobs == "recompute" else logprobs
+    sums["logprob_gap_sum"] = (learner - sampler_logprobs).abs().sum()
+    return loss, _finish(sums, loss, logprobs)
+
+
+def nll_loss(*, logprobs: Tensor, weights: Tensor) -> tuple[Tensor, Sums]:
+    """Weighted negative log-likelihood [] of [N] tokens, for training on the same segments and weights.
+
+    >>> loss, sums = nll_loss(logprobs=torch.tensor([-1.0, -3.0]), weights=torch.tensor([0.5, 0.5]))
+    >>> loss.item(), sums["nll_sum"].item()
+    (2.0, 4.0)
+    """
+    loss = -(weights * logprobs).sum()
+    return loss, _finish({"nll_sum": -logprobs.sum()}, loss, logprobs)
+
+
+def _clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Sums]:
+    """Token losses [N] of the clipped and dual-clipped surrogate."""
+    ratio = log_ratio.exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    token_loss = torch.maximum(unclipped, clipped)
+    sums = {
+        "ratio_sum": ratio.sum(),
+        "approx_kl_sum": _k3(log_ratio).sum(),  # k3 to the old policy, whose samples these are
+        "clip_fraction_sum": (clipped > unclipped).sum(),
+    }
+    if config.dual_clip is not None:
+        bound = -advantages * config.dual_clip
+        over = (advantages < 0) & (token_loss > bound)
+        token_loss = torch.where(over, bound, token_loss)
+        sums["dual_clip_sum"] = over.sum()
+    return token_loss, sums
+
+
+def _bounded(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    """e^d - d - 1 >= 0: unbiased for KL(p || q) where d = log(q / p) at samples of p."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def _check_inputs(config: LossConfig, ref_logprobs: Tensor | None, entropy: Tensor | None) -> None:
+    """A term with a coefficient must not vanish because its input is missing."""
+    if config.kl_coef and ref_logprobs is None:
+        raise ValueError(f"loss.kl_coef={config.kl_coef} needs ref_logprobs")
+    if config.entropy_coef and entropy is None:
+        raise ValueError(f"loss.entropy_coef={config.entropy_coef} needs entropy")
+
+
+def _finish(sums: Sums, loss: Tensor, logprobs: Tensor) -> Sums:
+    """Detached, in floating point, with the loss and the number of tokens."""
+    sums |= {"loss_sum": loss, "tokens_sum": logprobs.new_tensor(float(logprobs.numel()))}
+    return {name: value.detach().to(logprobs.dtype) for name, value in sums.items()}

@@ -1,0 +1,260 @@
+r"""What a step is measured by.
+
+| key | what |
+|---|---|
+| reward/mean, reward/std | over graded episodes of every group played, dropped ones included; population spread |
+| grade/em, grade/f1... | mean of each part of the grades' breakdown |
+| groups/played, groups/with_signal | number of groups; share in which the rewards differ |
+| episode/turns, sampled_tokens, prompt_tokens | mean per episode |
+| outcome/answered, outcome/... | episodes that ended so |
+| memory/tokens | mean length of the memories written |
+| memory/truncated | share of them cut by their budget |
+| memory/overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
+| memory/evidence_retention | share of `metadata["evidence"]` texts that stand in the final memory |
+| memory/copy_fidelity | share of sentences written that stand verbatim in the section or the memory before |
+| curriculum/chunks, credit/..., policy/..., optim/..., eval/... | see train/loop.py |
+
+A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
+
+Not covered: memories that keep a fact in other words. `evidence_retention` and `copy_fidelity` compare text (without
+regard to case and white space), so they are lower bounds for a model that paraphrases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from palimpsest.credit.dynamic import has_signal
+from palimpsest.engines.protocol import Stats
+from palimpsest.text.codec import Codec
+from palimpsest.types import Group, StopReason, Trajectory, Turn
+
+Metrics = dict[str, float]
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_COUNTS = frozenset({"tokens_sum", "segments_sum", "input_tokens_sum"})  # of a pass; other sums are over tokens
+_MARKS = " \t\r-*•"
+_MEMORY_ROLLOUTS = 4  # of each group, in training: decoding every prompt of a 7B run would take minutes a step
+
+
+def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
+    """All of the table above but its last row."""
+    rewards = [grade.value for group in groups for grade in group.grades if grade.value is not None]
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    found: dict[str, float | None] = {
+        "reward/mean": fmean(rewards) if rewards else None,
+        "reward/std": pstdev(rewards) if rewards else None,
+        "reward/ungraded": float(len(episodes) - len(rewards)),
+        "groups/played": float(len(groups)),
+        "groups/with_signal": _mean(float(has_signal(group)) for group in groups),
+        **_breakdown(groups),
+        **_episodes(episodes),
+    }
+    memories = [memory_metrics(group, codec, rollouts=_MEMORY_ROLLOUTS) for group in groups]
+    for name in ("tokens", "truncated", "overwrite_rate", "evidence_retention", "copy_fidelity"):
+        found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _breakdown(groups: Sequence[Group]) -> dict[str, float | None]:
+    grades = [grade for group in groups for grade in group.grades if grade.graded]
+    names = sorted({name for grade in grades for name in grade.breakdown})
+    return {f"grade/{name}": _mean(grade.breakdown.get(name) for grade in grades) for name in names}
+
+
+def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
+    outcomes = Counter(trajectory.outcome.value for trajectory in episodes)
+    return {
+        "episode/turns": _mean(float(len(episode.turns)) for episode in episodes),
+        "episode/sampled_tokens": _mean(float(sampled_tokens(episode)) for episode in episodes),
+        "episode/prompt_tokens": _mean(float(prompt_tokens(episode)) for episode in episodes),
+        **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
+    }
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """Tokens the model generated in an episode."""
+    return sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+
+
+def prompt_tokens(trajectory: Trajectory) -> int:
+    """Tokens of all prompts of an episode, shared prefixes counted each time."""
+    return sum(len(turn.prompt_ids) for turn in trajectory.turns)
+
+
+def memory_metrics(group: Group, codec: Codec, *, rollouts: int | None = None) -> dict[str, float | None]:
+    """Means over the "read" turns of a group: tokens, truncated, overwrite_rate, evidence_retention, copy_fidelity.
+
+    None where there is nothing to measure: no read turns, or no `evidence` in the problem's metadata. `rollouts`
+    takes only the first so many trajectories.
+    """
+    trajectories = group.trajectories[:rollouts]
+    reads = [turn for trajectory in trajectories for turn in trajectory.turns if turn.name == "read"]
+    memories = [written_memories(trajectory, codec) for trajectory in trajectories]
+    evidence = [str(text) for text in group.problem.metadata.get("evidence", ())]
+    finals = [codec.decode(each[-1]) for each in memories if each]
+    return {
+        "tokens": _mean(float(len(memory)) for each in memories for memory in each),
+        "truncated": _mean(float(turn.completion.stop_reason is StopReason.LENGTH) for turn in reads),
+        "overwrite_rate": _mean(changed_share(before, after) for each in memories for before, after in pairwise(each)),
+        "evidence_retention": _mean(retained_share(evidence, final) for final in finals) if evidence else None,
+        "copy_fidelity": _copy_fidelity(reads, group.problem.question, codec),
+    }
+
+
+def written_memories(trajectory: Trajectory, codec: Codec) -> list[tuple[int, ...]]:
+    """The memory after each read turn; a turn whose empty response left the memory as it was is passed over."""
+    kept_at = {event.step - 1 for event in trajectory.events if event.kind == "empty_memory_kept"}
+    return [
+        codec.strip_stop(turn.completion.token_ids)
+        for turn in trajectory.turns
+        if turn.name == "read" and turn.step not in kept_at
+    ]
+
+
+def changed_share(before: Sequence[int], after: Sequence[int]) -> float:
+    """Share of tokens, of the longer of two memories, that the other doesn't hold; order is not looked at.
+
+    >>> changed_share([1, 2, 3, 4], [4, 3, 2, 1]), changed_share([1, 2, 3, 4], [1, 2, 9]), changed_share([1], [])
+    (0.0, 0.5, 1.0)
+    """
+    longer = max(len(before), len(after))
+    common = (Counter(before) & Counter(after)).total()
+    return 1 - common / longer if longer else 0.0
+
+
+def retained_share(evidence: Sequence[str], memory: str) -> float:
+    """Share of the evidence texts that stand in `memory`.
+
+    >>> retained_share(["Anna lives in Rome.", "Rome is old."], "Facts:\\n anna  lives in Rome. The end")
+    0.5
+    """
+    text = _flat(memory)
+    return fmean(float(_stands_in(_flat(piece), text)) for piece in evidence)
+
+
+def sentences(text: str) -> list[str]:
+    """Sentences and lines of a text, each with its full stop, list marks taken off.
+
+    >>> sentences("- Anna lives in Rome. She is 9.5 years\\nold.")
+    ['Anna lives in Rome.', 'She is 9.5 years', 'old.']
+    """
+    pieces = (piece.strip(_MARKS) for piece in _SENTENCE_END.split(text))
+    return [piece for piece in pieces if piece]
+
+
+def copied(memory: str, source: str) -> tuple[int, int]:
+    """Sentences of `memory` that stand verbatim in `source`, and all its sentences.
+
+    A sentence must stand there as whole words, so a value cut short doesn't pass:
+
+    >>> copied("The code is 12.", "The code is 12. More."), copied("The code is 1", "The code is 12.")
+    ((1, 1), (0, 1))
+    """
+    text = _flat(source)
+    written = sentences(memory)
+    return sum(_stands_in(_flat(sentence), text) for sentence in written), len(written)
+
+
+def _copy_fidelity(reads: Sequence[Turn], question: str, codec: Codec) -> float | None:
+    """Pooled over the sentences of all read turns.
+
+    The prompt stands for section and previous memory: what else it holds is our template, and the question, which
+    is taken out.
+    """
+    true = total = 0
+    for turn in reads:
+        source = codec.decode(turn.prompt_ids, control=False).replace(question, " ")
+        hits, written = copied(codec.decode(turn.completion.token_ids, control=False), source)
+        true, total = true + hits, total + written
+    return true / total if total else None
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _stands_in(piece: str, text: str) -> bool:
+    """Whether `piece` stands in `text` between word boundaries. Both flat."""
+    start = text.find(piece) if piece else -1
+    while start >= 0:
+        end = start + len(piece)
+        before, after = text[start - 1 : start], text[end : end + 1]
+        cut_left = piece[0].isalnum() and before.isalnum()
+        cut_right = piece[-1].isalnum() and after.isalnum()
+        if not (cut_left or cut_right):
+            return True
+        start = text.find(piece, start + 1)
+    return False
+
+
+def is_timing(name: str) -> bool:
+    """Whether a metric reads a clock, and so belongs into timings.jsonl: its name ends in `_s`, or `_s_sum`.
+
+    >>> is_timing("tokens_per_s"), is_timing("learner_s_sum"), is_timing("kl_sum")
+    (True, True, False)
+    """
+    return name.removesuffix("_sum").endswith("_s")
+
+
+def credit_metrics(batches: Iterable[Stats]) -> Metrics:
+    """Metrics of a step's batches: `_sum` keys added up and stripped, others averaged over the batches that have them.
+
+    >>> credit_metrics([{"segments_sum": 2.0, "reward_mean": 0.5}, {"segments_sum": 3.0}])
+    {'credit/reward_mean': 0.5, 'credit/segments': 5.0}
+    """
+    return {f"credit/{name.removesuffix('_sum')}": value for name, value in merged(batches).items()}
+
+
+def learner_metrics(passes: Sequence[Stats], updates: Sequence[Stats]) -> tuple[Metrics, Metrics]:
+    """Metrics and timings of a step's passes over batches and of its optimiser updates.
+
+    A `_sum` of a pass is over trained tokens and becomes a mean over them, but for counts, which add up, and the
+    loss, which holds its denominator already and is averaged over the passes:
+
+    >>> first = {"kl_sum": 1.0, "loss_sum": 0.5, "tokens_sum": 4.0}
+    >>> second = {"kl_sum": 3.0, "loss_sum": 0.0, "tokens_sum": 4.0}
+    >>> learner_metrics([first, second], [{"grad_norm": 2.0, "step_s": 0.1}])
+    ({'policy/kl': 0.5, 'policy/loss': 0.25, 'policy/tokens': 8.0, 'optim/grad_norm': 2.0}, {'optim/step_s': 0.1})
+    """
+    totals = merged(passes)
+    tokens = totals.get("tokens_sum") or 1.0
+    named: dict[str, tuple[str, float]] = {}
+    for name, value in totals.items():
+        if name == "loss_sum":
+            value /= len(passes)
+        elif name.endswith("_sum") and name not in _COUNTS and not is_timing(name):
+            value /= tokens
+        named[f"policy/{name.removesuffix('_sum')}"] = (name, value)
+    named |= {f"optim/{name.removesuffix('_sum')}": (name, value) for name, value in merged(updates).items()}
+    metrics = {key: value for key, (name, value) in named.items() if not is_timing(name)}
+    return metrics, {key: value for key, (name, value) in named.items() if is_timing(name)}
+
+
+def merged(stats: Iterable[Stats]) -> Metrics:
+    """One mapping of several: `_sum` adds up, `_max` is the largest, anything else the mean. Keys in sorted order."""
+    columns: dict[str, list[float]] = {}
+    for each in stats:
+        for name, value in each.items():
+            columns.setdefault(name, []).append(value)
+    return {name: _folded(name, columns[name]) for name in sorted(columns)}
+
+
+def _folded(name: str, values: Sequence[float]) -> float:
+    if name.endswith("_sum"):
+        return sum(values)
+    return max(values) if name.endswith("_max") else fmean(values)
+
+
+def rates(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Metrics:
+    """Growth of counters over `seconds`, as `rollout/NAME_per_s`."""
+    return {f"rollout/{name}_per_s": (value - before.get(name, 0.0)) / seconds for name, value in after.items()}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

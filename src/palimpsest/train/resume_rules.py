@@ -1,0 +1,103 @@
+"""What may change in the configuration when a run is resumed.
+
+allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, record_every:
+          no past step would have come out otherwise
+warned    engine, optim, eval_sampling, data.eval_source, model.device, model.gradient_checkpointing,
+          train.episode_timeout_s, sampler_retries, eval_problems:
+          later steps come out otherwise; the run goes on, and events.jsonl says where it changed
+refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
+          it would be another experiment under the same name
+
+`train.steps` is warned instead of allowed where the learning-rate schedule depends on it. A key this table doesn't
+know is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from palimpsest.config.schema import RunConfig
+
+Verdict = Literal["allowed", "warned", "refused"]
+
+_RULES: Mapping[str, Verdict] = {
+    "recipe": "allowed",
+    "logging": "allowed",
+    "evaluation": "allowed",
+    "train.steps": "allowed",
+    "train.save_every": "allowed",
+    "train.keep_checkpoints": "allowed",
+    "train.eval_every": "allowed",
+    "train.record_every": "allowed",
+    "engine": "warned",
+    "model.device": "warned",
+    "model.gradient_checkpointing": "warned",
+    "train.episode_timeout_s": "warned",
+    "train.sampler_retries": "warned",
+    "train.eval_problems": "warned",
+    "eval_sampling": "warned",
+    "data.eval_source": "warned",
+    "optim": "warned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field that differs."""
+
+    key: str
+    old: Any
+    new: Any
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old!r} -> {self.new!r}"
+
+
+def changes(old: RunConfig, new: RunConfig) -> list[Change]:
+    """Every field in which the two differ, in the order of the schema, with its verdict.
+
+    >>> first = RunConfig()
+    >>> [str(c) for c in changes(first, first.model_copy(update={"seed": 7}))]
+    ['seed: 0 -> 7']
+    """
+    before, after = _flat(old), _flat(new)
+    keys = list(dict.fromkeys([*before, *after]))
+    steps_matter = old.optim.schedule != "constant"
+    return [
+        Change(key, before.get(key), after.get(key), _verdict(key, steps_matter=steps_matter))
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
+
+
+def identity(config: RunConfig) -> str:
+    """SHA-256 over the fields that must not change in a run: equal for all configurations it may resume with."""
+    fixed = {key: value for key, value in _flat(config).items() if _verdict(key) == "refused"}
+    return hashlib.sha256(orjson.dumps(fixed, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _verdict(key: str, *, steps_matter: bool = False) -> Verdict:
+    if key == "train.steps" and steps_matter:
+        return "warned"
+    parts = key.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((_RULES[prefix] for prefix in prefixes if prefix in _RULES), "refused")
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    return dict(_leaves(config.model_dump(mode="json"), ""))
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and plain values; an absent optional section is one leaf, None."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, value

@@ -1,0 +1,132 @@
+"""Supervised cold start: imitate recorded or scripted episodes, in the segments and masks of training with rewards.
+
+    records -> trajectories (all, or those with a grade of at least `min_grade`) -> epochs in a keyed order
+    -> batches of `train.prompts_per_step` trajectories -> segments, weighed by `credit.aggregate` -> nll -> update
+
+Same run folder, checkpoints and resume as training with rewards (train/driver.py). `train.steps` is the number of
+optimiser steps. The learner must have been built with objective="nll".
+
+Guaranteed: every sampled token of a chosen episode is imitated once an epoch, in the context it was sampled in.
+Not covered: checking that records were made with this model's tokenizer, beyond ids being in its vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.credit.aggregate import CreditedSegment, weigh
+from palimpsest.engines.protocol import Learner, StepBatch
+from palimpsest.errors import DataError
+from palimpsest.rollout.record import read_groups
+from palimpsest.rollout.segments import segments_of
+from palimpsest.seeding import keyed_random
+from palimpsest.train.driver import Driver, Evaluate, Finished, Report
+from palimpsest.train.loggers import LoggerSet
+from palimpsest.train.metrics import learner_metrics
+from palimpsest.train.run_folder import RunFolder
+from palimpsest.types import Trajectory
+
+
+@dataclass
+class SupervisedTrainer:
+    """Imitation of `trajectories`. `await trainer.run()` does it all, resuming if the folder holds a checkpoint."""
+
+    config: RunConfig
+    folder: RunFolder
+    learner: Learner
+    trajectories: Sequence[Trajectory]
+    loggers: LoggerSet
+    evaluate: Evaluate | None = None
+    _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
+
+    def __post_init__(self) -> None:
+        self.trajectories = [one for one in self.trajectories if any(turn.completion.token_ids for turn in one.turns)]
+        if not self.trajectories:
+            raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
+
+    async def run(self) -> Finished:
+        """Train to `train.steps`, or to the first signal."""
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate)
+        return await driver.run()
+
+    async def step(self, step: int) -> Report:
+        """One optimiser step."""
+        start = time.perf_counter()
+        batch = StepBatch(self._segments(step))
+        self.learner.prepare([batch])
+        passed = self.learner.forward_backward(batch)
+        metrics, timings = learner_metrics([passed], [self.learner.step()])
+        self.learner.publish()
+        seconds = time.perf_counter() - start
+        metrics["data/epoch"] = step * self.config.train.prompts_per_step / len(self.trajectories)
+        tokens = sum(len(row.segment.token_ids) for row in batch.segments)
+        timings |= {
+            "learn_s": seconds,
+            "learn_tokens_per_s": tokens / seconds,
+            "rss_mb": psutil.Process().memory_info().rss / 2**20,
+        }
+        return Report(metrics, timings)
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: the data order is a function of seed and step."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to take up."""
+
+    def chosen(self, step: int) -> list[int]:
+        """Indices of the trajectories of a step; each comes once an epoch, and epochs run on into each other."""
+        size = self.config.train.prompts_per_step
+        places = range((step - 1) * size, step * size)
+        return [self._epoch(place // len(self.trajectories))[place % len(self.trajectories)] for place in places]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        """Order of one epoch; the last one asked for is kept."""
+        if self._order[0] != epoch:
+            order = list(range(len(self.trajectories)))
+            keyed_random(self.config.seed, "sft", epoch).shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def _segments(self, step: int) -> tuple[Any, ...]:
+        rows = [
+            CreditedSegment(segment, (1.0,) * len(segment.token_ids), place, place)
+            for place, index in enumerate(self.chosen(step))
+            for segment in segments_of(self.trajectories[index])
+        ]
+        return weigh(rows, self.config.credit.aggregate)
+
+
+def read_trajectories(
+    path: str | Path, *, min_grade: float | None = None, warn: Callable[[str], None] = print
+) -> list[Trajectory]:
+    """Trajectories of a record file, or of all .jsonl.zst and .jsonl files of a folder in order of their names.
+
+    `min_grade` keeps graded episodes of at least that value. Raises DataError if nothing is left.
+    """
+    path = Path(path)
+    files = sorted([*path.glob("*.jsonl.zst"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path}: no .jsonl.zst or .jsonl of trajectories in this folder")
+    found: list[Trajectory] = []
+    for file in files:
+        recording = read_groups(file)
+        if recording.torn:
+            warn(recording.torn)
+        for group in recording.groups:
+            found += [
+                trajectory
+                for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
+                if min_grade is None or (grade.value is not None and grade.value >= min_grade)
+            ]
+    if not found:
+        kind = "" if min_grade is None else f" with a grade of at least {min_grade}"
+        raise DataError(f"{path}: no trajectory{kind}")
+    return found

@@ -1,0 +1,289 @@
+"""The command line: help, errors, what is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from palimpsest.cli.main import main
+
+SOURCE = Path(__file__).parent.parent / "src"
+COMMANDS = (
+    ["quickstart"],
+    ["train"],
+    ["sft"],
+    ["eval"],
+    ["check"],
+    ["base-model"],
+    ["recipes", "list"],
+    ["recipes", "show"],
+    ["data", "inspect"],
+    ["bench", "rollout"],
+    ["bench", "train-step"],
+)
+HEAVY = ("torch", "transformers", "tokenizers", "matplotlib", "pyarrow", "numpy", "jinja2", "wandb")
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The console script in this process: torch is imported once for all tests."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["palimpsest", *args])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return Done(int(caught.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def refused(palimpsest: Run) -> Callable[..., str]:
+    """The one line a command refuses with."""
+
+    def run(*args: str) -> str:
+        done = palimpsest(*args)
+        assert done.returncode == 2, done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, done.stderr
+        return lines[0]
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def test_help_has_examples_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, json\n"
+        "from palimpsest.cli.main import app\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    try: app([*command, '--help'])\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "    print('=====')\n"
+        "print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code, json.dumps([[], *COMMANDS])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    _, *pages, loaded = done.stdout.split("=====\n")
+    assert not set(HEAVY) & set(loaded.split())
+    for words, page in zip(COMMANDS, pages, strict=True):
+        assert "Example" in page
+        assert f"palimpsest {' '.join(words)}" in page
+
+
+def test_recipes_are_listed_and_shown(palimpsest: Run) -> None:
+    listed = palimpsest("recipes", "list").stdout
+    assert "memagent-7b" in listed
+    assert "# script" in palimpsest("recipes", "show", "memagent-7b").stdout
+    shown = palimpsest("recipes", "show", "memagent-7b", "train.steps=3").stdout
+    assert yaml.safe_load(shown)["train"]["steps"] == 3
+
+
+def test_an_unknown_key_is_one_line_with_the_nearest_name(refused: Callable[..., str]) -> None:
+    assert "did you mean train.steps?" in refused("train", "memagent-quickstart", "train.stps=3")
+
+
+def test_an_unknown_recipe_is_one_line_with_the_nearest_name(refused: Callable[..., str]) -> None:
+    assert "did you mean memagent-7b?" in refused("train", "memagent-7")
+
+
+def test_an_unknown_option_of_a_policy_is_refused_before_anything_is_loaded(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    message = refused("train", "memagent-quickstart", "policy.options.chunksize=3", "--out", str(out))
+    assert "did you mean chunk_size?" in message
+    assert not out.exists()
+
+
+def test_an_unknown_method_is_refused(refused: Callable[..., str]) -> None:
+    assert "did you mean memagent?" in refused("quickstart", "memagnet")
+
+
+def test_lengths_that_are_no_numbers_are_refused(
+    refused: Callable[..., str], tiny_model_folder: Path
+) -> None:
+    assert "expected lengths such as 4,64,256" in refused(
+        "eval", "--model", str(tiny_model_folder), "--chunks", "4,x"
+    )
+
+
+def test_a_missing_data_file_names_the_file(refused: Callable[..., str]) -> None:
+    assert "nowhere.json" in refused("eval", "--data", "nowhere.json")
+
+
+def test_a_model_folder_without_weights_names_the_folder(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert str(tmp_path) in refused("eval", "--model", str(tmp_path))
+
+
+def test_budgets_beyond_the_window_are_refused(refused: Callable[..., str], tiny_model_folder: Path) -> None:
+    message = refused("eval", "--model", str(tiny_model_folder), "--set", "chunk_size=5000")
+    assert "512" in message
+    assert "chunk_size" in message
+
+
+def test_a_half_written_run_folder_is_not_touched(
+    refused: Callable[..., str], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    message = refused(
+        "train", "memagent-quickstart", f"model.path={tiny_model_folder}", "--out", str(tmp_path)
+    )
+    assert "--force" in message
+    assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["metrics.jsonl"]
+
+
+def test_control_characters_of_a_message_do_not_reach_the_terminal(palimpsest: Run) -> None:
+    assert "\x1b]0;" not in palimpsest("train", "memagent-quickstart", "a\x1b]0;owned=1").stderr
+
+
+def hotpot(path: Path) -> Path:
+    """Two questions over three titled paragraphs each, in HotpotQA's official layout."""
+    rows = [
+        {
+            "_id": f"q{i}",
+            "question": f"What colour is house {i}?",
+            "answer": colour,
+            "type": "bridge",
+            "level": "easy",
+            "supporting_facts": [[f"House {i}", 0]],
+            "context": [[f"House {i}", [f"House {i} is {colour}. ", "It is old."]]]
+            + [[f"Tree {i}{j}", [f"Tree {i}{j} is tall. "]] for j in range(2)],
+        }
+        for i, colour in enumerate(["red", "blue"])
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_eval_runs_on_a_hotpotqa_file_and_continues(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    data, out = hotpot(tmp_path / "dev.json"), tmp_path / "out"
+    command = ["eval", "--policy", "overwrite", "--model", str(tiny_model_folder), "--data", str(data)]
+    command += ["--documents", "5", "--out", str(out)]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 2
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["evaluations"][0]["problems"] == 2
+    assert palimpsest(*command).returncode == 0
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 2
+    other = palimpsest(*command, "--seed", "1")
+    assert other.returncode == 2
+    assert "holds another evaluation" in other.stderr
+    assert palimpsest(*command, "--seed", "1", "--force").returncode == 0
+
+
+def test_eval_plays_a_policy_from_a_users_own_file(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from palimpsest.memory.policy import Answered\n"
+        "@dataclass\n"
+        "class Guess:\n"
+        "    word: str = 'red'\n"
+        "    async def run(self, problem, model):\n"
+        "        await model.generate(model.codec.encode(problem.question), name='answer', max_tokens=1)\n"
+        "        return Answered('\\\\boxed{%s}' % self.word)\n"
+    )
+    data = hotpot(tmp_path / "dev.json")
+    done = palimpsest(
+        "eval", "--policy", "mine:Guess", "--set", "word=blue", "--model", str(tiny_model_folder),
+        "--data", str(data), "--out", "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (
+        json.loads((tmp_path / "out" / "summary.json").read_text())["evaluations"][0]["accuracy"]["mean"]
+        == 0.5
+    )
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    command = [sys.executable, "-c", "from palimpsest.cli.main import main; main()", "eval"]
+    command += [
+        "--model",
+        str(tiny_model_folder),
+        "--chunks",
+        "2,512",
+        "--limit",
+        "4",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    log = tmp_path / "out" / "samples.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert log.read_text().endswith("\n")
+
+
+@pytest.mark.slow
+def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    out = tmp_path / "run"
+    command = ["quickstart", "memagent", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += ["train.steps=2", "train.prompts_per_step=2", "train.group_size=2", "evaluation.problems=3"]
+    command += ["evaluation.multiples=[1, 2]", "data.synthetic.chunks=2", "data.curriculum.chunks=[1, 2]"]
+    command += ["policy.options.chunk_size=24", "policy.options.memory_tokens=8"]
+    command += [
+        f"evaluation.baselines.{name}.options.question_tokens=60" for name in ("full_window", "last_window")
+    ]
+    command += ["policy.options.question_tokens=60"]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == [
+        "method", "seed", "training_chunks", "wall_s", "accuracy", "copy_fidelity", "tokens_per_document"
+    ]  # fmt: skip
+    assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("memagent", 5, 2)
+    assert set(summary["accuracy"]) == {"agent_before", "agent", "full_window", "last_window"}
+    assert all(
+        set(row) == {"1", "2"} for row in (*summary["accuracy"].values(), summary["tokens_per_document"])
+    )
+    assert set(summary["copy_fidelity"]) == {"before", "after"}
+    assert (out / "report.html").stat().st_size > 10_000
+    assert {path.name for path in (out / "plots").iterdir()} == {"reward.png", "accuracy.png", "tokens.png"}
+    assert palimpsest(*command).returncode == 2
+    again = palimpsest(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    resumed = json.loads((out / "summary.json").read_text())
+    assert {**resumed, "wall_s": 0} == {**summary, "wall_s": 0}

@@ -1,0 +1,212 @@
+"""Recipes and overrides: typed values in, one-line errors out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palimpsest.config.explain import known_keys, section_of
+from palimpsest.config.load import (
+    dump_config,
+    load_recipe,
+    parse_config,
+    recipe_names,
+    recipe_text,
+    split_override,
+)
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError
+from palimpsest.memory.registry import build_policy
+
+SHIPPED = ("memagent-7b", "memagent-quickstart", "memagent-vime-qwen3-4b")
+
+
+def refused(*overrides: str, text: str = "") -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, name="mine", overrides=overrides)
+    return str(caught.value)
+
+
+def test_the_shipped_recipes_are_there() -> None:
+    assert set(SHIPPED) <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_recipe_survives_being_written_and_read(name: str) -> None:
+    config = load_recipe(name)
+    assert parse_config(dump_config(config)) == config
+    assert config.recipe == name
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_policies_of_a_recipe_can_be_built(name: str) -> None:
+    config = load_recipe(name)
+    for policy in (config.policy, *config.evaluation.baselines.values()):
+        build_policy(policy)
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if n != "memagent-quickstart"])
+def test_every_value_of_a_published_recipe_names_its_source(name: str) -> None:
+    for line in recipe_text(name).splitlines():
+        key, colon, value = line.partition(":")
+        own = key.strip() in {"recipe", "prompts"}  # our name, our wording
+        if (
+            colon
+            and value.split("#")[0].strip()
+            and not line.startswith("#")
+            and not own
+            and key.strip() != "name"
+        ):
+            assert "#" in value, line
+
+
+def test_the_papers_recipe_holds_the_papers_numbers() -> None:
+    config = load_recipe("memagent-7b")
+    assert (config.train.prompts_per_step, config.train.group_size, config.train.optimizer_steps) == (
+        128,
+        16,
+        16,
+    )
+    assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.baseline) == (1e-6, 1e-3, "mean")
+    options = config.policy.options
+    assert [options[k] for k in ("chunk_size", "memory_tokens", "answer_tokens", "max_chunks")] == [
+        5000,
+        1024,
+        1024,
+        8,
+    ]
+
+
+def test_defaults_round_trip_as_plain_yaml() -> None:
+    assert RunConfig.model_validate(yaml.safe_load(dump_config(RunConfig()))) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("a=1e-6", 1e-6),
+        ("a=5E3", 5000.0),
+        ("a=.5", 0.5),
+        ("a=12", 12),
+        ("a=true", True),
+        ("a=no", "no"),
+        ("a=on", "on"),
+        ("a=null", None),
+        ("a=", None),
+        ("a=[1, 2]", [1, 2]),
+        ("a={b: 1}", {"b": 1}),
+        ("a=my_module:MyPolicy", "my_module:MyPolicy"),
+        ("a=x=y", "x=y"),
+        ("a=007", "007"),
+        ("a=1_000", 1000),
+    ],
+)
+def test_values_are_read_as_yaml(override: str, expected: object) -> None:
+    key, value = split_override(override)
+    assert key == "a"
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_any_number_survives_the_command_line(value: float) -> None:
+    assert split_override(f"a={value!r}")[1] == value
+
+
+def test_later_overrides_win_and_sections_open_by_themselves() -> None:
+    config = parse_config("", overrides=["train.steps=3", "train.steps=4", "data.curriculum.chunks=[1, 8]"])
+    assert config.train.steps == 4
+    assert config.data.curriculum is not None
+    assert config.data.curriculum.chunks == (1, 8)
+
+
+def test_null_switches_a_section_off() -> None:
+    assert load_recipe("memagent-quickstart", ["data.curriculum=null"]).data.curriculum is None
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
+    assert "unknown key optim.learning_rte; did you mean optim.learning_rate?" in refused(
+        "optim.learning_rte=1"
+    )
+
+
+def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
+    assert "did you mean optim.learning_rate?" in refused("train.learning_rate=1")
+    assert "did you mean optim.learning_rate?" in refused("learning_rate=1")
+
+
+def test_a_wrong_value_names_key_value_and_what_is_allowed() -> None:
+    message = refused("credit.aggregate=tokn")
+    assert "credit.aggregate='tokn'" in message
+    assert "'token', 'segment', 'trajectory' or 'prompt'" in message
+
+
+def test_a_number_out_of_range_names_the_bound() -> None:
+    assert "train.steps=0" in refused("train.steps=0")
+    assert "greater than or equal to 1" in refused("train.steps=0")
+
+
+def test_several_mistakes_are_one_line_each() -> None:
+    lines = refused("train.steps=0", "optim.epz=1").splitlines()
+    assert len(lines) == 2
+    assert all("override" in line for line in lines)
+
+
+def test_a_value_in_the_file_is_blamed_on_the_file() -> None:
+    assert refused(text="train: {steps: many}").startswith("recipe mine: train.steps='many'")
+
+
+def test_a_combination_without_a_meaning_says_why() -> None:
+    message = refused("loss.tis_cap=2")
+    assert message.startswith("override loss.tis_cap=2")
+    assert "set loss.old_logprobs=recompute" in message
+    assert message.count("\n") == 0
+
+
+def test_a_section_given_a_value_lists_its_keys() -> None:
+    assert "sampling is a section with the keys temperature, top_p" in refused("sampling=hot")
+
+
+def test_a_value_given_a_key_is_refused() -> None:
+    assert "train.steps is a value, not a section" in refused("train.steps.x=3")
+    assert "not a section" in refused("train.steps.x=3", text="train: {steps: 3}")
+
+
+def test_infinity_is_not_a_number() -> None:
+    assert "finite" in refused("optim.eps=.inf")
+
+
+def test_the_same_key_twice_in_a_file_is_refused() -> None:
+    assert "given twice" in refused(text="train:\n  steps: 1\n  steps: 2\n")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "just text"])
+def test_a_file_that_is_not_a_mapping_is_refused_in_one_line(text: str) -> None:
+    assert "\n" not in refused(text=text)
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "train.=3", ".steps=3"])
+def test_an_override_without_key_and_value_says_what_is_expected(override: str) -> None:
+    assert "expected key=value" in refused(override)
+
+
+def test_a_recipe_that_is_neither_shipped_nor_a_file_gets_a_hint() -> None:
+    with pytest.raises(ConfigError, match="did you mean memagent-7b"):
+        load_recipe("memagent-8b")
+
+
+def test_a_recipe_file_is_named_after_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("seed: 7\n")
+    config = load_recipe(str(path))
+    assert (config.recipe, config.seed) == ("mine", 7)
+
+
+def test_known_keys_reach_into_optional_sections() -> None:
+    keys = set(known_keys())
+    assert {"train.steps", "credit.overlong.buffer", "data.curriculum.window"} <= keys
+    assert all(section_of(key) is None for key in ("train.steps", "policy.options.chunk_size", "nope"))

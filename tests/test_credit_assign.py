@@ -1,0 +1,264 @@
+"""From graded groups to weighed batches, against weights worked by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palimpsest.config.schema import CreditConfig
+from palimpsest.credit.assign import assign
+from palimpsest.credit.dynamic import has_signal, partition
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.errors import ConfigError
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+
+
+def trajectory(*lengths: int, rollout: int = 0) -> Trajectory:
+    """One segment for each length: prompts are unrelated, as with an agent that overwrites."""
+    turns = [
+        Turn((1000 * rollout + i, 1), Completion((7,) * n, (-1.0,) * n, StopReason.STOP), i, "read")
+        for i, n in enumerate(lengths)
+    ]
+    return Trajectory("p", "g", rollout, tuple(turns), Outcome.ANSWERED)
+
+
+def group(rewards: Sequence[float | None], lengths: Sequence[Sequence[int]] | None = None, name: str = "p") -> Group:
+    """Trajectory i has reward `rewards[i]`, None for ungraded, and a segment for each of `lengths[i]`."""
+    played = [trajectory(*one, rollout=i) for i, one in enumerate(lengths or [(1,)] * len(rewards))]
+    return Group(Problem(name, "?", ("a",)), tuple(played), tuple(Grade(r) for r in rewards))
+
+
+def credit(**changes: Any) -> CreditConfig:
+    return CreditConfig(**changes)
+
+
+def trained(segment: TrainSegment) -> list[tuple[float, float]]:
+    """Advantage and weight of each trained token."""
+    triples = zip(segment.advantages, segment.weights, segment.segment.loss_mask, strict=True)
+    return [(a, w) for a, w, mask in triples if mask]
+
+
+def pull(segments: Sequence[TrainSegment]) -> float:
+    """Sum of |advantage| times weight: how hard these segments pull on the weights of the model."""
+    return sum(abs(a) * w for segment in segments for a, w in trained(segment))
+
+
+def only(batches: tuple[StepBatch, ...]) -> StepBatch:
+    (batch,) = batches
+    return batch
+
+
+# Two groups; trajectories of (1 + 3), (2), and (4), (1 + 1 + 2) tokens: 14 tokens in 7 segments.
+LENGTHS_A, LENGTHS_B = [(1, 3), (2,)], [(4,), (1, 1, 2)]
+BY_HAND = {
+    # the weight of one token in each segment, in order
+    "token": [Fraction(1, 14)] * 7,
+    "segment": [Fraction(1, 7 * n) for n in (1, 3, 2, 4, 1, 1, 2)],
+    "trajectory": [Fraction(1, 4 * n) for n in (4, 4, 2, 4, 4, 4, 4)],
+    "prompt": [Fraction(1, 2 * n) for n in (6, 6, 6, 8, 8, 8, 8)],
+}
+
+
+@pytest.mark.parametrize("aggregate", BY_HAND)
+def test_weights_of_two_uneven_groups(aggregate: str) -> None:
+    groups = [group([1, 0], LENGTHS_A), group([0, 1], LENGTHS_B)]
+    batch = only(assign(groups, credit(aggregate=aggregate), 1))
+    for segment, weight in zip(batch.segments, BY_HAND[aggregate], strict=True):
+        assert [w for _, w in trained(segment)] == pytest.approx([float(weight)] * len(trained(segment)))
+    assert math.isclose(sum(w for s in batch.segments for w in s.weights), 1)
+
+
+def test_advantages_reach_every_trained_token_and_no_other() -> None:
+    batch = only(assign([group([1, 0, 0], [(1, 3), (2,), (1,)])], credit(), 1))
+    advantages = [[a for a, _ in trained(segment)] for segment in batch.segments]
+    assert advantages == [[pytest.approx(2 / 3)] * n for n in (1, 3)] + [[pytest.approx(-1 / 3)] * n for n in (2, 1)]
+    assert all(s.advantages[:2] == (0.0, 0.0) and s.weights[:2] == (0.0, 0.0) for s in batch.segments)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "ratio"), [("token", 5.0), ("segment", 5.0), ("trajectory", 1.0), ("prompt", 5.0)]
+)
+def test_ten_segments_against_two_pull_as_published(aggregate: str, ratio: float) -> None:
+    # two trajectories of 10 and 2 segments of 200 tokens, advantages +.5 and -.5
+    batch = only(assign([group([1, 0], [(200,) * 10, (200,) * 2])], credit(aggregate=aggregate), 1))
+    assert pull(batch.segments[:10]) / pull(batch.segments[10:]) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(("baseline", "success"), [("mean", 0.75), ("mean_std", 1.5), ("leave_one_out", 1.0)])
+def test_each_trajectory_counts_once_however_many_segments_it_has(baseline: str, success: float) -> None:
+    # counting rows, the success of 6 segments would stand beside 6 failures and get .5, .96 and .55
+    lengths = [(1,) * 6, (1,) * 2, (1,) * 2, (1,) * 2]
+    batch = only(assign([group([1, 0, 0, 0], lengths)], credit(baseline=baseline), 1))
+    assert trained(batch.segments[0])[0][0] == pytest.approx(success, abs=1e-5)
+
+
+def test_an_ungraded_trajectory_is_left_out_and_counted_never_a_zero() -> None:
+    batch = only(assign([group([1, None, 0])], credit(aggregate="trajectory"), 1))
+    assert [trained(s) for s in batch.segments] == [[(0.5, 0.5)], [(-0.5, 0.5)]]
+    assert batch.metrics["ungraded_sum"] == 1
+    assert batch.metrics["reward_mean"] == 0.5
+
+
+def test_the_only_graded_trajectory_of_a_group_that_failed_is_not_rewarded_for_surviving() -> None:
+    batch = only(assign([group([1, None, None])], credit(), 1))
+    assert [trained(s) for s in batch.segments] == [[(0.0, 1.0)]]
+    single = only(assign([group([1])], credit(), 1))  # played alone on purpose: REINFORCE without a baseline
+    assert [trained(s) for s in single.segments] == [[(1.0, 1.0)]]
+
+
+@pytest.mark.parametrize("baseline", ["mean", "mean_std", "leave_one_out"])
+def test_equal_rewards_give_exactly_no_advantage(baseline: str) -> None:
+    batch = only(assign([group([0.1] * 7)], credit(baseline=baseline), 1))
+    assert {a for s in batch.segments for a in s.advantages} == {0.0}
+
+
+def test_a_graded_episode_without_a_turn_counts_in_the_baseline_alone() -> None:
+    batch = only(assign([group([1, 0], [(2,), ()])], credit(aggregate="trajectory"), 1))
+    assert [trained(s) for s in batch.segments] == [[(0.5, 0.5)] * 2]
+
+
+@pytest.mark.parametrize(("groups", "sizes"), [(8, [2, 2, 2, 2]), (7, [2, 2, 2, 1]), (5, [2, 1, 1, 1]), (4, [1] * 4)])
+def test_mini_batches_are_whole_groups_of_nearly_equal_number(groups: int, sizes: list[int]) -> None:
+    made = [group([1, 0], [(1,) * (n + 1), (1,)]) for n in range(groups)]  # agents fracture more and more
+    batches = assign(made, credit(), 4)
+    assert [b.metrics["groups_sum"] for b in batches] == sizes
+    assert [b.metrics["segments_sum"] for b in batches] == [len(b.segments) for b in batches]
+    lengths = [n + 2 for n in range(groups)]
+    starts = [sum(sizes[:i]) for i in range(4)]
+    assert [len(b.segments) for b in batches] == [
+        sum(lengths[start : start + size]) for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def test_each_mini_batch_has_its_own_denominator() -> None:
+    batches = assign([group([1, 0], [(3,), (1,)]), group([1, 0], [(10,), (10,)])], credit(), 2)
+    assert [{w for s in b.segments for _, w in trained(s)} for b in batches] == [{1 / 4}, {1 / 20}]
+
+
+def test_with_fewer_groups_than_steps_the_last_batches_are_empty() -> None:
+    batches = assign([group([1, 0]), group([0, 1])], credit(), 4)
+    assert [len(b.segments) for b in batches] == [2, 2, 0, 0]
+    assert "reward_mean" not in batches[3].metrics
+    assert [len(b.segments) for b in assign([], credit(), 3)] == [0, 0, 0]
+
+
+def test_a_group_without_a_grade_takes_up_no_place_in_a_mini_batch() -> None:
+    batches = assign([group([None, None]), group([1, 0])], credit(), 2)
+    assert [len(b.segments) for b in batches] == [2, 0]
+    assert batches[0].metrics["groups_untrainable_sum"] == 1
+    assert batches[0].metrics["ungraded_sum"] == 2
+
+
+def test_dynamic_sampling_drops_groups_of_equal_reward_from_batch_and_denominator() -> None:
+    groups = [group([1, 1], [(5,), (5,)]), group([1, 0]), group([0, 0]), group([1, None])]
+    plain = only(assign(groups, credit(), 1))
+    dynamic = only(assign(groups, credit(dynamic_sampling={}), 1))
+    assert len(plain.segments) == 7
+    assert [trained(s) for s in dynamic.segments] == [[(0.5, 0.5)], [(-0.5, 0.5)]]
+    assert (dynamic.metrics["groups_sum"], dynamic.metrics["groups_dropped_sum"]) == (1, 3)
+    assert plain.metrics["groups_with_signal_sum"] == 1
+
+
+@pytest.mark.parametrize(
+    ("rewards", "signal"),
+    [
+        ([1, 0], True),
+        ([0.5, 0.5, 0.25], True),
+        ([1, 1], False),
+        ([0, 0, None], False),
+        ([1, None], False),  # nothing to compare with
+        ([None, None], False),
+        ([1], True),  # a group of one has baseline 0
+        ([0], False),
+    ],
+)
+def test_signal(rewards: list[float | None], signal: bool) -> None:
+    one = group(rewards)
+    assert has_signal(one) is signal
+    batch = only(assign([one], credit(), 1))
+    assert any(a for s in batch.segments for a in s.advantages) is signal  # what it means
+    assert partition([one]) == (([one], []) if signal else ([], [one]))
+
+
+def test_overlong_penalty_enters_the_rewards_before_the_statistics() -> None:
+    # lengths 6, 8, 10 and 12 with max 10 and buffer 4: penalties 0, .5, 1, 1 times .2; all four were right
+    config = credit(overlong={"max_tokens": 10, "buffer": 4, "penalty": 0.2})
+    batch = only(assign([group([1] * 4, [(6,), (8,), (10,), (12,)])], config, 1))
+    rewards = [1, 0.9, 0.8, 0.8]
+    assert [trained(s)[0][0] for s in batch.segments] == pytest.approx([r - 0.875 for r in rewards])
+    assert batch.metrics["reward_mean"] == 1
+    assert batch.metrics["overlong_penalty_mean"] == pytest.approx(0.125)
+
+
+def test_dynamic_sampling_looks_at_rewards_before_the_overlong_penalty() -> None:
+    config = credit(overlong={"max_tokens": 10, "buffer": 4}, dynamic_sampling={})
+    assert only(assign([group([1, 1], [(12,), (1,)])], config, 1)).segments == ()
+
+
+def test_one_overlong_turn_of_four_costs_a_quarter() -> None:
+    config = credit(overlong={"max_tokens": 10, "buffer": 4, "penalty": 1.0})
+    batch = only(assign([group([1, 1], [(12, 1, 1, 1), (1, 1, 1, 1)])], config, 1))
+    assert trained(batch.segments[0])[0][0] == pytest.approx(-0.125)
+
+
+def test_a_buffer_above_the_maximum_is_refused_naming_key_and_fix() -> None:
+    config = credit(overlong={"max_tokens": 4, "buffer": 5})
+    with pytest.raises(ConfigError, match=r"overlong\.buffer=5 .*max_tokens=4.*lower"):
+        assign([group([1, 0])], config, 1)
+
+
+def test_metrics_of_a_batch() -> None:
+    batch = only(assign([group([1, 0, None], [(1, 3), (2,), (9,)]), group([1, 1])], credit(), 1))
+    assert batch.metrics == pytest.approx(
+        {
+            "groups_sum": 2,
+            "groups_with_signal_sum": 1,
+            "trajectories_sum": 4,
+            "ungraded_sum": 1,
+            "segments_sum": 5,
+            "trained_tokens_sum": 8,
+            "groups_dropped_sum": 0,
+            "groups_untrainable_sum": 0,
+            "reward_mean": 0.75,
+            "reward_std": math.sqrt(3) / 4,
+            "advantage_abs_mean": 0.25,
+        }
+    )
+
+
+@st.composite
+def uneven(draw: st.DrawFn) -> list[Group]:
+    groups = []
+    for number in range(draw(st.integers(1, 5))):
+        size = draw(st.integers(1, 5))
+        rewards = draw(st.lists(st.sampled_from([0, 0.5, 1, None]), min_size=size, max_size=size))
+        lengths = [draw(st.lists(st.integers(0, 4), max_size=4)) for _ in range(size)]
+        groups.append(group(rewards, lengths, name=str(number)))
+    return groups
+
+
+@given(uneven(), st.sampled_from(sorted(BY_HAND)), st.sampled_from(["mean", "mean_std"]), st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_uneven_groups_give_every_nonempty_batch_a_total_weight_of_one(
+    groups: list[Group], aggregate: str, baseline: str, steps: int
+) -> None:
+    batches = assign(groups, credit(aggregate=aggregate, baseline=baseline), steps)
+    assert len(batches) == steps
+    for batch in batches:
+        total = sum(w for s in batch.segments for w in s.weights)
+        assert math.isclose(total, 1 if batch.segments else 0, abs_tol=1e-9)
+    sampled = sum(
+        len(turn.completion.token_ids)
+        for one in groups
+        for played, grade in zip(one.trajectories, one.grades, strict=True)
+        if grade.graded
+        for turn in played.turns
+    )
+    assert sum(b.metrics["trained_tokens_sum"] for b in batches) == sampled
+    assert sum(b.metrics["ungraded_sum"] for b in batches) == sum(g.value is None for one in groups for g in one.grades)

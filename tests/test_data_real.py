@@ -1,0 +1,107 @@
+"""The published files themselves, where they are at hand: $PALIMPSEST_DATA, or ../shared/data beside the checkout."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from palimpsest.data.inspect import inspect_source
+from palimpsest.data.problems import read_problems, read_records
+from palimpsest.data.source import FileSource
+from palimpsest.reward.grader import measure
+
+
+@pytest.fixture(scope="module")
+def real_data() -> Path:
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = Path(os.environ.get("PALIMPSEST_DATA", beside))
+    if not (folder / "hotpotqa_train_100.json").is_file():
+        pytest.skip(f"no published data at {folder}; set PALIMPSEST_DATA to the folder with hotpotqa_train_100.json")
+    return folder
+
+
+def gold_paragraphs(row: dict) -> set[str]:
+    """By the published description alone: `title`, newline, joined sentences of every supporting title."""
+    if isinstance(row["context"], dict):
+        paragraphs = zip(row["context"]["title"], row["context"]["sentences"], strict=True)
+        titles = set(row["supporting_facts"]["title"])
+    else:
+        paragraphs = ((title, sentences) for title, sentences in row["context"])
+        titles = {title for title, _ in row["supporting_facts"]}
+    return {title + "\n" + "".join(sentences) for title, sentences in paragraphs if title in titles}
+
+
+@pytest.mark.parametrize(("name", "rows"), [("hotpotqa_train_100.json", 100), ("hotpotqa_dev_50.json", 50)])
+@pytest.mark.parametrize("documents", [None, 10, 50, 200])
+def test_every_context_holds_every_gold_paragraph(real_data: Path, name: str, rows: int, documents: int | None) -> None:
+    raw = json.loads((real_data / name).read_text(encoding="utf-8"))
+    source = FileSource.open(real_data / name, split="eval", documents=documents)
+    problems = source.problems(step=0, count=rows)
+    assert len(problems) == len(raw) == rows
+    for problem, row in zip(problems, raw, strict=True):
+        context = problem.context or ""
+        gold = gold_paragraphs(row)
+        assert gold
+        assert set(problem.metadata["evidence"]) == gold
+        assert all(paragraph in context for paragraph in gold)
+        assert problem.answers == (row["answer"],)
+        headings = [int(n) for n in re.findall(r"(?:\A|\n\n)Document (\d+):\n", context)]
+        own = len(row["context"]["title"] if isinstance(row["context"], dict) else row["context"])
+        assert headings == list(range(1, (documents or own) + 1))
+
+
+def test_hub_and_official_layouts_of_the_same_rows_agree(real_data: Path, tmp_path: Path) -> None:
+    official = json.loads((real_data / "hotpotqa_train_100.json").read_text(encoding="utf-8"))
+    hub = [
+        row
+        | {
+            "context": {"title": [t for t, _ in row["context"]], "sentences": [s for _, s in row["context"]]},
+            "supporting_facts": {
+                "title": [t for t, _ in row["supporting_facts"]],
+                "sent_id": [i for _, i in row["supporting_facts"]],
+            },
+        }
+        for row in official
+    ]
+    path = tmp_path / "hub.json"
+    path.write_text(json.dumps(hub))
+    sources = [
+        FileSource.open(file, split="train", documents=100) for file in (real_data / "hotpotqa_train_100.json", path)
+    ]
+    assert sources[0].problems(step=1, count=20) == sources[1].problems(step=1, count=20)
+    assert list(read_records(path)) == list(read_records(real_data / "hotpotqa_train_100.json"))
+
+
+def test_the_gold_answer_scores_one_in_every_metric(real_data: Path) -> None:
+    problems = [
+        problem
+        for name in ("hotpotqa_train_100.json", "hotpotqa_dev_50.json", "2wiki_questions_1000.json")
+        for problem in read_problems(real_data / name)
+    ]
+    assert len(problems) == 1150
+    for problem in problems:
+        for gold in problem.answers[:5]:
+            measured = measure(f"It is \\boxed{{{gold}}}.", problem.answers)
+            short = "\\" not in gold and "{" not in gold and len(gold) < 250
+            for name in ("boxed", "em", "f1", "sub_em", "sub_em_reverse", "sub_em_either", "answered"):
+                assert measured[name] == 1.0, (problem.id, gold, name)
+            assert measured["boxed_strict"] == 1.0 or not short, (problem.id, gold)
+
+
+def test_answers_of_other_questions_are_not_accepted_but_where_they_are_the_same(real_data: Path) -> None:
+    problems = list(read_problems(real_data / "hotpotqa_train_100.json"))
+    accepted = [
+        (a.answers[0], b.answers[0])
+        for a in problems
+        for b in problems
+        if a is not b and measure(f"\\boxed{{{a.answers[0]}}}", b.answers)["boxed"] == 1.0
+    ]
+    assert all(a == b for a, b in accepted)
+
+
+def test_inspection_of_the_published_file(real_data: Path) -> None:
+    found = inspect_source(real_data / "hotpotqa_dev_50.json", documents=100)
+    assert (found.format, found.rows, found.evidence_lost) == ("hotpotqa", 50, 0)
+    assert sum(found.evidence) == 100  # two supporting paragraphs each

@@ -1,0 +1,200 @@
+"""What bad files get: one line that names the file, the place, the value and the fix."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palimpsest.data import rows as rows_module
+from palimpsest.data.problems import read_problems
+from palimpsest.data.rows import read_rows
+from palimpsest.errors import DataError
+
+OBJECTS = [{"id": str(i), "text": 'naïve \u2028 [{"\\\\' * i, "deep": [[{}], None, 1.5e3, True]} for i in range(7)]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize("read", [1, 3, 64, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_an_array_reads_the_same_at_any_buffer_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int, indent: int | None, ascii_only: bool
+) -> None:
+    monkeypatch.setattr(rows_module, "_READ", read)
+    path = tmp_path / "array.json"
+    path.write_text(json.dumps(OBJECTS, indent=indent, ensure_ascii=ascii_only), encoding="utf-8")
+    assert [row.values for row in read_rows(path)] == OBJECTS
+
+
+def test_lines_and_arrays_and_parquet_hold_the_same_rows(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    flat = [{"id": row["id"], "text": row["text"]} for row in OBJECTS]
+    array, lines, parquet = (tmp_path / name for name in ("a.json", "b.jsonl", "c.parquet"))
+    array.write_text(json.dumps(flat), encoding="utf-8-sig")  # with a byte-order mark
+    lines.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in flat), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(flat), parquet)
+    assert [[row.values for row in read_rows(path)] for path in (array, lines, parquet)] == [flat] * 3
+
+
+def test_a_json_array_cut_anywhere_is_refused_with_the_byte_of_the_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_READ", 16)
+    whole = json.dumps(OBJECTS[:3], ensure_ascii=False).encode()
+    path = tmp_path / "cut.json"
+    for size in range(1, len(whole)):
+        try:
+            whole[:size].decode()
+        except UnicodeDecodeError:
+            continue  # its own test below
+        path.write_bytes(whole[:size])
+        message = refusal(path)
+        assert f"byte {size} " in message
+        assert "cut short" in message
+
+
+def test_a_cut_array_gives_its_whole_rows_first_and_counts_them(tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    path.write_text('[{"a": 1},\n{"a": 2},\n{"a": "thr')
+    seen = []
+    with pytest.raises(DataError, match=r"byte 31 \(line 3\), after 2 whole rows: the file is cut short"):
+        seen.extend(row.values for row in read_rows(path))
+    it = read_rows(path)
+    assert [next(it).values, next(it).values] == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('[{"a": 1} {"a": 2}]', ["byte 10", "expected , or ]"]),
+        ('[{"a": 1,}]', ["byte 9", "JSON error"]),
+        ('[\n{"a": 1},\n{"a" 2},\n' + '{"a": 3},' * 9 + '{"a": 4}]', ["line 3", "':'"]),
+        ('[{"ä": 1} x', ["byte 11"]),  # ä is two bytes
+        ('[{"a": 1}] []', ["text after the closing bracket"]),
+        ("[1, 2]", ["row 1", "expected an object", "int"]),
+        ("[]", ["holds no rows"]),
+        ("", ["empty"]),
+        ("  \n", ["empty"]),
+        ("id,question\n1,2", ["neither JSON", "id,question"]),
+        ('{"a": 1}\n{"a": ', ["line 2", "byte 9", "cut short"]),
+        ('{"a": 1}\n{"a": }\n{"a": 2}\n', ["line 2", "one object a line"]),
+        ('{\n "data": []\n}', ["line 1", "one array of objects"]),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:00", ["git lfs pull"]),
+        ("[" * 100_000, ["can't be read"]),
+        ('[{"a": ' + "9" * 5000 + "}]", ["row 1", "can't be read"]),
+    ],
+)
+def test_malformed_text_is_named_with_its_place(tmp_path: Path, content: str, expected: list[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content.encode())
+    message = refusal(path)
+    for part in expected:
+        assert part in message
+
+
+def test_missing_folder_compressed_and_wrongly_encoded_files(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "absent.json")
+    assert "can't be read" in refusal(tmp_path)
+    gzip, latin = tmp_path / "a.json", tmp_path / "b.json"
+    gzip.write_bytes(b"\x1f\x8b\x08rest")
+    assert "unpack it first" in refusal(gzip)
+    latin.write_bytes(b'[{"a": "caf\xe9"}]')
+    assert "not UTF-8 at byte 11" in refusal(latin)
+    latin.write_bytes(b'{"a": "caf\xe9"}\n')
+    assert "not UTF-8 at byte 10" in refusal(latin)
+
+
+def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist([{"a": "x" * 100 + str(i)} for i in range(500)]), path)
+    whole = path.read_bytes()
+    for size in (4, 50, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert "fetch it again" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"questoin": "q", "answer": "a", "context": []}, ["'hotpotqa'", "did you mean questoin?"]),
+        ({"prompt": "q", "context": "c", "reward": {}}, ["'memagent'", "'reward_model'"]),
+        ({"foo": 1}, ["no known format", "the row has foo"]),
+        ({"question": " ", "answers": ["a"]}, ["question is empty"]),
+        ({"question": "q", "answers": []}, ["answers is empty", "at least one gold"]),
+        ({"question": "q", "answers": ["a", ""]}, ["answers[1] is empty"]),
+        ({"question": "q", "answers": [7]}, ["answers[0] must be a string", "7"]),
+        ({"question": 5, "answers": ["a"]}, ["question must be a string"]),
+        ({"question": "q", "answers": ["a"], "metadata": 3}, ["metadata must be an object"]),
+        ({"question": "q", "answer": "a", "context": []}, ["no paragraphs"]),
+        ({"question": "q", "answer": "a", "context": [["t", "s"]]}, ["list of sentences"]),
+        ({"question": "q", "answer": "a", "context": [["t"]]}, ["pairs", "['t']"]),
+        ({"question": "q", "answer": "", "context": [["t", ["s"]]]}, ["answer is empty"]),
+        (
+            {"question": "q", "answer": "a", "context": [["t", ["s"]]], "supporting_facts": [["u", 0]]},
+            ["supporting title 'u'", "distractor setting"],
+        ),
+        (
+            {"question": "q", "answer": "a", "context": {"title": ["t"], "sentence": [["s"]]}},
+            ["context.sentences is missing", "did you mean sentence?"],
+        ),
+        ({"question": "q", "answer": "a", "context": {"title": ["t"], "sentences": []}}, ["one length"]),
+        ({"prompt": [], "context": "c", "reward_model": {"ground_truth": ["a"]}}, ["role 'user'"]),
+        ({"prompt": "q", "context": "c", "reward_model": {}}, ["reward_model.ground_truth is missing"]),
+        ({"prompt": "q", "label": "a", "metadata": {"contxt": "c"}}, ["metadata.context", "did you mean contxt?"]),
+        ({"input": "q", "context": [1, 2], "answers": ["a"]}, ["document indices", "hotpotqa_dev.json"]),
+    ],
+)
+def test_a_bad_row_is_named_with_key_value_and_fix(tmp_path: Path, row: dict, expected: list[str]) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError) as caught:
+        list(read_problems(path))
+    message = str(caught.value)
+    assert message.startswith(f"{path} line 1: ")
+    assert "\n" not in message
+    for part in expected:
+        assert part in message
+
+
+def test_a_later_row_that_lacks_a_column_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"question": "q", "answers": ["a"]}\n{"question": "q", "answer": "a"}\n')
+    with pytest.raises(DataError, match=r"line 2: .*'answers'; did you mean answer\?"):
+        list(read_problems(path))
+
+
+def test_an_unknown_format_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "q", "answers": ["a"]}\n')
+    with pytest.raises(DataError, match=r"'hotpot_qa'; did you mean hotpotqa\?"):
+        list(read_problems(path, format="hotpot_qa"))
+    with pytest.raises(DataError, match=r"format 'ruler', which needs column 'input', 'context', 'outputs'"):
+        list(read_problems(path, format="ruler"))
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_raise_anything_but_a_data_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    for prefix in (b"", b"[", b'[{"a":', b'{"question":"q","answers":["a"]}\n{', b"PAR1"):
+        path.write_bytes(prefix + data)
+        message = ""
+        try:
+            list(read_problems(path))
+        except DataError as error:
+            message = str(error)
+        assert "\n" not in message

@@ -1,0 +1,222 @@
+"""The layer diagram as data, held over the imports of every module (imports inside functions count too)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "palimpsest"
+
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("types", "errors", "seeding", "config", "engines.protocol"),
+    ("text",),
+    ("memory", "tools", "reward", "data"),
+    ("rollout", "credit"),
+    ("serve", "evaluate", "train", "view"),
+    ("engines.embedded", "engines.scale"),  # an engine may use train.loss; train knows engines.protocol only
+    ("cli", "bench"),
+)
+"""From the bottom up. A module imports from its own unit and from lower levels; units of the bottom may name each
+other."""
+
+SIDEWAYS = {("cli", "bench"), ("credit", "rollout")}
+"""(importer, imported) of one level. Never both ways, so the level could be split in two."""
+
+HEAVY = {
+    "torch": ("engines.embedded", "engines.scale", "train", "text", "bench"),
+    "transformers": ("engines.embedded", "engines.scale", "train", "text", "bench"),
+    "tokenizers": ("engines.embedded", "engines.scale", "train", "text", "bench"),
+    "ray": ("engines.scale",),
+    "vllm": ("engines.scale", "bench"),  # bench measures it, in an interpreter of its own
+    "matplotlib": ("evaluate",),
+    "pyarrow": ("data",),
+}
+
+ENGINE_MAY_USE = {"palimpsest.train.loss"}
+"""All that engines/ may know of its neighbour train/."""
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    imported: str
+    line: int
+    deferred: bool
+    """Inside a function: counts for the layers, not for cycles at import time."""
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
+    """Every import but those under `if TYPE_CHECKING`, which never run."""
+
+    def walk(node: ast.AST, deferred: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            yield from (Import(name, alias.name, node.lineno, deferred) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: relative import; name the module in full"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield Import(name, whole if whole in MODULES else str(node.module), node.lineno, deferred)
+        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    return walk(tree, False)
+
+
+IMPORTS = [found for name, tree in MODULES.items() for found in imports_of(name, tree)]
+
+
+def unit_of(module: str) -> str | None:
+    """The unit of the diagram a module belongs to; None for the package itself."""
+    rest = module.removeprefix("palimpsest").lstrip(".")
+    units = [unit for level in LEVELS for unit in level if rest == unit or rest.startswith(unit + ".")]
+    return max(units, key=len) if units else None
+
+
+def level_of(unit: str) -> int:
+    return next(index for index, level in enumerate(LEVELS) if unit in level)
+
+
+def allowed(found: Import) -> bool:
+    importer, imported = unit_of(found.importer), unit_of(found.imported)
+    if importer is None or imported is None or importer == imported:
+        return True
+    if importer.startswith("engines.") and imported == "train":
+        return found.imported in ENGINE_MAY_USE
+    if level_of(importer) == level_of(imported):
+        return level_of(importer) == 0 or (importer, imported) in SIDEWAYS
+    return level_of(imported) < level_of(importer)
+
+
+def test_every_module_has_a_place_in_the_diagram() -> None:
+    without = {m for m in MODULES if unit_of(m) is None} - {
+        "palimpsest",
+        "palimpsest.engines",
+        "palimpsest.__main__",
+    }
+    assert not without
+
+
+def test_imports_point_only_downwards() -> None:
+    upward = [f"{i.importer}:{i.line} imports {i.imported}" for i in IMPORTS if not allowed(i)]
+    assert not upward, "\n".join(upward)
+
+
+def test_no_import_cycles() -> None:
+    graph: dict[str, set[str]] = {name: set() for name in MODULES}
+    for found in IMPORTS:
+        if found.imported in MODULES and not found.deferred:
+            graph[found.importer].add(found.imported)
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for imported in graph[name]:
+                visit(imported, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_stay_where_they_belong(package: str) -> None:
+    places = HEAVY[package]
+    strays = [
+        f"{i.importer}:{i.line} imports {i.imported}"
+        for i in IMPORTS
+        if i.imported.split(".")[0] == package and not (unit_of(i.importer) or "").startswith(places)
+    ]
+    assert not strays, "\n".join(strays)
+
+
+def test_package_initialisers_import_nothing_heavy() -> None:
+    """`import palimpsest.train` must not cost what torch costs."""
+    initialisers = {
+        name for name in MODULES if (PACKAGE.parent / Path(*name.split(".")) / "__init__.py").exists()
+    }
+    heavy = [
+        f"{i.importer}:{i.line}"
+        for i in IMPORTS
+        if i.importer in initialisers and i.imported.split(".")[0] in HEAVY
+    ]
+    assert not heavy
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+def dangers(tree: ast.Module) -> Iterator[str]:
+    """What could run text as code, or load an object from untrusted bytes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+                yield f"line {node.lineno}: {node.func.id}()"
+            if ast.unparse(node.func) in {"torch.load", "torch.save", "yaml.unsafe_load", "os.system"}:
+                yield f"line {node.lineno}: {ast.unparse(node.func)}()"
+            for keyword in node.keywords:
+                off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+                if keyword.arg in {"trust_remote_code", "shell"} and not off:
+                    yield f"line {node.lineno}: {keyword.arg}={ast.unparse(keyword.value)}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            )
+            yield from (
+                f"line {node.lineno}: import {n}" for n in names if n.split(".")[0] in FORBIDDEN_MODULES
+            )
+
+
+def test_nothing_in_the_tree_runs_text_as_code_or_unpickles() -> None:
+    found = [f"{name} {danger}" for name, tree in MODULES.items() for danger in dangers(tree)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "eval('1')",
+        "import pickle",
+        "from pickle import loads",
+        "load(x, trust_remote_code=True)",
+        "torch.load(f)",
+    ],
+)
+def test_the_lint_sees_what_it_is_for(source: str) -> None:
+    assert list(dangers(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "verdict"),
+    [
+        ("palimpsest.memory.overwrite", "palimpsest.text.codec", True),
+        ("palimpsest.text.codec", "palimpsest.memory.policy", False),
+        ("palimpsest.train.loop", "palimpsest.engines.embedded.build", False),
+        ("palimpsest.engines.embedded.learner", "palimpsest.train.loss", True),
+        ("palimpsest.engines.embedded.learner", "palimpsest.train.loop", False),
+        ("palimpsest.evaluate.run", "palimpsest.train.metrics", False),
+        ("palimpsest.rollout.group", "palimpsest.engines.protocol", True),
+    ],
+)
+def test_the_diagram_says_what_the_design_says(importer: str, imported: str, verdict: bool) -> None:
+    assert allowed(Import(importer, imported, 1, False)) is verdict

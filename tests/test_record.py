@@ -1,0 +1,145 @@
+"""Trajectories on disk: what goes in comes out, whatever the crash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palimpsest.errors import DataError
+from palimpsest.rollout.record import encode_groups, group_lines, read_groups
+from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+IDS = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
+NOTES = st.dictionaries(TEXT, st.one_of(st.integers(-(2**53), 2**53), TEXT, st.booleans()), max_size=3)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    tokens = draw(IDS)
+    logprobs = tuple(draw(st.lists(FLOATS, min_size=len(tokens), max_size=len(tokens))))
+    completion = Completion(tokens, logprobs, draw(st.sampled_from(StopReason)), draw(st.integers(0, 9)))
+    return Turn(draw(IDS), completion, draw(st.integers(0, 99)), draw(TEXT), draw(NOTES))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    name = draw(TEXT)
+    size = draw(st.integers(1, 3))
+    played = tuple(
+        Trajectory(
+            name,
+            f"g/{name}",
+            rollout,
+            tuple(draw(st.lists(turns(), max_size=3))),
+            draw(st.sampled_from(Outcome)),
+            draw(st.none() | TEXT),
+            tuple(Event(draw(TEXT), 0, draw(NOTES)) for _ in range(draw(st.integers(0, 2)))),
+        )
+        for rollout in range(size)
+    )
+    per_turn = st.none() | st.lists(FLOATS, max_size=2).map(tuple)
+    grades = tuple(Grade(draw(st.none() | FLOATS), draw(st.none() | TEXT), {}, draw(per_turn)) for _ in range(size))
+    return Group(Problem(name, draw(TEXT), ("gold",), None, draw(NOTES)), played, grades)
+
+
+def sample_groups(count: int = 3) -> list[Group]:
+    completion = Completion((5, 6), (-0.1, -0.2), StopReason.STOP, 3)
+    return [
+        Group(
+            Problem(f"p{i}", "who?", ("Ann", "Bo"), "a long document", {"hops": 2}),
+            tuple(
+                Trajectory(
+                    f"p{i}", f"1/0/p{i}", r, (Turn((1, 2, 3), completion, 0, "read", {"chunk": 0}),), Outcome.ANSWERED
+                )
+                for r in range(2)
+            ),
+            (Grade(1.0, breakdown={"em": 1.0}), Grade(None, "judge down")),
+        )
+        for i in range(count)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(groups(), max_size=3, unique_by=lambda group: group.problem.id))
+def test_groups_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, written: list[Group]):
+    path = tmp_path_factory.mktemp("record") / "step.jsonl.zst"
+    path.write_bytes(encode_groups(written))
+    recording = read_groups(path)
+    assert recording.groups == tuple(written)
+    assert recording.torn is None
+
+
+def test_each_line_is_an_episode_that_other_tools_can_read():
+    content = zstandard.ZstdDecompressor().stream_reader(encode_groups(sample_groups()), read_across_frames=True)
+    rows = [json.loads(line) for line in content.read().splitlines()]
+    assert [(row["problem"]["id"], row["rollout"]) for row in rows] == [(f"p{i}", r) for i in range(3) for r in (0, 1)]
+    assert rows[0]["turns"][0]["token_ids"] == [5, 6]
+    assert "context" not in rows[0]["problem"]
+
+
+def test_a_file_cut_anywhere_gives_every_whole_group_before_the_cut(tmp_path: Path):
+    groups = sample_groups(2)
+    frames = [encode_groups([group]) for group in groups]
+    data = b"".join(frames)
+    assert data == encode_groups(groups)
+    ends = [sum(map(len, frames[:n])) for n in range(len(frames) + 1)]
+    path = tmp_path / "cut.jsonl.zst"
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        recording = read_groups(path)
+        whole = sum(end <= cut for end in ends) - 1
+        assert [group.problem.id for group in recording.groups] == [f"p{i}" for i in range(whole)]
+        assert (recording.torn is None) == (cut in ends)
+
+
+def test_a_flipped_bit_never_gives_another_episode(tmp_path: Path):
+    data = encode_groups(sample_groups(1))
+    original = read_written(tmp_path, data)
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        assert read_written(tmp_path, bytes(flipped)) in (original, ())
+
+
+def read_written(folder: Path, data: bytes) -> tuple[Group, ...]:
+    path = folder / "flip.jsonl.zst"
+    path.write_bytes(data)
+    return read_groups(path).groups
+
+
+def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_path: Path):
+    row = json.loads(group_lines(sample_groups(1)[0]).splitlines()[0])
+    del row["grade"]
+    path = tmp_path / "scripted.jsonl"
+    path.write_text(json.dumps(row) + "\n\n" + json.dumps({**row, "group_id": "other"})[:-20])
+    recording = read_groups(path)
+    assert recording.torn is not None
+    assert [grade.graded for group in recording.groups for grade in group.grades] == [False]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"format": 9}', "format 9"),
+        ("[1]", "format None"),
+        ('{"format": 1, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is no record"),
+    ],
+)
+def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str, message: str):
+    path = tmp_path / "other.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(DataError, match=message) as error:
+        read_groups(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none\.jsonl\.zst: can't be read"):
+        read_groups(tmp_path / "none.jsonl.zst")
