@@ -12,7 +12,9 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--layout", default="memory_first", choices=["memory_first", "section_first"])
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--vllm-python", help="interpreter of a vLLM environment; default: $PALIMPSEST_VLLM_PYTHON")
+    parser.add_argument(
+        "--vllm-python", help="interpreter of a vLLM environment; default: $PALIMPSEST_VLLM_PYTHON"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
     result = run(

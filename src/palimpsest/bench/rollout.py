@@ -1,8 +1,9 @@
 """Rollouts of the embedded sampler beside transformers and vLLM, on one MemAgent-shaped batch.
 
-64 episodes in groups of 16 read documents of 1 to 16 chunks; their turns stop early, at lengths of their own. The episodes
-are played once to get prompts and completion lengths; every engine then replays exactly these (see `peers`).
-Rounds of all engines alternate and the best round of each counts, so that a busy neighbour does not decide.
+64 episodes in groups of 16 read documents of 1 to 16 chunks; their turns stop early, at lengths of their own. The
+episodes are played once to get prompts and completion lengths; every engine then replays exactly these (`peers.py`).
+Rounds of the engines in this process alternate and the best round of each counts, so that a busy neighbour does not
+decide.
 
 Not covered: start-up and warm-up of any engine.
 """
@@ -78,7 +79,9 @@ async def _record(engine: Engine, config: Any, chunks: Sequence[int], group_size
         return [(list(turn.prompt_ids), len(turn.completion.token_ids)) for turn in trajectory.turns]
 
     problems = [source.problems(step=i, count=1, chunks=count)[0] for i, count in enumerate(chunks)]
-    return await asyncio.gather(*(episode(p, g, r) for g, p in enumerate(problems) for r in range(group_size)))
+    return await asyncio.gather(
+        *(episode(p, g, r) for g, p in enumerate(problems) for r in range(group_size))
+    )
 
 
 def _ours(engine: Engine, config: Any, plan: peers.Plan) -> float:

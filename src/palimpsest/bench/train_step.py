@@ -36,9 +36,11 @@ def run(*, model: str = "embedded", segments: int = 256, repeats: int = 3) -> di
 def _in_own_process(way: str, model: str, segments: int, repeats: int) -> dict[str, Any]:
     task = json.dumps({"way": way, "model": model, "segments": segments, "repeats": repeats})
     command = [sys.executable, "-m", "palimpsest.bench.train_step", task]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"bench train-step ({way}): {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+        raise RuntimeError(
+            f"bench train-step ({way}): {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
+        )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -50,7 +52,9 @@ def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any
     config = load_recipe("memagent-quickstart", [f"model.path={model}"])
     engine = build_engine(config)
     batch = _batch(engine.codec.vocab_size, segments, config.policy.options)
-    width = max(len(item.segment.token_ids) for item in batch.segments) + 24  # room that a budget leaves unused
+    width = (
+        max(len(item.segment.token_ids) for item in batch.segments) + 24
+    )  # room that a budget leaves unused
 
     def once() -> float:
         if way == "ours":
@@ -69,11 +73,11 @@ def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any
 
 
 def _batch(vocab: int, segments: int, options: dict[str, Any]) -> Any:
-    """Segments shaped like the quickstart's: prompts of 70 to 130 tokens, completions of 4 up to the memory's budget."""
+    """Segments like the quickstart's: prompts of 70 to 130 tokens, completions of 4 up to the memory's budget."""
     from palimpsest.engines.protocol import StepBatch, TrainSegment
     from palimpsest.types import Segment
 
-    draw = random.Random(0)  # noqa: S311
+    draw = random.Random(0)
     items = []
     for _ in range(segments):
         prompt, length = draw.randint(70, 130), draw.randint(4, int(options.get("memory_tokens", 32)))

@@ -20,7 +20,7 @@ os.environ.update(
 
 def drive(engine: Any, plan: list[list[tuple[list[int], int]]], round_name: str) -> float:
     """Seconds until every turn is sampled; a turn is added as soon as the one before it is done."""
-    from vllm import SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
 
     position = {}
 
@@ -71,9 +71,11 @@ def main() -> None:
     drive(engine, [episode[:2] for episode in task["plan"]], "warm")
     best = float("inf")
     for number in range(task["repeats"]):
-        engine.reset_prefix_cache()
+        if not engine.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be emptied between rounds")
         best = min(best, drive(engine, task["plan"], f"round{number}"))
     print(json.dumps({"seconds": best}))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palimpsest.data.skills import Example, Skills
+from palimpsest.train.skills import Example, Skills
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.train.base_tokenizer import build_tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palimpsest.data.skills import UNKNOWN
+from palimpsest.train.skills import UNKNOWN
 from palimpsest.data.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory.prompts import SHORT
 

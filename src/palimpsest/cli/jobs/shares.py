@@ -5,7 +5,8 @@ depends on the configuration alone, never on which process is faster: the same c
 
 Guaranteed: a share that was interrupted goes on where its log ends; a helper ends with its parent, however that
 ends; an error in a helper is raised in the parent.
-Not covered: more processes than cores, which is slower and nothing worse.
+Not covered: more processes than cores, which is slower and nothing worse; a resumed share is batched differently,
+so near ties of greedy decoding may fall otherwise by as much as the sampler's results depend on the batch.
 """
 
 from __future__ import annotations

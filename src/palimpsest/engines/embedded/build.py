@@ -27,7 +27,7 @@ def set_threads(threads: int) -> None:
     """Threads of this process, and repeatable results where they cost nothing (CPU)."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(not torch.cuda.is_available(), warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
 
 
 def build_engine(config: RunConfig, *, train: bool = True) -> Engine:

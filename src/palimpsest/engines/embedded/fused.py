@@ -11,7 +11,8 @@ Guaranteed: it is used only after its logits have been compared with the model's
 Not covered: models on a GPU, in bfloat16 or above `MAX_PARAMETERS` (the copies of the weights would cost memory and
 save nothing there); position encodings that change with the length. The generic path takes those.
 
-Axes: A decoded rows, B prefilled rows, N tokens of the call, W hidden size, H query heads, G key-value heads, D head size, L keys.
+Axes: A decoded rows, B prefilled rows, N tokens of the call, W hidden size, H query heads, G key-value heads,
+D head size, L keys.
 """
 
 from __future__ import annotations

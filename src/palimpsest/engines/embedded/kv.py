@@ -1,10 +1,11 @@
 """The pool of key-value rows: one row holds one sequence.
 
-Rows 0..slots-1 are decoded; rows behind them keep prefixes for reuse (`prefix.py`). A request in flight owns one row; rows in use are kept
-near the front so that a decode step reads `pool[:n]` as a view, without gathering.
+The first rows are decoded, the rest keep finished sequences as prefixes for later requests (`rows.py`). A request in
+flight owns one row, and rows in use are kept near the front, so that a decode step reads `pool[:n]` as a view,
+without gathering.
 
-Not covered: paging. Memory is rows times the longest request so far, rounded up; rows are allocated as they are
-needed, up to `engine.batch_slots`.
+Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
+`engine.batch_slots` accordingly.
 
 Axes: L layers, R rows, H key-value heads, C capacity in tokens, D head size.
 """
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from palimpsest.errors import ModelError
 
 CAPACITY_STEP = 64
 
@@ -31,12 +34,19 @@ class KVShape:
     device: torch.device
 
     @classmethod
+    @torch.no_grad()
     def of(cls, model: Any) -> KVShape:
-        config = model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        """Read off the cache of one forward, since families name these numbers differently."""
         weight = model.get_input_embeddings().weight
-        return cls(config.num_hidden_layers, heads, head_dim, weight.dtype, weight.device)
+        token = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
+        layers = model.get_decoder()(input_ids=token, use_cache=True).past_key_values.layers
+        shapes = {tuple(part.shape) for layer in layers for part in (layer.keys, layer.values)}
+        if len(shapes) != 1:
+            raise ModelError(
+                f"{type(model).__name__}: keys and values differ in shape over layers; not supported"
+            )
+        _, heads, _, head_dim = shapes.pop()
+        return cls(len(layers), heads, head_dim, layers[0].keys.dtype, weight.device)
 
     @property
     def token_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Policy-gradient and supervised training of the weights that the sampler reads.
 
-Guaranteed: the gradient of a step is the sum over its segments, however they are cut into micro-batches; log-probabilities
-are taken at the sampling temperature and only where the loss mask is set; a saved folder opens with `from_pretrained`
-and restores weights and optimiser bit for bit.
+Guaranteed: the gradient of a step is the sum over its segments, however they are cut into micro-batches;
+log-probabilities are taken at the sampling temperature and only where the loss mask is set; a saved folder opens with
+`from_pretrained` and restores weights and optimiser bit for bit.
 Not covered: sharing of prefixes between segments (each is computed whole); several devices. The reference model of
 the KL term is not saved: it is the model the run started from, and a fingerprint of it is checked on load.
 """
@@ -161,7 +161,7 @@ class EmbeddedLearner:
         logprobs, entropy = self._forward(self._model, layout)
         if self._objective == "nll":
             loss, sums = nll_loss(logprobs=logprobs, weights=layout.weights)
-            sums["entropy_sum"] = entropy.detach().sum()
+            sums["entropy_sum"] = entropy.sum()
         else:
             loss, sums = self._policy_loss(layout, logprobs, entropy, old)
         loss.backward()
@@ -189,7 +189,7 @@ class EmbeddedLearner:
             advantages=layout.advantages,
             weights=layout.weights,
             ref_logprobs=reference,
-            entropy=entropy if config.entropy_coef else entropy.detach(),
+            entropy=entropy,
             config=config,
         )
 
@@ -198,7 +198,14 @@ class EmbeddedLearner:
         hidden = model.get_decoder()(input_ids=layout.input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1)[layout.predicts]
         head = model.get_output_embeddings()
-        return token_logprobs(chosen, head, layout.targets, self._temperature, self._vocab)
+        return token_logprobs(
+            chosen,
+            head,
+            layout.targets,
+            self._temperature,
+            vocab=self._vocab,
+            entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
+        )
 
     @torch.no_grad()
     def _logprobs_of(self, batch: StepBatch) -> list[Tensor]:

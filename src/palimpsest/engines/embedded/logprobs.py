@@ -26,26 +26,31 @@ def token_logprobs(
     head: Head,
     targets: Tensor,
     temperature: float,
-    vocab: int,
+    *,
+    entropy_gradient: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
+    vocab: int,
 ) -> tuple[Tensor, Tensor]:
-    """[N] nats of `targets` [N] after `hidden` [N, W], and [N] entropies in nats, both differentiable."""
+    """[N] nats of `targets` [N] after `hidden` [N, W], and [N] entropies in nats.
+
+    The log-probabilities are differentiable; the entropies only with `entropy_gradient`, else they cost no memory.
+    """
     rows = max(1, chunk_elements // vocab)
-    if len(targets) <= rows or not torch.is_grad_enabled():
-        parts = [
-            _chunk(h, t, head, temperature)
-            for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
-        ]
-    else:
-        parts = [
-            checkpoint(_chunk, h, t, head, temperature, use_reentrant=False, preserve_rng_state=False)
-            for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
-        ]
+    parts = []
+    for piece, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        if len(targets) <= rows or not torch.is_grad_enabled():
+            parts.append(_chunk(piece, wanted, head, temperature, entropy_gradient))
+        else:
+            arguments = (piece, wanted, head, temperature, entropy_gradient)
+            parts.append(checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _chunk(hidden: Tensor, targets: Tensor, head: Head, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk(
+    hidden: Tensor, targets: Tensor, head: Head, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     every = log_probabilities(head(hidden), temperature)
-    # An id that a model masks with -inf adds nothing to the entropy, where 0 * -inf would be NaN.
-    entropy = -(every.exp() * every.clamp(min=torch.finfo(every.dtype).min)).sum(dim=-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        # An id that a model masks with -inf adds nothing to the entropy, where 0 * -inf would be NaN.
+        entropy = -(every.exp() * every.clamp(min=torch.finfo(every.dtype).min)).sum(dim=-1)
     return every.gather(1, targets[:, None])[:, 0], entropy

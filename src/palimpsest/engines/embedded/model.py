@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from palimpsest.config.schema import ModelConfig
 from palimpsest.errors import ModelError
@@ -46,19 +47,25 @@ def load_model(config: ModelConfig) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    loader: Any = AutoModelForCausalLM
     logging.disable_progress_bar()  # one bar per file would break the run's own display
     try:
         with torch.random.fork_rng():
-            model = AutoModelForCausalLM.from_pretrained(
+            model, report = loader.from_pretrained(
                 path,
                 dtype=DTYPES[config.dtype],
                 attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=False,
+                output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"model {path}: not loadable as a causal language model ({reason})") from None
+    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+        raise ModelError(
+            f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again"
+        )
     check_architecture(model, path)
     _disable_dropout(model)
     model = model.to(pick_device(config.device)).eval()
@@ -82,12 +89,16 @@ def _check_head(model: Any, path: str) -> None:
     """Refuse models that change logits after their head (capped or scaled ones), which the engine would miss."""
     head = model.get_output_embeddings()
     if head is None or model.get_decoder() is None:
-        raise ModelError(f"model {path}: {type(model).__name__} has no separate decoder and output projection")
+        raise ModelError(
+            f"model {path}: {type(model).__name__} has no separate decoder and output projection"
+        )
     ids = torch.arange(1, 5, device=head.weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
     ours = head(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
     if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
-        raise ModelError(f"model {path}: {type(model).__name__} changes its logits after the output projection")
+        raise ModelError(
+            f"model {path}: {type(model).__name__} changes its logits after the output projection"
+        )
 
 
 def _check_folder(path: str) -> None:
@@ -121,8 +132,9 @@ def max_context(model: Any) -> int:
     limit = int(getattr(config, "max_position_embeddings", 2048))
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    slides = window is not None and (kinds is None or "sliding_attention" in kinds)
-    return min(limit, int(window)) if slides else limit
+    if window is None or (kinds is not None and "sliding_attention" not in kinds):
+        return limit
+    return min(limit, int(window))
 
 
 def check_budget(model: Any, tokens: int, what: str) -> None:

