@@ -12,12 +12,8 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--layout", default="memory_first", choices=["memory_first", "section_first"])
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument(
-        "--vllm-python", help="interpreter of a vLLM environment; default: $PALIMPSEST_VLLM_PYTHON"
-    )
+    parser.add_argument("--vllm-python", help="interpreter of a vLLM environment; default: $PALIMPSEST_VLLM_PYTHON")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
-    result = run(
-        model=options.model, layout=options.layout, repeats=options.repeats, vllm_python=options.vllm_python
-    )
+    result = run(model=options.model, layout=options.layout, repeats=options.repeats, vllm_python=options.vllm_python)
     print(json.dumps(result, indent=None if options.json else 1))

@@ -126,12 +126,8 @@ def test_an_unknown_method_is_refused(refused: Callable[..., str]) -> None:
     assert "did you mean memagent?" in refused("quickstart", "memagnet")
 
 
-def test_lengths_that_are_no_numbers_are_refused(
-    refused: Callable[..., str], tiny_model_folder: Path
-) -> None:
-    assert "expected lengths such as 4,64,256" in refused(
-        "eval", "--model", str(tiny_model_folder), "--chunks", "4,x"
-    )
+def test_lengths_that_are_no_numbers_are_refused(refused: Callable[..., str], tiny_model_folder: Path) -> None:
+    assert "expected lengths such as 4,64,256" in refused("eval", "--model", str(tiny_model_folder), "--chunks", "4,x")
 
 
 def test_a_missing_data_file_names_the_file(refused: Callable[..., str]) -> None:
@@ -153,9 +149,7 @@ def test_a_half_written_run_folder_is_not_touched(
     refused: Callable[..., str], tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    message = refused(
-        "train", "memagent-quickstart", f"model.path={tiny_model_folder}", "--out", str(tmp_path)
-    )
+    message = refused("train", "memagent-quickstart", f"model.path={tiny_model_folder}", "--out", str(tmp_path))
     assert "--force" in message
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["metrics.jsonl"]
 
@@ -183,9 +177,7 @@ def hotpot(path: Path) -> Path:
     return path
 
 
-def test_eval_runs_on_a_hotpotqa_file_and_continues(
-    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     data, out = hotpot(tmp_path / "dev.json"), tmp_path / "out"
     command = ["eval", "--policy", "overwrite", "--model", str(tiny_model_folder), "--data", str(data)]
     command += ["--documents", "5", "--out", str(out)]
@@ -224,16 +216,11 @@ def test_eval_plays_a_policy_from_a_users_own_file(
         "--data", str(data), "--out", "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (
-        json.loads((tmp_path / "out" / "summary.json").read_text())["evaluations"][0]["accuracy"]["mean"]
-        == 0.5
-    )
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["evaluations"][0]["accuracy"]["mean"] == 0.5
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(tmp_path: Path, tiny_model_folder: Path) -> None:
     command = [sys.executable, "-c", "from palimpsest.cli.main import main; main()", "eval"]
     command += [
         "--model",
@@ -264,9 +251,7 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     command += ["train.steps=2", "train.prompts_per_step=2", "train.group_size=2", "evaluation.problems=3"]
     command += ["evaluation.multiples=[1, 2]", "data.synthetic.chunks=2", "data.curriculum.chunks=[1, 2]"]
     command += ["policy.options.chunk_size=24", "policy.options.memory_tokens=8"]
-    command += [
-        f"evaluation.baselines.{name}.options.question_tokens=60" for name in ("full_window", "last_window")
-    ]
+    command += [f"evaluation.baselines.{name}.options.question_tokens=60" for name in ("full_window", "last_window")]
     command += ["policy.options.question_tokens=60"]
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
@@ -276,9 +261,7 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     ]  # fmt: skip
     assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("memagent", 5, 2)
     assert set(summary["accuracy"]) == {"agent_before", "agent", "full_window", "last_window"}
-    assert all(
-        set(row) == {"1", "2"} for row in (*summary["accuracy"].values(), summary["tokens_per_document"])
-    )
+    assert all(set(row) == {"1", "2"} for row in (*summary["accuracy"].values(), summary["tokens_per_document"]))
     assert set(summary["copy_fidelity"]) == {"before", "after"}
     assert (out / "report.html").stat().st_size > 10_000
     assert {path.name for path in (out / "plots").iterdir()} == {"reward.png", "accuracy.png", "tokens.png"}

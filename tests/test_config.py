@@ -54,13 +54,7 @@ def test_every_value_of_a_published_recipe_names_its_source(name: str) -> None:
     for line in recipe_text(name).splitlines():
         key, colon, value = line.partition(":")
         own = key.strip() in {"recipe", "prompts"}  # our name, our wording
-        if (
-            colon
-            and value.split("#")[0].strip()
-            and not line.startswith("#")
-            and not own
-            and key.strip() != "name"
-        ):
+        if colon and value.split("#")[0].strip() and not line.startswith("#") and not own and key.strip() != "name":
             assert "#" in value, line
 
 
@@ -129,9 +123,7 @@ def test_null_switches_a_section_off() -> None:
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
-    assert "unknown key optim.learning_rte; did you mean optim.learning_rate?" in refused(
-        "optim.learning_rte=1"
-    )
+    assert "unknown key optim.learning_rte; did you mean optim.learning_rate?" in refused("optim.learning_rte=1")
 
 
 def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:

@@ -253,9 +253,7 @@ def test_saved_state_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype, 
     resumed.load(tmp_path)
     assert resumed.version == 3
     train(resumed, range(3, 6))
-    for (name, a), (_, b) in zip(
-        straight_model.named_parameters(), resumed_model.named_parameters(), strict=True
-    ):
+    for (name, a), (_, b) in zip(straight_model.named_parameters(), resumed_model.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".bin", ".pkl")]
 

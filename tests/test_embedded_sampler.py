@@ -79,9 +79,7 @@ def other_family(name: str) -> Any:
         options["head_dim"] = 16
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = getattr(transformers, f"{prefix}ForCausalLM")(
-            getattr(transformers, f"{prefix}Config")(**options)
-        )
+        model = getattr(transformers, f"{prefix}ForCausalLM")(getattr(transformers, f"{prefix}Config")(**options))
         for parameter in model.parameters():  # norms and biases that are not ones and zeros
             if parameter.ndim == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
@@ -113,9 +111,7 @@ def test_a_thousand_sampled_tokens_agree_with_the_models_forward(model: Any) -> 
     assert max(gaps) < TOLERANCE
 
 
-def test_a_forward_that_disagrees_with_the_model_is_not_used(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forward_that_disagrees_with_the_model_is_not_used(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = FusedForward._unit
     monkeypatch.setattr(FusedForward, "_unit", lambda self, x: exact(self, x) * 1.01)
     assert isinstance(EmbeddedSampler(model)._forward, HFForward)
@@ -166,9 +162,7 @@ def test_an_episode_that_grows_its_prompt_does_not_pay_for_its_past(model: Any) 
     sampler = EmbeddedSampler(model, batch_slots=2)
 
     async def go() -> None:
-        anchor = asyncio.ensure_future(
-            sampler.generate([9] * 5, SamplingParams(max_tokens=60))
-        )  # keeps it busy
+        anchor = asyncio.ensure_future(sampler.generate([9] * 5, SamplingParams(max_tokens=60)))  # keeps it busy
         prompt = prompts(1, low=40, high=40)[0]
         for turn in range(4):
             completion = await sampler.generate(prompt, SamplingParams(max_tokens=4, seed=turn))
@@ -267,9 +261,7 @@ def test_non_finite_logits_fail_their_own_request_only(fused: bool) -> None:
     assert isinstance(other, Completion)
 
 
-def test_a_broken_engine_answers_every_caller_and_recovers(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_engine_answers_every_caller_and_recovers(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = EmbeddedSampler(model, batch_slots=2)
     before = complete(sampler, prompts(5))
 

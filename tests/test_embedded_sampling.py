@@ -61,9 +61,7 @@ def test_temperature_zero_takes_the_most_likely_and_records_it_at_one() -> None:
     ids, logprobs = draw(LOGITS.expand(2, -1), mixed, 1.0, u)
     assert ids.tolist() == [0, 0]
     assert math.isclose(logprobs[0].item(), math.log(_softmax(LOGITS.tolist())[0]), rel_tol=1e-6)
-    assert math.isclose(
-        logprobs[1].item(), math.log(_softmax([v / 2 for v in LOGITS.tolist()])[0]), rel_tol=1e-6
-    )
+    assert math.isclose(logprobs[1].item(), math.log(_softmax([v / 2 for v in LOGITS.tolist()])[0]), rel_tol=1e-6)
 
 
 def test_uniforms_are_spread_and_uncorrelated_over_seeds_and_positions() -> None:

@@ -86,9 +86,7 @@ def problems(count: int = 6) -> list[Problem]:
     ]
 
 
-def play(
-    codec: Codec, out: Path | None = None, sampler: EchoSampler | None = None, **options: Any
-) -> EvalSummary:
+def play(codec: Codec, out: Path | None = None, sampler: EchoSampler | None = None, **options: Any) -> EvalSummary:
     given = options.pop("problems", None)
     return asyncio.run(
         evaluate(
@@ -221,9 +219,7 @@ def test_one_pool_plays_several_sets_and_keeps_them_apart(tiny_codec: Codec, tmp
 
 
 def test_measures_of_the_caller_are_logged_and_averaged(tiny_codec: Codec, tmp_path: Path) -> None:
-    summary = play(
-        tiny_codec, tmp_path, measure=lambda p, t, g: {"x": float(p.id[1:])} if p.id != "p5" else {}
-    )
+    summary = play(tiny_codec, tmp_path, measure=lambda p, t, g: {"x": float(p.id[1:])} if p.id != "p5" else {})
     assert summary.measures == {"x": (0 + 1 + 2 + 3 + 4) / 5}
     assert sum("x" in line["measures"] for line in lines(tmp_path)) == 5
 
@@ -267,9 +263,7 @@ def test_fractional_values_get_a_bootstrap_that_repeats() -> None:
 
 
 def test_lone_surrogates_and_control_characters_do_not_break_the_log(tmp_path: Path) -> None:
-    odd = Sample(
-        "s", "p", "q\ud800\x1b\u2028", ("a",), "line\nbreak", None, "answered", 1.0, None, None, 1, 1, 1
-    )
+    odd = Sample("s", "p", "q\ud800\x1b\u2028", ("a",), "line\nbreak", None, "answered", 1.0, None, None, 1, 1, 1)
     with SampleLog(tmp_path) as log:
         log.append(odd)
         log.append(sample(1, 1.0))

@@ -151,13 +151,9 @@ def test_heavy_packages_stay_where_they_belong(package: str) -> None:
 
 def test_package_initialisers_import_nothing_heavy() -> None:
     """`import palimpsest.train` must not cost what torch costs."""
-    initialisers = {
-        name for name in MODULES if (PACKAGE.parent / Path(*name.split(".")) / "__init__.py").exists()
-    }
+    initialisers = {name for name in MODULES if (PACKAGE.parent / Path(*name.split(".")) / "__init__.py").exists()}
     heavy = [
-        f"{i.importer}:{i.line}"
-        for i in IMPORTS
-        if i.importer in initialisers and i.imported.split(".")[0] in HEAVY
+        f"{i.importer}:{i.line}" for i in IMPORTS if i.importer in initialisers and i.imported.split(".")[0] in HEAVY
     ]
     assert not heavy
 
@@ -179,12 +175,8 @@ def dangers(tree: ast.Module) -> Iterator[str]:
                 if keyword.arg in {"trust_remote_code", "shell"} and not off:
                     yield f"line {node.lineno}: {keyword.arg}={ast.unparse(keyword.value)}"
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
-            )
-            yield from (
-                f"line {node.lineno}: import {n}" for n in names if n.split(".")[0] in FORBIDDEN_MODULES
-            )
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            yield from (f"line {node.lineno}: import {n}" for n in names if n.split(".")[0] in FORBIDDEN_MODULES)
 
 
 def test_nothing_in_the_tree_runs_text_as_code_or_unpickles() -> None:

@@ -79,15 +79,9 @@ def png_size(data: bytes) -> tuple[int, int]:
 def test_text_of_a_model_cannot_become_markup(report: tuple[str, Reader]) -> None:
     html, reader = report
     assert not [tag for tag, _ in reader.tags if tag == "script"]
-    assert all(
-        attrs["src"] and attrs["src"].startswith("data:image/png")
-        for tag, attrs in reader.tags
-        if tag == "img"
-    )
+    assert all(attrs["src"] and attrs["src"].startswith("data:image/png") for tag, attrs in reader.tags if tag == "img")
     assert not [name for _, attrs in reader.tags for name in attrs if name.startswith("on")]
-    assert (
-        reader.text.count("<script>alert(1)</script>") == 5
-    )  # question, memory, answer, gold, configuration
+    assert reader.text.count("<script>alert(1)</script>") == 5  # question, memory, answer, gold, configuration
     assert "{{ 7*7 }}" in reader.text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", html)
 
@@ -103,9 +97,7 @@ def test_figures_in_the_report_are_the_files_beside_it(tmp_path: Path) -> None:
     write_report(tmp_path, results())
     html = (tmp_path / "report.html").read_text("utf-8")
     inside = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", html)]
-    assert inside == [
-        (tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("reward", "accuracy", "tokens")
-    ]
+    assert inside == [(tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("reward", "accuracy", "tokens")]
 
 
 def test_the_table_shows_every_figure(report: tuple[str, Reader]) -> None:
@@ -125,9 +117,7 @@ def test_the_lead_says_what_was_measured() -> None:
 
 def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
     empty = Cell(score([]), 0.0, 10, 10)
-    changed = results(
-        cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], lengths=[], samples=[]
-    )
+    changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], lengths=[], samples=[])
     write_report(tmp_path, changed)
     assert not (tmp_path / "plots" / "reward.png").exists()
     text = (tmp_path / "report.html").read_text("utf-8")

@@ -56,9 +56,9 @@ def answer_by_reading(question: str, values: dict[tuple[str, str], set[str]]) ->
         subject = question[len(before) : len(question) - len(after)]
         for tie in TIES:
             assert tie.of is not None
-            phrase = tie.of.removesuffix("{s}")
-            if subject.startswith(phrase):
-                (subject,) = values[(subject.removeprefix(phrase), tie.name)]
+            head, tail = tie.of.split("{s}")
+            if subject.startswith(head) and subject.endswith(tail):
+                (subject,) = values[(subject[len(head) : len(subject) - len(tail)], tie.name)]
         if (subject, relation.name) in values:
             (value,) = values[(subject, relation.name)]
             return value

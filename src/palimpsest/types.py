@@ -183,4 +183,6 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.trajectories) != len(self.grades):
-            raise ValueError(f"group {self.problem.id}: {len(self.trajectories)} trajectories, {len(self.grades)} grades")
+            raise ValueError(
+                f"group {self.problem.id}: {len(self.trajectories)} trajectories, {len(self.grades)} grades"
+            )

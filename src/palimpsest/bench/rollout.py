@@ -79,9 +79,7 @@ async def _record(engine: Engine, config: Any, chunks: Sequence[int], group_size
         return [(list(turn.prompt_ids), len(turn.completion.token_ids)) for turn in trajectory.turns]
 
     problems = [source.problems(step=i, count=1, chunks=count)[0] for i, count in enumerate(chunks)]
-    return await asyncio.gather(
-        *(episode(p, g, r) for g, p in enumerate(problems) for r in range(group_size))
-    )
+    return await asyncio.gather(*(episode(p, g, r) for g, p in enumerate(problems) for r in range(group_size)))
 
 
 def _ours(engine: Engine, config: Any, plan: peers.Plan) -> float:

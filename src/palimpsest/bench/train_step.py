@@ -38,9 +38,7 @@ def _in_own_process(way: str, model: str, segments: int, repeats: int) -> dict[s
     command = [sys.executable, "-m", "palimpsest.bench.train_step", task]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(
-            f"bench train-step ({way}): {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
-        )
+        raise RuntimeError(f"bench train-step ({way}): {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -52,9 +50,7 @@ def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any
     config = load_recipe("memagent-quickstart", [f"model.path={model}"])
     engine = build_engine(config)
     batch = _batch(engine.codec.vocab_size, segments, config.policy.options)
-    width = (
-        max(len(item.segment.token_ids) for item in batch.segments) + 24
-    )  # room that a budget leaves unused
+    width = max(len(item.segment.token_ids) for item in batch.segments) + 24  # room that a budget leaves unused
 
     def once() -> float:
         if way == "ours":

@@ -17,9 +17,7 @@ def group() -> None:
 @app.command("inspect")
 def inspect(
     file: Annotated[str, typer.Argument(help="A data file of any format that training and evaluation read.")],
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="Assemble contexts of so many documents first.")
-    ] = None,
+    documents: Annotated[int | None, typer.Option(min=1, help="Assemble contexts of so many documents first.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
 ) -> None:
     """Show format, lengths, golds, evidence positions and one worked sample of a data file.

@@ -39,9 +39,7 @@ def evaluate(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draws and of the assembly of contexts.")] = 0,
     force: Force = False,

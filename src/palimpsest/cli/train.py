@@ -9,9 +9,7 @@ import typer
 
 from palimpsest.cli.options import Force, Overrides, Seed
 
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in the folder from its last checkpoint.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder from its last checkpoint.")]
 RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE-seedS.")]
 
 
@@ -45,13 +43,9 @@ def train(
 
 def sft(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file: model, optimiser, batch.")],
-    records: Annotated[
-        Path, typer.Argument(help="Trajectories: a .jsonl or .jsonl.zst file, or a folder of them.")
-    ],
+    records: Annotated[Path, typer.Argument(help="Trajectories: a .jsonl or .jsonl.zst file, or a folder of them.")],
     overrides: Overrides = None,
-    min_grade: Annotated[
-        float | None, typer.Option(help="Only episodes with a grade of at least this.")
-    ] = None,
+    min_grade: Annotated[float | None, typer.Option(help="Only episodes with a grade of at least this.")] = None,
     out: RunOut = None,
     resume: Resume = False,
     force: Force = False,

@@ -29,9 +29,7 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
 
 def _blamed(key: str, overrides: Mapping[str, str]) -> str | None:
     """The override that set `key`, something above it, or something below it."""
-    related = [
-        n for n in overrides if key == n or key.startswith(n + ".") or (key and n.startswith(key + "."))
-    ]
+    related = [n for n in overrides if key == n or key.startswith(n + ".") or (key and n.startswith(key + "."))]
     return related[-1] if related else None
 
 

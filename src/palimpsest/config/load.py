@@ -107,9 +107,7 @@ def parse_config(text: str, *, name: str = "config", overrides: Sequence[str] = 
 
 def dump_config(config: RunConfig) -> str:
     """YAML from which `parse_config` makes the same configuration again."""
-    return yaml.dump(
-        config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000
-    )
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def split_override(override: str) -> tuple[str, Any]:
@@ -140,9 +138,7 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(
-            f"recipe {name}: expected sections such as `train:` at the top, got {type(values).__name__}"
-        )
+        raise ConfigError(f"recipe {name}: expected sections such as `train:` at the top, got {type(values).__name__}")
     return values
 
 

@@ -210,7 +210,5 @@ class RunConfig(Strict):
         if self.credit.baseline == "leave_one_out" and self.train.group_size < 2:
             raise ValueError("credit.baseline=leave_one_out needs train.group_size of at least 2")
         if self.data.curriculum is not None and self.data.source != "synthetic":
-            raise ValueError(
-                "data.curriculum sets the length of synthetic documents: data.source must be synthetic"
-            )
+            raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")
         return self

@@ -1,8 +1,8 @@
 """Synthetic long documents of templated English facts, made from a seed.
 
 A document is `chunks` paragraphs, one a line, of `facts_per_chunk` sentences each. A one-hop question asks for one
-fact about one person ("Where does Alice live?"); a two-hop question goes through another person ("Where does the
-boss of Alice live?"). Around the evidence stand distractors, among them near misses: other facts about the same
+fact about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one
+Alice trusts drink?"). Around the evidence stand distractors, among them near misses: other facts about the same
 person, the same relation of other people, for two hops another tie of the subject and what is true of that person.
 
 Guaranteed: a pure function of (seed, split, index, length); the evidence stands exactly once, each piece at a

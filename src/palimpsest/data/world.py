@@ -32,129 +32,99 @@ class Relation:
     statements: tuple[str, ...]
     """Ways to say it, with {s} for the subject and {v} for the value."""
     question: str
-    """With {s}; for a two-hop question {s} is a phrase such as "the boss of Alice"."""
+    """With {s}; for a two-hop question {s} is a phrase such as "the one Alice trusts"."""
     values: tuple[str, ...]
     of: str | None = None
     """For a relation between people: the noun phrase that a two-hop question uses, with {s}."""
 
 
+def _attribute(name: str, verbs: tuple[str, str], question: str, values: str) -> Relation:
+    return Relation(name, tuple(f"{{s}} {verb} {{v}}." for verb in verbs), question, _words(values))
+
+
 ATTRIBUTES = (
-    Relation(
+    _attribute(
         "city",
-        ("{s} lives in {v}.", "{s} has a house in {v}."),
-        "Where does {s} live?",
-        _words(
-            """
-            Athens Berlin Bergen Boston Cairo Delhi Dublin Geneva Havana Lima Lisbon London Lyon Madrid Milan
-            Naples Oslo Paris Porto Prague
-            """
-        ),
+        ("visited", "toured"),
+        "Which city did {s} visit?",
+        "Athens Berlin Bergen Boston Cairo Delhi Dublin Geneva Havana Lima Lisbon London Lyon Madrid Milan Naples Oslo "
+        "Paris Porto Prague",
     ),
-    Relation(
-        "job",
-        ("{s} works as a {v}.", "{s} earns money as a {v}."),
-        "What work does {s} do?",
-        _words(
-            """
-            baker barber builder butcher carpenter chemist clerk cook dancer dentist driver farmer fisher
-            gardener hunter judge lawyer miller miner nurse
-            """
-        ),
+    _attribute(
+        "science",
+        ("studied", "learned"),
+        "Which science did {s} study?",
+        "algebra anatomy astronomy biology botany chemistry drama economics ethics geology geometry grammar history law "
+        "logic medicine optics physics rhetoric zoology",
     ),
-    Relation(
-        "pet",
-        ("{s} owns a {v}.", "{s} looks after a {v}."),
-        "Which animal does {s} own?",
-        _words(
-            """
-            badger beaver camel canary cat crow dog donkey falcon ferret fox frog goat goose hamster hare
-            hedgehog horse lizard mouse
-            """
-        ),
+    _attribute(
+        "animal",
+        ("owns", "keeps"),
+        "Which animals does {s} own?",
+        "badgers beavers camels cats crows dogs donkeys falcons ferrets foxes frogs goats hamsters hares horses lizards "
+        "mice owls parrots rabbits",
     ),
-    Relation(
+    _attribute(
         "drink",
-        ("{s} drinks {v}.", "{s} always orders {v}."),
+        ("drinks", "orders"),
         "What does {s} drink?",
-        _words(
-            """
-            ale beer brandy broth buttermilk champagne cider cocoa coffee cognac cola espresso gin grog juice
-            kefir lemonade liqueur mead milk
-            """
-        ),
+        "ale beer brandy broth cider cocoa coffee cola gin juice kefir lemonade mead milk port punch rum sherry tea wine",
     ),
-    Relation(
+    _attribute(
         "colour",
-        ("{s} wears {v}.", "{s} paints everything {v}."),
+        ("wears", "picks"),
         "Which colour does {s} wear?",
-        _words(
-            """
-            amber aqua azure beige black blue bronze brown copper crimson cyan emerald golden green grey indigo
-            ivory khaki lilac magenta
-            """
-        ),
+        "amber azure beige black blue bronze brown crimson cyan emerald green grey indigo ivory khaki lilac orange pink "
+        "purple red",
     ),
-    Relation(
+    _attribute(
         "instrument",
-        ("{s} plays the {v}.", "{s} practises the {v}."),
+        ("plays", "practises"),
         "Which instrument does {s} play?",
-        _words(
-            """
-            accordion banjo bassoon bell bugle celesta cello clarinet cornet cymbal drum dulcimer fiddle flute
-            gong guitar harp horn lute mandolin
-            """
-        ),
+        "accordion banjo bassoon bugle cello clarinet cornet fiddle flute guitar harp horn lute mandolin oboe organ "
+        "piano sitar trumpet tuba",
     ),
-    Relation(
+    _attribute(
         "language",
-        ("{s} speaks {v}.", "{s} reads books in {v}."),
+        ("speaks", "knows"),
         "Which language does {s} speak?",
-        _words(
-            """
-            Arabic Basque Bengali Breton Catalan Czech Danish Dutch English Finnish French Gaelic German Greek
-            Hindi Hungarian Irish Italian Korean Latin
-            """
-        ),
+        "Arabic Basque Bengali Breton Catalan Czech Danish Dutch English Finnish French Gaelic German Greek Hindi Irish "
+        "Italian Korean Latin Polish",
     ),
-    Relation(
+    _attribute(
         "sport",
-        ("{s} trains in {v}.", "{s} won a medal in {v}."),
-        "In which sport does {s} train?",
-        _words(
-            """
-            archery badminton baseball biathlon bowling boxing canoeing chess cricket curling cycling darts
-            diving fencing football golf gymnastics handball hockey judo
-            """
-        ),
+        ("enjoys", "prefers"),
+        "Which sport does {s} enjoy?",
+        "archery badminton baseball bowling boxing canoeing chess cricket curling cycling darts diving fencing football "
+        "golf hockey judo polo rowing tennis",
     ),
-    Relation(
+    _attribute(
         "food",
-        ("{s} loves {v}.", "{s} cooks {v} on Sundays."),
-        "Which food does {s} love?",
-        _words(
-            """
-            apples bacon beans bread butter cabbage cake carrots cheese cherries curry dumplings eggs figs
-            garlic grapes honey lentils mushrooms noodles
-            """
-        ),
+        ("eats", "cooks"),
+        "What does {s} eat?",
+        "apples bacon beans bread butter cabbage cake carrots cheese cherries curry dumplings eggs figs garlic grapes "
+        "honey lentils noodles olives",
     ),
-    Relation(
-        "month",
-        ("{s} was born in {v}.", "{s} has a birthday in {v}."),
-        "When was {s} born?",
-        _words("January February March April May June July August September October November December"),
+    _attribute(
+        "goods",
+        ("sells", "makes"),
+        "What does {s} sell?",
+        "baskets belts boots bricks candles carpets chairs clocks coats gloves hats jars keys knives lamps maps mirrors "
+        "ropes tables toys",
     ),
 )
 
-TIES = tuple(
-    Relation(
-        noun,
-        (f"The {noun} of {{s}} is {{v}}.",),
-        f"Who is the {noun} of {{s}}?",
-        PEOPLE,
-        f"the {noun} of {{s}}",
-    )
-    for noun in ("boss", "mother", "neighbour", "teacher", "doctor")
+
+def _tie(name: str, says: str, question: str) -> Relation:
+    return Relation(name, (f"{{s}} {says} {{v}}.",), question, PEOPLE, f"the one {{s}} {says}")
+
+
+TIES = (
+    _tie("spouse", "married", "Whom did {s} marry?"),
+    _tie("confidant", "trusts", "Whom does {s} trust?"),
+    _tie("idol", "admires", "Whom does {s} admire?"),
+    _tie("guide", "follows", "Whom does {s} follow?"),
+    _tie("pupil", "teaches", "Whom does {s} teach?"),
 )
 
 RELATIONS = ATTRIBUTES + TIES

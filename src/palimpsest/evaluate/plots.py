@@ -66,12 +66,8 @@ def accuracy_figure(curves: Curves, *, training_length: int) -> bytes:
     figure, axes = _figure()
     for (label, points), (color, marker) in zip(curves.items(), _STYLES, strict=False):
         x = [p.length for p in points]
-        axes.fill_between(
-            x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0
-        )
-        axes.plot(
-            x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=label
-        )
+        axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
+        axes.plot(x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=label)
     axes.set_ylim(-0.03, 1.06)
     axes.set_ylabel("accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -102,12 +102,8 @@ def lead(results: Results) -> str:
         f"{_percent(before.get(first))} before reinforcement learning to {_percent(after.get(first))} after it."
     )
     if last != first:
-        text += (
-            f" On documents {last} times as long as any it was trained on it is {_percent(after.get(last))}"
-        )
-        others = [
-            f"{_percent(cells.get(last))} ({LABELS.get(name, name)})" for name, cells in _baselines(results)
-        ]
+        text += f" On documents {last} times as long as any it was trained on it is {_percent(after.get(last))}"
+        others = [f"{_percent(cells.get(last))} ({LABELS.get(name, name)})" for name, cells in _baselines(results)]
         text += f"; on the same weights, without a memory: {', '.join(others)}." if others else "."
     return text
 
@@ -137,25 +133,19 @@ def _figures(results: Results) -> list[dict[str, Any]]:
             "present one, so drops at their edges are harder documents and not forgetting."
         )
         png = reward_figure(results.rewards, results.lengths)
-        figures.append(
-            {"name": "reward", "png": png, "caption": caption, "alt": "mean reward over training steps"}
-        )
+        figures.append({"name": "reward", "png": png, "caption": caption, "alt": "mean reward over training steps"})
     caption = (
         "Accuracy on held-out documents, greedy decoding; bands are 95% intervals. The agent was trained at "
         f"{train} at the most. The baselines use the trained weights, but answer in one call from what fits the window."
     )
     png = accuracy_figure(_curves(results, tokens=False), training_length=results.training_chunks)
-    figures.append(
-        {"name": "accuracy", "png": png, "caption": caption, "alt": "accuracy against document length"}
-    )
+    figures.append({"name": "accuracy", "png": png, "caption": caption, "alt": "accuracy against document length"})
     caption = (
         "Tokens processed per document (prompts and replies of all calls). The agent's cost is proportional to the "
         "document's length, because each call sees one section and a memory of fixed size."
     )
     png = tokens_figure(_curves(results, tokens=True), training_length=results.training_chunks)
-    figures.append(
-        {"name": "tokens", "png": png, "caption": caption, "alt": "tokens against document length"}
-    )
+    figures.append({"name": "tokens", "png": png, "caption": caption, "alt": "tokens against document length"})
     return figures
 
 
@@ -214,9 +204,7 @@ def _table_note(results: Results) -> str:
         if counts
         else ""
     )
-    return note + (
-        f"{ungraded} episodes have no grade and are left out." if ungraded else "Every episode was graded."
-    )
+    return note + (f"{ungraded} episodes have no grade and are left out." if ungraded else "Every episode was graded.")
 
 
 def _shown(sample: Sample) -> dict[str, Any]:

@@ -210,9 +210,7 @@ def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:
     seen = Counter((group.name, problem.id) for group in sets for problem in group.problems)
     for (name, problem_id), times in seen.items():
         if times > 1:
-            raise DataError(
-                f"problem {problem_id} occurs {times} times in {name}: give every problem an id of its own"
-            )
+            raise DataError(f"problem {problem_id} occurs {times} times in {name}: give every problem an id of its own")
     for name, times in names.items():
         if times > 1:
             raise DataError(f"{times} evaluations are called {name}: give each a name of its own")

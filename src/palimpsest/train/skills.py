@@ -105,10 +105,15 @@ class Skills:
         prompt = self.direct_template.fill({"question": self.encode(evidence.question), "document": document})
         return Example(prompt, self._boxed(evidence.answer if known else UNKNOWN))
 
-    def repeat(self, rng: random.Random) -> Example:
-        """16 to 40 random words, then the same again."""
-        tokens = rng.choices(self.words, k=rng.randint(16, 40))
-        return Example(tokens, tokens)
+    def repeat(self, rng: random.Random, words: Sequence[int] | None = None) -> Example:
+        """Random words said again and again, 64 in all. Half of the time few words are used, so that what follows
+        one depends on several before it."""
+        words = words or self.words
+        if rng.random() < 0.5:
+            words = rng.sample(words, rng.randint(5, 10))
+        period = rng.choices(words, k=rng.randint(6, 24))
+        tokens = (period * 11)[:64]
+        return Example(tokens[: len(period)], tokens[len(period) :])
 
     def _scene(self, rng: random.Random) -> tuple[World, Evidence]:
         world = World(random.Random(rng.random()))

@@ -22,9 +22,7 @@ SMALL_WINDOW = 4096
 SMALL_RECIPE = "memagent-quickstart"
 
 
-def fitted(
-    config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int
-) -> PolicyConfig:
+def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
     """`config` with the options it leaves open chosen for these problems and this window."""
     options = dict(config.options)
     if max_context < SMALL_WINDOW:

@@ -157,18 +157,14 @@ def _clear(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
-def _publish(
-    request: EvalRequest, config: RunConfig, policy: PolicyConfig, summaries: Sequence[EvalSummary]
-) -> None:
+def _publish(request: EvalRequest, config: RunConfig, policy: PolicyConfig, summaries: Sequence[EvalSummary]) -> None:
     ordered = sorted(summaries, key=lambda s: s.tokens_per_document)
     title = f"{policy.name} on {request.data}, model {config.model.path}"
     console = stdout()
     console.print(table(title, _COLUMNS, [_row(summary) for summary in ordered]))
     ungraded = sum(summary.ungraded for summary in summaries)
     if ungraded:
-        console.print(
-            f"{ungraded} episodes have no grade and are not in the accuracy; run again to play them again"
-        )
+        console.print(f"{ungraded} episodes have no grade and are not in the accuracy; run again to play them again")
     if request.out is not None:
         write_json(
             request.out / SUMMARY,

@@ -19,9 +19,7 @@ def run_bench(name: str, *, model: str, json: bool) -> None:
     if json:
         print(json_module.dumps(result))
         return
-    stdout().print(
-        table(f"bench {name}", ["", "value"], [[key, _shown(value)] for key, value in result.items()])
-    )
+    stdout().print(table(f"bench {name}", ["", "value"], [[key, _shown(value)] for key, value in result.items()]))
 
 
 def _shown(value: Any) -> str:

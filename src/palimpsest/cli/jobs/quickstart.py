@@ -55,9 +55,7 @@ def run_quickstart(
         helpers[0].hand(before[0])
         finished = train_in(folder, config)
         if finished.interrupted:
-            note(
-                f"stopped after step {finished.step}; palimpsest quickstart {method} --out {out} --resume goes on"
-            )
+            note(f"stopped after step {finished.step}; palimpsest quickstart {method} --out {out} --resume goes on")
             return
         after = _evaluate_after(config, str(finished.checkpoint), out, helpers, before)
     _publish(method, config, folder, samples_of([*before, *after]), time.monotonic() - started)
@@ -87,9 +85,7 @@ def _admit(config: RunConfig) -> None:
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
 
-def _share(
-    config: RunConfig, model: str, policies: tuple[str, ...], folder: Path, index: int, count: int
-) -> Share:
+def _share(config: RunConfig, model: str, policies: tuple[str, ...], folder: Path, index: int, count: int) -> Share:
     return Share(dump_config(config), model, policies, folder, index, count)
 
 
@@ -129,8 +125,7 @@ def _publish(
     names = ("agent", "agent_before", *config.evaluation.baselines)
     multiples = config.evaluation.multiples
     summaries = {
-        name: {m: summarise(set_name(name, m), samples.get(set_name(name, m), ())) for m in multiples}
-        for name in names
+        name: {m: summarise(set_name(name, m), samples.get(set_name(name, m), ())) for m in multiples} for name in names
     }
     longest = sorted(samples.get(set_name("agent", max(multiples)), ()), key=lambda sample: sample.id)
     results = _results(method, config, folder, summaries, longest[:SHOWN_SAMPLES], wall_s)
@@ -179,13 +174,10 @@ def summary_json(results: Results) -> dict[str, Any]:
         "training_chunks": results.training_chunks,
         "wall_s": round(results.wall_s, 1),
         "accuracy": {
-            name: {str(m): cell.score.mean for m, cell in sorted(row.items())}
-            for name, row in results.cells.items()
+            name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()
         },
         "copy_fidelity": {"before": results.fidelity_before, "after": results.fidelity_after},
-        "tokens_per_document": {
-            str(m): cell.tokens_per_document for m, cell in sorted(results.cells["agent"].items())
-        },
+        "tokens_per_document": {str(m): cell.tokens_per_document for m, cell in sorted(results.cells["agent"].items())},
     }
 
 

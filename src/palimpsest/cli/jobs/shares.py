@@ -148,9 +148,7 @@ class Helper:
     """A second process that plays the shares it is handed, one after the other."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # a fork would copy the parent's torch threads in mid-air
+        context = multiprocessing.get_context("spawn")  # a fork would copy the parent's torch threads in mid-air
         self._inbox: Any = context.SimpleQueue()
         self._results: Any = context.SimpleQueue()
         self._count: Any = context.Value("l", 0)
@@ -196,9 +194,7 @@ class Helper:
 def _serve(inbox: Any, results: Any, count: Any) -> None:
     """The helper's life. An interrupt is the parent's to handle: it decides what becomes of a run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(0)
-    )  # not the default: locks of libraries are to be released
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not the default: locks of libraries are to be released
     parent = multiprocessing.parent_process()
 
     def on_episode() -> None:

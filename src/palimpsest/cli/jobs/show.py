@@ -80,9 +80,7 @@ def _lines(label: str, total: int) -> Iterator[Tick]:
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A table whose first column is text and whose others are numbers."""
-    made = Table(
-        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in rows:

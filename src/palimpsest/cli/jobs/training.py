@@ -25,11 +25,7 @@ def run_training(request: TrainRequest) -> Finished:
     policy_of(config)  # a wrong option is refused before a folder is made or a model is loaded
     with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
         finished = train_in(folder, config)
-    again = (
-        f"; palimpsest train {request.recipe} --out {request.out} --resume goes on"
-        if finished.interrupted
-        else ""
-    )
+    again = f"; palimpsest train {request.recipe} --out {request.out} --resume goes on" if finished.interrupted else ""
     note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}{again}")
     return finished
 

@@ -63,9 +63,7 @@ def micro_batches(
         if not len(places):
             continue
         if places[-1] + 1 > max_context:
-            raise ValueError(
-                f"segment {index} has {places[-1] + 1} tokens, the model's window holds {max_context}"
-            )
+            raise ValueError(f"segment {index} has {places[-1] + 1} tokens, the model's window holds {max_context}")
         lengths.append((int(places[-1]), index))
     groups: list[list[int]] = []
     for length, index in sorted(lengths):

@@ -35,9 +35,7 @@ def build_engine(config: RunConfig, *, train: bool = True) -> Engine:
     set_threads(config.engine.threads)
     model = load_model(config.model)
     codec = Codec.load(model_path(config.model))
-    sampler = EmbeddedSampler(
-        model, batch_slots=config.engine.batch_slots, prefill_tokens=config.engine.prefill_tokens
-    )
+    sampler = EmbeddedSampler(model, batch_slots=config.engine.batch_slots, prefill_tokens=config.engine.prefill_tokens)
     learner = None
     if train:
         learner = EmbeddedLearner(

@@ -71,9 +71,7 @@ class PoolCache(Cache):
         super().__init__(layers=[])
         self._pool, self._write, self._read, self._kept, self._length = pool, write, read, kept, length
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         layer = self._pool.layers[layer_idx]
         rows, positions = self._write
         result = []
@@ -125,9 +123,7 @@ class HFForward:
         count, length = len(work.rows), int(work.lengths.max()) + 1
         positions, rows = self._to(work.lengths), self._to(work.rows)
         without_holes = int(work.rows[-1]) + 1 == count
-        cache = PoolCache(
-            self._pool, (rows, positions), slice(0, count) if without_holes else rows, None, length
-        )
+        cache = PoolCache(self._pool, (rows, positions), slice(0, count) if without_holes else rows, None, length)
         return self._head(self._call(self._to(work.tokens)[:, None], positions[:, None], cache)[:, 0])
 
     def _call(self, ids: Tensor, positions: Tensor, cache: PoolCache) -> Tensor:

@@ -66,9 +66,7 @@ def _agree(generic: Forward, fused: FusedForward, pool: KVPool) -> bool:
     for forward in (generic, fused):
         first = forward.step(None, Prefill(rows, [ids[:5], ids[:3]], np.zeros(2, np.int64)))
         second = forward.step(None, Prefill(rows[:1], [ids[5:9]], np.array([5])))
-        third = forward.step(
-            Decode(rows[:1], ids[10:11], np.array([9])), Prefill(rows[1:], [ids[3:5]], np.array([3]))
-        )
+        third = forward.step(Decode(rows[:1], ids[10:11], np.array([9])), Prefill(rows[1:], [ids[3:5]], np.array([3])))
         results.append(torch.cat([first, second, third]).float())
     spread = float(results[0].std()) + 1e-6
     gap = float((results[0] - results[1]).abs().max())
@@ -111,9 +109,7 @@ class _Work:
     @classmethod
     def of(cls, decode: Decode | None, prefill: Prefill | None) -> _Work:
         empty = np.zeros(0, np.int64)
-        tokens, rows, positions = (
-            (decode.tokens, decode.rows, decode.lengths) if decode else (empty, empty, empty)
-        )
+        tokens, rows, positions = (decode.tokens, decode.rows, decode.lengths) if decode else (empty, empty, empty)
         count = len(tokens)
         if prefill is None:
             return cls(tokens, rows, positions, count, [], np.arange(count))
@@ -140,10 +136,7 @@ class _Work:
 
     def last_spans(self) -> list[Span]:
         """The spans when only `last` is carried on."""
-        return [
-            (row, start + b - a - 1, i, i + 1)
-            for i, (row, start, a, b) in enumerate(self.spans, self.decoded)
-        ]
+        return [(row, start + b - a - 1, i, i + 1) for i, (row, start, a, b) in enumerate(self.spans, self.decoded)]
 
 
 class _Decoded:
@@ -215,8 +208,7 @@ class FusedForward:
             qkv_bias=None if biases[0] is None else torch.cat(biases),
             head_norm=head_norm,
             out=attention.o_proj.weight.detach(),
-            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-            * layer.post_attention_layernorm.weight,
+            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * layer.post_attention_layernorm.weight,
             down=mlp.down_proj.weight.detach(),
         )
 

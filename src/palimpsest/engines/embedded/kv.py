@@ -42,9 +42,7 @@ class KVShape:
         layers = model.get_decoder()(input_ids=token, use_cache=True).past_key_values.layers
         shapes = {tuple(part.shape) for layer in layers for part in (layer.keys, layer.values)}
         if len(shapes) != 1:
-            raise ModelError(
-                f"{type(model).__name__}: keys and values differ in shape over layers; not supported"
-            )
+            raise ModelError(f"{type(model).__name__}: keys and values differ in shape over layers; not supported")
         _, heads, _, head_dim = shapes.pop()
         return cls(len(layers), heads, head_dim, layers[0].keys.dtype, weight.device)
 

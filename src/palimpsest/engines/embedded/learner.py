@@ -31,9 +31,7 @@ from palimpsest.engines.protocol import Stats, StepBatch
 from palimpsest.errors import CheckpointError
 from palimpsest.train.loss import nll_loss, policy_loss
 
-STATE_FOLDER = (
-    "learner"  # not beside the weights: engines that read *.safetensors would take it for one of them
-)
+STATE_FOLDER = "learner"  # not beside the weights: engines that read *.safetensors would take it for one of them
 
 
 class EmbeddedLearner:
@@ -95,11 +93,7 @@ class EmbeddedLearner:
                 largest_gap = max(largest_gap, gap)
         finally:
             self._model.eval()
-        return (
-            sums
-            | self._layout_stats(layouts, time.perf_counter() - started)
-            | {"logprob_gap_max": largest_gap}
-        )
+        return sums | self._layout_stats(layouts, time.perf_counter() - started) | {"logprob_gap_max": largest_gap}
 
     def step(self) -> Stats:
         """See `Learner.step`."""
@@ -221,9 +215,7 @@ class EmbeddedLearner:
         if self._objective != "policy" or self._loss_config.old_logprobs != "recompute":
             return None
         if id(batch) not in self._prepared:
-            raise ValueError(
-                "loss.old_logprobs=recompute: call prepare(batches) before forward_backward(batch)"
-            )
+            raise ValueError("loss.old_logprobs=recompute: call prepare(batches) before forward_backward(batch)")
         return self._prepared[id(batch)][1]
 
     def _layout_stats(self, layouts: list[MicroBatch], seconds: float) -> dict[str, float]:
@@ -242,9 +234,7 @@ class EmbeddedLearner:
         theirs = dict(saved.named_parameters())
         for name, p in self._model.named_parameters():
             if name not in theirs or theirs[name].shape != p.shape:
-                raise CheckpointError(
-                    f"checkpoint {folder}: weight {name} does not fit the model of this run"
-                )
+                raise CheckpointError(f"checkpoint {folder}: weight {name} does not fit the model of this run")
             p.copy_(theirs[name])
 
 

@@ -63,9 +63,7 @@ def load_model(config: ModelConfig) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"model {path}: not loadable as a causal language model ({reason})") from None
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
-        raise ModelError(
-            f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again"
-        )
+        raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
     check_architecture(model, path)
     _disable_dropout(model)
     model = model.to(pick_device(config.device)).eval()
@@ -89,16 +87,12 @@ def _check_head(model: Any, path: str) -> None:
     """Refuse models that change logits after their head (capped or scaled ones), which the engine would miss."""
     head = model.get_output_embeddings()
     if head is None or model.get_decoder() is None:
-        raise ModelError(
-            f"model {path}: {type(model).__name__} has no separate decoder and output projection"
-        )
+        raise ModelError(f"model {path}: {type(model).__name__} has no separate decoder and output projection")
     ids = torch.arange(1, 5, device=head.weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
     ours = head(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
     if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
-        raise ModelError(
-            f"model {path}: {type(model).__name__} changes its logits after the output projection"
-        )
+        raise ModelError(f"model {path}: {type(model).__name__} changes its logits after the output projection")
 
 
 def _check_folder(path: str) -> None:

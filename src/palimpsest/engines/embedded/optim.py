@@ -36,14 +36,11 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int | None) -> fl
 class Optimizer:
     """One AdamW over a model's parameters; gradients are collected in float32."""
 
-    def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, total_steps: int | None
-    ) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, total_steps: int | None) -> None:
         self._config, self._total_steps = config, total_steps
         self._model = {name: p for name, p in named if p.requires_grad}
         self._masters = {
-            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
-            for name, p in self._model.items()
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for name, p in self._model.items()
         }
         matrices = [p for p in self._masters.values() if p.ndim >= 2]
         others = [p for p in self._masters.values() if p.ndim < 2]
@@ -106,9 +103,7 @@ class Optimizer:
         self._adamw.state.clear()
         for name, p in self._masters.items():
             entries = {
-                key: tensors[f"{key}/{name}"]
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{key}/{name}" in tensors
+                key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in tensors
             }
             for key, value in entries.items():
                 if key != "step" and value.shape != p.shape:

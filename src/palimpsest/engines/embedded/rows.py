@@ -170,11 +170,7 @@ class Rows:
         self.tokens[rows, where] = ids
         self.logprobs[rows, where] = logprobs
         self.count[rows] += 1
-        done = (
-            self.stops[self.stop_set[rows], ids]
-            | (self.count[rows] >= self.limit[rows])
-            | ~np.isfinite(logprobs)
-        )
+        done = self.stops[self.stop_set[rows], ids] | (self.count[rows] >= self.limit[rows]) | ~np.isfinite(logprobs)
         return rows[done]
 
     def _stops_of(self, stop_ids: Sequence[int]) -> int:

@@ -120,9 +120,7 @@ class EmbeddedSampler:
                 f"{self.max_context}: shorten the prompt or the budget"
             )
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab:
-            raise SamplerError(
-                f"prompt holds an id outside the vocabulary of {self._vocab}: wrong tokenizer?"
-            )
+            raise SamplerError(f"prompt holds an id outside the vocabulary of {self._vocab}: wrong tokenizer?")
 
     async def _run(self) -> None:
         """Step until nothing is waiting or in flight."""
@@ -132,9 +130,7 @@ class EmbeddedSampler:
                 self._drop_cancelled()
                 self._step()
                 self._stats["busy_s"] += time.perf_counter() - started
-                for _ in range(
-                    3
-                ):  # a finished future, its episode, and what wraps that take a turn of the loop each
+                for _ in range(3):  # a finished future, its episode, and what wraps that take a turn of the loop each
                     await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - border: whatever broke, every caller gets an answer
             self._fail_all(SamplerError(f"sampling failed: {type(error).__name__}: {error}"))
@@ -223,15 +219,11 @@ class EmbeddedSampler:
             self._stats["cancelled"] += 1
         elif not np.isfinite(logprobs[-1]):
             self._stats["failed"] += 1
-            request.future.set_exception(
-                SamplerError(f"non-finite logits at token {end - start} of the completion")
-            )
+            request.future.set_exception(SamplerError(f"non-finite logits at token {end - start} of the completion"))
         else:
             stopped = tokens[-1] in request.params.stop_ids
             reason = StopReason.STOP if stopped else StopReason.LENGTH
-            request.future.set_result(
-                Completion(tuple(tokens), tuple(logprobs.tolist()), reason, request.version)
-            )
+            request.future.set_result(Completion(tuple(tokens), tuple(logprobs.tolist()), reason, request.version))
 
     # ---- rows -----------------------------------------------------------------------------------------------
 

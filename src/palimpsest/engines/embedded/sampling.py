@@ -60,9 +60,7 @@ def nucleus(probs: Tensor, top_p: Tensor) -> Tensor:
     return torch.zeros_like(probs).scatter_(-1, index, ordered.masked_fill_(before >= top_p[:, None], 0.0))
 
 
-def draw(
-    logits: Tensor, temperature: Tensor | float, top_p: Tensor | float, u: Tensor
-) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, temperature: Tensor | float, top_p: Tensor | float, u: Tensor) -> tuple[Tensor, Tensor]:
     """[N] sampled ids and [N] their log-probabilities at the temperature, before top-p.
 
     A row with a non-finite logit gets a non-finite log-probability, by which the caller knows it.
