@@ -1,8 +1,11 @@
-"""Fixtures shared by all tests: a small byte-level tokenizer and a random-weight Llama, made in memory."""
+"""Fixtures shared by all tests: a small byte-level tokenizer, a random-weight Llama, the command line."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads collapse where the cores are shared
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -95,3 +98,48 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: 
     build_llama(len(tiny_tokenizer)).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The console script in this process: torch is imported once for all tests."""
+    from palimpsest.cli.main import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["palimpsest", *args])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return Done(int(caught.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def refused(palimpsest: Run) -> Callable[..., str]:
+    """The one line a command refuses with."""
+
+    def run(*args: str) -> str:
+        done = palimpsest(*args)
+        assert done.returncode == 2, done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return run

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from palimpsest.cli.main import main
+from conftest import Run
 
 SOURCE = Path(__file__).parent.parent / "src"
 COMMANDS = (
@@ -32,46 +31,6 @@ COMMANDS = (
     ["bench", "train-step"],
 )
 HEAVY = ("torch", "transformers", "tokenizers", "matplotlib", "pyarrow", "numpy", "jinja2", "wandb")
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The console script in this process: torch is imported once for all tests."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["palimpsest", *args])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return Done(int(caught.value.code or 0), out, err)
-
-    return run
-
-
-@pytest.fixture
-def refused(palimpsest: Run) -> Callable[..., str]:
-    """The one line a command refuses with."""
-
-    def run(*args: str) -> str:
-        done = palimpsest(*args)
-        assert done.returncode == 2, done.stderr
-        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1, done.stderr
-        return lines[0]
-
-    return run
 
 
 def environment() -> dict[str, str]:
@@ -103,46 +62,6 @@ def test_recipes_are_listed_and_shown(palimpsest: Run) -> None:
     assert "# script" in palimpsest("recipes", "show", "memagent-7b").stdout
     shown = palimpsest("recipes", "show", "memagent-7b", "train.steps=3").stdout
     assert yaml.safe_load(shown)["train"]["steps"] == 3
-
-
-def test_an_unknown_key_is_one_line_with_the_nearest_name(refused: Callable[..., str]) -> None:
-    assert "did you mean train.steps?" in refused("train", "memagent-quickstart", "train.stps=3")
-
-
-def test_an_unknown_recipe_is_one_line_with_the_nearest_name(refused: Callable[..., str]) -> None:
-    assert "did you mean memagent-7b?" in refused("train", "memagent-7")
-
-
-def test_an_unknown_option_of_a_policy_is_refused_before_anything_is_loaded(
-    refused: Callable[..., str], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    message = refused("train", "memagent-quickstart", "policy.options.chunksize=3", "--out", str(out))
-    assert "did you mean chunk_size?" in message
-    assert not out.exists()
-
-
-def test_an_unknown_method_is_refused(refused: Callable[..., str]) -> None:
-    assert "did you mean memagent?" in refused("quickstart", "memagnet")
-
-
-def test_lengths_that_are_no_numbers_are_refused(refused: Callable[..., str], tiny_model_folder: Path) -> None:
-    assert "expected lengths such as 4,64,256" in refused("eval", "--model", str(tiny_model_folder), "--chunks", "4,x")
-
-
-def test_a_missing_data_file_names_the_file(refused: Callable[..., str]) -> None:
-    assert "nowhere.json" in refused("eval", "--data", "nowhere.json")
-
-
-def test_a_model_folder_without_weights_names_the_folder(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert str(tmp_path) in refused("eval", "--model", str(tmp_path))
-
-
-def test_budgets_beyond_the_window_are_refused(refused: Callable[..., str], tiny_model_folder: Path) -> None:
-    message = refused("eval", "--model", str(tiny_model_folder), "--set", "chunk_size=5000")
-    assert "512" in message
-    assert "chunk_size" in message
 
 
 def test_a_half_written_run_folder_is_not_touched(
@@ -232,7 +151,14 @@ def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(tmp_path: Path, 
         "--out",
         str(tmp_path / "out"),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        # A shell's background jobs ignore interrupts, and so would this child of theirs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     log = tmp_path / "out" / "samples.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):

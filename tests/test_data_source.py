@@ -116,3 +116,16 @@ def test_build_source_reads_what_the_recipe_names(tmp_path: Path, ten: Path) -> 
     assert len(synthetic) == 2
     with pytest.raises(DataError, match="no such file"):
         build_source(DataConfig(source=str(tmp_path / "absent.json")), split="train")
+
+
+def test_a_corpus_adds_distractors_whatever_the_limit(tmp_path: Path) -> None:
+    source = paragraphs_file(tmp_path / "few.json", questions=3)
+    rows = [{"title": f"Extra {i}", "text": "more"} for i in range(40)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(source=str(source), documents=30, corpus=str(tmp_path / "corpus.jsonl"))
+    whole = build_source(config, split="eval").problems(step=0, count=3)
+    assert all("Extra " in (problem.context or "") for problem in whole)
+    first = build_source(config.model_copy(update={"limit": 1}), split="eval").problems(step=0, count=3)
+    assert first == whole[:1]
+    with pytest.raises(DataError, match=r"lower data\.documents"):
+        build_source(config.model_copy(update={"corpus": None}), split="eval")

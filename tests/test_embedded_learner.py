@@ -7,15 +7,18 @@ import copy
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from conftest import build_llama
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
 from palimpsest.engines.embedded.build import build_engine
+from palimpsest.engines.embedded.hidden import hidden_at
 from palimpsest.engines.embedded.learner import EmbeddedLearner
 from palimpsest.engines.embedded.logprobs import token_logprobs
 from palimpsest.engines.embedded.model import check_budget, load_model, max_context
@@ -89,6 +92,37 @@ def test_the_gradient_is_that_of_separate_unpadded_segments(temperature: float) 
     assert stats["padding_share"] < 0.3
 
 
+CLASSES = {
+    "Llama": {},
+    "Qwen2": {"num_key_value_heads": 2},
+    "Qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "Mistral": {"num_key_value_heads": 2, "sliding_window": 64},
+    "GPTNeoX": {"num_key_value_heads": None},
+}
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_hidden_states_at_a_few_places_are_the_models_own(name: str, checkpointing: bool) -> None:
+    options = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, initializer_range=0.2, **options, **CLASSES[name])
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train(checkpointing)
+    ids, places = torch.randint(VOCAB, (3, 40)), torch.tensor([3, 17, 39, 41, 79, 100])
+    ours = hidden_at(model, ids, places)
+    ours.square().sum().backward()
+    found = gradients(model)
+    model.zero_grad()
+    whole = model.eval().get_decoder()(input_ids=ids).last_hidden_state.flatten(0, 1)[places]
+    whole.square().sum().backward()
+    assert torch.allclose(ours, whole, atol=1e-5)
+    for key, gradient in gradients(model).items():
+        assert torch.allclose(found[key], gradient, atol=1e-4, rtol=1e-4), key
+
+
 def test_the_cut_into_micro_batches_does_not_matter() -> None:
     batch, found = batch_of(25), []
     for tokens in (1, 97, 100_000):
@@ -151,6 +185,50 @@ def test_sampler_and_learner_agree_on_a_thousand_sampled_tokens() -> None:
     assert stats["tokens_sum"] == 1200
     assert stats["logprob_gap_max"] < 1e-4
     assert abs(stats["ratio_sum"] / 1200 - 1) < 1e-4
+
+
+def silenced(batch: StepBatch, silent: set[int]) -> StepBatch:
+    """`batch` with advantages of 0 in some of its segments."""
+    rows = list(batch.segments)
+    for index in silent:
+        rows[index] = replace(rows[index], advantages=(0.0,) * len(rows[index].advantages))
+    return StepBatch(tuple(rows))
+
+
+@pytest.mark.parametrize("old", ["sampler", "recompute"])
+def test_segments_without_a_signal_are_not_computed_and_the_gradient_is_the_same(old: Any) -> None:
+    batch = silenced(batch_of(25), set(range(5, 25)))
+    seen = []
+    for skips in (True, False):
+        model = build_llama(VOCAB)
+        learner = learner_of(model, loss=LossConfig(old_logprobs=old))
+        learner._skips_silent = skips
+        learner.prepare([batch, batch_of(2)])
+        seen.append((learner.forward_backward(batch), gradients(model)))
+    (few, ours), (every, whole) = seen
+    assert (few["segments_sum"], every["segments_sum"]) == (5.0, 25.0)
+    assert math.isclose(few["loss_sum"], every["loss_sum"], abs_tol=1e-7)
+    for name, gradient in whole.items():
+        assert torch.allclose(ours[name], gradient, atol=1e-7), name
+
+
+@pytest.mark.parametrize("loss", [LossConfig(kl_coef=0.1), LossConfig(entropy_coef=0.01)])
+def test_kl_and_entropy_terms_need_every_segment(loss: LossConfig) -> None:
+    batch = silenced(batch_of(8), {1, 2, 3})
+    assert learner_of(build_llama(VOCAB), loss=loss).forward_backward(batch)["segments_sum"] == 8.0
+
+
+def test_a_step_without_any_signal_is_a_step_on_a_zero_gradient() -> None:
+    """Momentum moves the weights then, as it does where every segment is computed."""
+    model = build_llama(VOCAB)
+    learner = learner_of(model)
+    learner.forward_backward(batch_of(4))
+    learner.step()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stats = learner.forward_backward(silenced(batch_of(4), {0, 1, 2, 3}))
+    assert stats["segments_sum"] == 1.0
+    assert learner.step()["grad_norm"] == 0.0
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_recomputed_old_log_probabilities_are_those_before_the_first_step() -> None:

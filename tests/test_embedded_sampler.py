@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -278,6 +279,66 @@ def test_a_broken_engine_answers_every_caller_and_recovers(model: Any, monkeypat
 
         assert all(isinstance(r, SamplerError) for r in asyncio.run(go()))
     assert complete(sampler, prompts(5)) == before
+
+
+def test_a_cancelled_run_leaves_no_rows_in_use(model: Any) -> None:
+    """`asyncio.run` cancels the sampler's task when the caller gives up; the next run starts from nothing."""
+    batch = prompts(6)
+    sampler, fresh = EmbeddedSampler(model, batch_slots=4), EmbeddedSampler(model, batch_slots=4)
+
+    async def give_up() -> None:
+        wanted = (sampler.generate(p, params(i, max_tokens=50, stop_ids=())) for i, p in enumerate(batch))
+        left = [asyncio.ensure_future(one) for one in wanted]
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not any(one.done() for one in left)
+
+    asyncio.run(give_up())
+    assert sampler.stats()["steps"] > 0
+    assert complete(sampler, batch) == complete(fresh, batch)
+
+
+def test_a_closed_event_loop_does_not_hold_up_the_next(model: Any) -> None:
+    batch = prompts(6)
+    sampler, fresh = EmbeddedSampler(model, batch_slots=4), EmbeddedSampler(model, batch_slots=4)
+
+    async def begin() -> asyncio.Future[Completion]:
+        request = asyncio.ensure_future(sampler.generate(batch[0], params(0, max_tokens=50, stop_ids=())))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return request
+
+    loop = asyncio.new_event_loop()
+    left = loop.run_until_complete(begin())
+    loop.set_exception_handler(lambda *_: None)  # a loop closed like this reports the tasks it destroys
+    loop.close()
+    assert not left.done()
+    assert complete(sampler, batch) == complete(fresh, batch)
+
+
+def test_nothing_computed_with_older_weights_is_shared(model: Any) -> None:
+    """New weights come while a request is in flight: a later one with the same prompt computes all of its own."""
+    prompt = prompts(1, low=40, high=40)[0]
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight.mul_(1.1)
+    served = copy.deepcopy(model)
+    sampler = EmbeddedSampler(served)
+
+    async def go() -> Completion:
+        early = asyncio.ensure_future(sampler.generate(prompt, params(0, max_tokens=20, stop_ids=())))
+        while not sampler.stats()["generated_tokens"]:
+            await asyncio.sleep(0)
+        served.load_state_dict(changed.state_dict())
+        sampler.publish(1)
+        late = await sampler.generate(prompt, params(1, max_tokens=4, stop_ids=()))
+        await early
+        after = await sampler.generate(prompt, params(1, max_tokens=4, stop_ids=()))
+        assert largest_gap(changed, prompt, after) < TOLERANCE
+        return late
+
+    assert largest_gap(changed, prompt, asyncio.run(go())) < TOLERANCE
 
 
 def test_published_weights_are_sampled_from_and_named(model: Any) -> None:

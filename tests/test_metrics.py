@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fakes import LetterCodec
-from palimpsest.train.metrics import copied, group_metrics, memory_metrics, merged
+from palimpsest.memory.prompts import prompt_set
+from palimpsest.train.metrics import copied, evidence_retention, group_metrics, memory_metrics, merged
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
 CODEC = LetterCodec()
@@ -62,6 +65,37 @@ def test_evidence_retention_looks_at_the_final_memory_and_is_unknown_without_evi
     both = group(*turns, evidence=["Ann lives in Rome.", "Bo has a cat."])
     assert memory_metrics(both, CODEC)["evidence_retention"] == 0.5
     assert memory_metrics(group(*turns), CODEC)["evidence_retention"] is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "memory", "kept"),
+    [
+        (("Rome", "Roma"), "She lives in roma.", 1.0),
+        (("Rome",), "She lives in Romeville.", 0.0),
+        (("Rome",), "", 0.0),
+        (("yes",), "Yes, she does.", None),  # a memory that holds the word shows nothing
+    ],
+)
+def test_of_whole_paragraphs_the_answer_is_what_must_be_kept(answers: tuple[str, ...], memory: str, kept: float | None):
+    metadata = {"evidence": ["Ann\nAnn lives in Rome. She is 40.", "Bo sings."]}
+    assert evidence_retention(Problem("p", QUESTION, answers, None, metadata), memory) == kept
+
+
+@pytest.mark.parametrize("prompts", ["standard", "short"])
+@pytest.mark.parametrize("layout", ["memory_first", "section_first"])
+@pytest.mark.parametrize(
+    ("written", "fidelity"),
+    [
+        ("Bo sings. Ann lives in Rome.", 1.0),  # one of the memory, one of the section
+        ("Update the memory. Only the new memory will be kept.", 0.0),  # our own words
+        (QUESTION, 0.0),
+    ],
+)
+def test_what_is_copied_from_the_template_is_no_fact(prompts: str, layout: Any, written: str, fidelity: float):
+    text = prompt_set(prompts).read[layout].format(question=QUESTION, memory="Bo sings.", section="Ann lives in Rome.")
+    ids = tuple(CODEC.encode(f"user\n{text}\nassistant\n"))
+    turn = Turn(ids, Completion(tuple(CODEC.encode(written)), (), StopReason.LENGTH), 0, "read", {})
+    assert memory_metrics(group(turn), CODEC)["copy_fidelity"] == fidelity
 
 
 def test_an_empty_response_that_kept_the_memory_is_not_a_memory():

@@ -18,6 +18,7 @@ def group() -> None:
 def inspect(
     file: Annotated[str, typer.Argument(help="A data file of any format that training and evaluation read.")],
     documents: Annotated[int | None, typer.Option(min=1, help="Assemble contexts of so many documents first.")] = None,
+    corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
 ) -> None:
     """Show format, lengths, golds, evidence positions and one worked sample of a data file.
@@ -29,4 +30,4 @@ def inspect(
     """
     from palimpsest.cli.jobs.inspection import run_inspect
 
-    run_inspect(file, documents=documents, limit=limit)
+    run_inspect(file, documents=documents, corpus=corpus, limit=limit)

@@ -71,6 +71,7 @@ class EvalRequest:
             "source": self.data,
             "eval_source": None,
             "documents": self.documents,
+            "corpus": str(self.corpus) if self.corpus else None,
             "limit": self.limit,
             "seed": self.seed,
             "curriculum": None,

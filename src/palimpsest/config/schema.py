@@ -55,6 +55,8 @@ class DataConfig(Strict):
     """File that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
     """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
+    corpus: str | None = None
+    """File whose paragraphs join the distractors, or that document indices refer to."""
     limit: int | None = Field(None, ge=1)
     """Use only the first so many problems."""
     seed: int = 0
@@ -81,6 +83,15 @@ class OverlongConfig(Strict):
     """Tokens below `max_tokens` over which it grows linearly from 0."""
     penalty: float = Field(1.0, ge=0)
     """Reward subtracted at full length, scaled by the share of turns that are overlong."""
+
+    @model_validator(mode="after")
+    def _buffer_within_length(self) -> OverlongConfig:
+        if self.buffer > self.max_tokens:
+            raise ValueError(
+                f"credit.overlong.buffer={self.buffer} exceeds credit.overlong.max_tokens={self.max_tokens}, "
+                f"which would punish an empty completion: lower the buffer to {self.max_tokens} at the most"
+            )
+        return self
 
 
 class DynamicSamplingConfig(Strict):
@@ -144,7 +155,8 @@ class EngineConfig(Strict):
     prefill_tokens: int = Field(8192, ge=1)
     """Prompt tokens (padding included) of one prefill call."""
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens (padding included) of one forward and backward pass of the learner."""
+    """Tokens (padding included) of one forward and backward pass of the learner. On a CPU about 2,048 are fastest
+    for a small model: what a pass keeps then stays in the caches."""
 
 
 class TrainConfig(Strict):

@@ -16,7 +16,6 @@ from __future__ import annotations
 from statistics import fmean
 
 from palimpsest.config.schema import OverlongConfig
-from palimpsest.errors import ConfigError
 from palimpsest.types import Trajectory
 
 
@@ -31,11 +30,6 @@ def penalty(trajectory: Trajectory, config: OverlongConfig) -> float:
     >>> [penalty(played(n), config) for n in (6, 7, 10, 11)], penalty(played(6, 8), config)
     ([0.0, 0.25, 1.0, 1.0], 0.25)
     """
-    if config.buffer > config.max_tokens:
-        raise ConfigError(
-            f"credit.overlong.buffer={config.buffer} exceeds credit.overlong.max_tokens={config.max_tokens}, "
-            "which would punish an empty completion: lower the buffer"
-        )
     if not trajectory.turns:
         return 0.0
     free = config.max_tokens - config.buffer

@@ -11,7 +11,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -79,22 +78,18 @@ def inspect_source(
     documents: int | None = None,
     limit: int | None = None,
     seed: int = 0,
+    corpus: str | Path | None = None,
 ) -> Inspection:
     """Read `path` as a training run with these settings would, and summarise. Raises DataError."""
     name = format or recognise(next(read_rows(Path(path)))).name
-    return summarise(_problems(path, format, documents, limit, seed), path=str(path), format=name)
-
-
-def _problems(
-    path: str | Path, format: str | None, documents: int | None, limit: int | None, seed: int
-) -> Iterator[Problem]:
+    problems: Iterable[Problem]
     if documents is None:
-        return (assemble(record) for record in read_records(path, format=format, limit=limit))
-    source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=seed, format=format)
-    return (
-        assemble(record, corpus=source.corpus, documents=documents, seed=seed)
-        for record in islice(source.records, limit)
-    )
+        problems = (assemble(record) for record in read_records(path, format=format, limit=limit, corpus=corpus))
+    else:
+        problems = FileSource.open(
+            path, split="eval", documents=documents, limit=limit, seed=seed, format=format, corpus=corpus
+        )
+    return summarise(problems, path=str(path), format=name)
 
 
 def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") -> Inspection:

@@ -9,6 +9,7 @@ are about 4 GB. Contexts assembled from paragraphs are built when asked for and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +40,14 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
     name = config.source if split == "train" else config.eval_source or config.source
     if name == "synthetic":
         return SyntheticSource(config.synthetic, config.seed, split)
-    return FileSource.open(name, split=split, documents=config.documents, limit=config.limit, seed=config.seed)
+    return FileSource.open(
+        name,
+        split=split,
+        documents=config.documents,
+        limit=config.limit,
+        seed=config.seed,
+        corpus=config.corpus,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,7 @@ class FileSource:
         corpus: str | Path | None = None,
     ) -> FileSource:
         """Read and check a file. Distractors come from the whole of it, `limit` or not, and from `corpus`."""
-        whole = documents is not None and corpus is None
-        read = tuple(read_records(path, format=format, limit=None if whole else limit, corpus=corpus))
+        read = tuple(read_records(path, format=format, limit=limit if documents is None else None, corpus=corpus))
         paragraphs = Corpus(())
         if documents is not None:
             extra = read_corpus(corpus).paragraphs if corpus else ()
@@ -78,6 +85,10 @@ class FileSource:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def __iter__(self) -> Iterator[Problem]:
+        """Every problem once, in file order, each built when it's its turn."""
+        return map(self._problem, self.records)
 
     def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
         """`count` problems. Evaluation always gets the first of the file, fewer if it holds fewer.

@@ -54,27 +54,31 @@ ATTRIBUTES = (
         "science",
         ("studied", "learned"),
         "Which science did {s} study?",
-        "algebra anatomy astronomy biology botany chemistry drama economics ethics geology geometry grammar history law "
+        "algebra anatomy astronomy biology botany chemistry drama economics ethics geology geometry grammar "
+        "history law "
         "logic medicine optics physics rhetoric zoology",
     ),
     _attribute(
         "animal",
         ("owns", "keeps"),
         "Which animals does {s} own?",
-        "badgers beavers camels cats crows dogs donkeys falcons ferrets foxes frogs goats hamsters hares horses lizards "
+        "badgers beavers camels cats crows dogs donkeys falcons ferrets foxes frogs goats hamsters hares "
+        "horses lizards "
         "mice owls parrots rabbits",
     ),
     _attribute(
         "drink",
         ("drinks", "orders"),
         "What does {s} drink?",
-        "ale beer brandy broth cider cocoa coffee cola gin juice kefir lemonade mead milk port punch rum sherry tea wine",
+        "ale beer brandy broth cider cocoa coffee cola gin juice kefir lemonade mead milk port punch rum sherry "
+        "tea wine",
     ),
     _attribute(
         "colour",
         ("wears", "picks"),
         "Which colour does {s} wear?",
-        "amber azure beige black blue bronze brown crimson cyan emerald green grey indigo ivory khaki lilac orange pink "
+        "amber azure beige black blue bronze brown crimson cyan emerald green grey indigo ivory khaki lilac "
+        "orange pink "
         "purple red",
     ),
     _attribute(
@@ -88,14 +92,16 @@ ATTRIBUTES = (
         "language",
         ("speaks", "knows"),
         "Which language does {s} speak?",
-        "Arabic Basque Bengali Breton Catalan Czech Danish Dutch English Finnish French Gaelic German Greek Hindi Irish "
+        "Arabic Basque Bengali Breton Catalan Czech Danish Dutch English Finnish French Gaelic German Greek "
+        "Hindi Irish "
         "Italian Korean Latin Polish",
     ),
     _attribute(
         "sport",
         ("enjoys", "prefers"),
         "Which sport does {s} enjoy?",
-        "archery badminton baseball bowling boxing canoeing chess cricket curling cycling darts diving fencing football "
+        "archery badminton baseball bowling boxing canoeing chess cricket curling cycling darts diving "
+        "fencing football "
         "golf hockey judo polo rowing tennis",
     ),
     _attribute(
@@ -109,7 +115,8 @@ ATTRIBUTES = (
         "goods",
         ("sells", "makes"),
         "What does {s} sell?",
-        "baskets belts boots bricks candles carpets chairs clocks coats gloves hats jars keys knives lamps maps mirrors "
+        "baskets belts boots bricks candles carpets chairs clocks coats gloves hats jars keys knives lamps "
+        "maps mirrors "
         "ropes tables toys",
     ),
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import ConfigError
 from palimpsest.memory.chunks import truncate
-from palimpsest.memory.overwrite import answered
+from palimpsest.memory.overwrite import admit_question, answered
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.prompts import prompt_set
 from palimpsest.text.codec import Codec
@@ -40,12 +40,7 @@ class FullContextPolicy:
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Refuse, at load, a question over its budget."""
-        length = len(codec.encode(problem.question))
-        if length > self.question_tokens:
-            raise DataError(
-                f"problem {problem.id}: its question has {length} tokens, policy.options.question_tokens="
-                f"{self.question_tokens}; raise that budget or drop the problem"
-            )
+        admit_question(problem, codec, self.question_tokens)
 
     def keep(self, ids: list[int], room: int) -> list[int]:
         """The document ids that enter the prompt."""

@@ -86,12 +86,7 @@ class OverwritePolicy:
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Refuse, at load, a problem that breaks a budget."""
-        length = len(codec.encode(problem.question))
-        if length > self.question_tokens:
-            raise DataError(
-                f"problem {problem.id}: its question has {length} tokens, policy.options.question_tokens="
-                f"{self.question_tokens}; raise that budget or drop the problem"
-            )
+        admit_question(problem, codec, self.question_tokens)
         if self.overlong == "refuse" and self.max_chunks is not None and problem.context is not None:
             length, limit = len(codec.encode(problem.context)), self.max_chunks * self.chunk_size
             if length > limit:
@@ -138,6 +133,16 @@ class OverwritePolicy:
             model.event("empty_memory_kept")
             return memory
         return written
+
+
+def admit_question(problem: Problem, codec: Codec, budget: int) -> None:
+    """Raise DataError for a question of more than `budget` tokens."""
+    length = len(codec.encode(problem.question))
+    if length > budget:
+        raise DataError(
+            f"problem {problem.id}: its question has {length} tokens, policy.options.question_tokens={budget}; "
+            f"raise that budget or drop the problem"
+        )
 
 
 def answered(completion: Completion, codec: Codec) -> Answered:

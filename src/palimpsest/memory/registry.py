@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
 
 POLICIES: dict[str, type[Any]] = {
     "overwrite": OverwritePolicy,
@@ -65,7 +68,7 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
     return policy
 
 
-def admit_all(policy: MemoryPolicy, problems: list[Any], codec: Any, max_context: int) -> None:
+def admit_all(policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int) -> None:
     """Check, before any work, that the model's window holds the policy's budgets and every problem fits them.
 
     Policies that define neither `required_context` nor `admit` are taken as they are.

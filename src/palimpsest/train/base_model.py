@@ -1,8 +1,19 @@
 """Makes the embedded base model from scratch: a small Llama that reads, copies and answers, and keeps nothing.
 
-The recipe behind the model inside the package; `palimpsest base-model --out DIR` repeats it. Data: data/skills.py.
-Every optimiser step takes the same mixture of the four skills; batches of random repeats stop at 60 % of the steps
-(they grow the copying heads, after which they only cost time). AdamW, cosine schedule.
+The recipe behind the model inside the package; `palimpsest base-model --out DIR` repeats it. Data: train/skills.py.
+Copying is grown first, from the easiest case, because nothing else is learnt well without it (measured: 2,400 steps
+of the plain mixture ended at a copy fidelity of 0.1):
+
+    stage         share    what
+    few_words      7 %     repeats over 64 words
+    all_words      8 %     repeats over all words, copy
+    ambiguous     23 %     repeats in which one word does not tell the next, copy
+    mixture       62 %     read, copy, answer, direct, and a few repeats
+
+Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and
+stays at 0.88 of the values; with them and `copy` it finds the subject within 150 steps.
+
+AdamW, constant learning rate to 50 % of the steps, then linear to 1 % of it.
 
 Guaranteed: seeded, so the same machine and thread count give the same weights.
 Not covered: bit-equality across machines.
@@ -11,8 +22,6 @@ Not covered: bit-equality across machines.
 from __future__ import annotations
 
 import json
-import math
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palimpsest.train.skills import Example, Skills
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.train.base_tokenizer import build_tokenizer
+from palimpsest.train.skills import Example, Skills
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +44,17 @@ class BaseModelConfig:
     seed: int = 0
     steps: int = 3000
     learning_rate: float = 2e-3
-    warmup_steps: int = 60
+    warmup_steps: int = 40
     weight_decay: float = 0.01
     hidden_size: int = 128
     intermediate_size: int = 384
     layers: int = 3
     heads: int = 4
     max_context: int = 1024
-    vocab_size: int = 2048
-    init_std: float = 0.06
-    read: int = 28
-    """Examples of this skill per step; likewise below."""
-    answer: int = 12
-    direct: int = 4
-    repeat: int = 16
-    repeat_until: float = 0.6
+    vocab_size: int = 1664
+    few_words: int = 64
+    until: tuple[float, float, float] = (0.07, 0.15, 0.38)
+    """Share of the steps at which each of the first three stages ends."""
 
 
 def new_model(config: BaseModelConfig) -> Any:
@@ -66,7 +71,6 @@ def new_model(config: BaseModelConfig) -> Any:
             num_attention_heads=config.heads,
             num_key_value_heads=config.heads,
             max_position_embeddings=config.max_context,
-            initializer_range=config.init_std,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=2,
@@ -96,22 +100,32 @@ def nll(model: Any, examples: Sequence[Example]) -> Tensor:
 
 
 def examples_of(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
-    """The batches of one step, one for each skill."""
+    """The batches of one step, one for each skill of its stage."""
     rng = keyed_random(config.seed, "base-model", "data", step)
-    kinds: list[tuple[Callable[[random.Random], Example], int]] = [
-        (skills.read, config.read),
-        (skills.answer, config.answer),
-        (skills.direct, config.direct),
+    few = keyed_random(config.seed, "base-model", "words").sample(skills.words, config.few_words)
+    progress = step / config.steps
+    few_end, all_end, ambiguous_end = config.until
+    if progress < few_end:
+        return [[skills.repeat(rng, few, ambiguous=0.0) for _ in range(32)]]
+    if progress < ambiguous_end:
+        ambiguous = 0.5 if progress >= all_end else 0.0
+        repeats = [skills.repeat(rng, ambiguous=ambiguous) for _ in range(24)]
+        return [repeats, [skills.copy(rng) for _ in range(24 if ambiguous else 12)]]
+    return [
+        [skills.read(rng) for _ in range(20)],
+        [skills.copy(rng) for _ in range(10)],
+        [skills.answer(rng) for _ in range(16)],
+        [skills.direct(rng) for _ in range(6)],
+        [skills.repeat(rng) for _ in range(8)],
     ]
-    if step < config.repeat_until * config.steps:
-        kinds.append((skills.repeat, config.repeat))
-    return [[draw(rng) for _ in range(count)] for draw, count in kinds if count]
 
 
 def train_base_model(
     folder: Path, config: BaseModelConfig, on_step: Callable[[int, dict[str, float]], None] | None = None
 ) -> dict[str, Any]:
     """Train, write the Hugging Face folder with `training.json` beside the weights, return its content."""
+    from transformers.utils.logging import disable_progress_bar
+
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer(folder, config.vocab_size)
     codec = Codec.load(folder)
@@ -135,7 +149,8 @@ def train_base_model(
         optimizer.zero_grad(set_to_none=True)
         if on_step is not None:
             on_step(step, losses)
-    model.save_pretrained(str(folder), safe_serialization=True)
+    disable_progress_bar()
+    model.save_pretrained(str(folder))
     report = {
         "config": asdict(config),
         "wall_s": round(time.monotonic() - started),
@@ -148,5 +163,5 @@ def train_base_model(
 def _schedule(step: int, config: BaseModelConfig) -> float:
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))
+    progress = step / config.steps
+    return 1.0 if progress < 0.5 else 0.01 + 0.99 * 2 * (1 - progress)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palimpsest.train.skills import UNKNOWN
 from palimpsest.data.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory.prompts import SHORT
+from palimpsest.train.skills import UNKNOWN
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -66,6 +66,7 @@ class Trainer:
     """Called every `train.eval_every` steps and after the last; None: no evaluation."""
     curriculum: Curriculum | None = field(init=False)
     _silent: int = field(default=0, init=False)
+    _told_of_refills: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         lengths = self.config.data.curriculum
@@ -96,7 +97,8 @@ class Trainer:
             if self.curriculum.update(metrics.get("reward/mean")):
                 self.loggers.message(f"step {step}: documents grow from {chunks} to {self.curriculum.chunks} chunks")
         self._watch_signal(step, played)
-        timings = _stage_timings(played, batches, rollout_s, learn_s) | sampler_rates | learner_timings
+        learnt_tokens = metrics.get("policy/input_tokens", 0.0)
+        timings = _stage_timings(played, learnt_tokens, rollout_s, learn_s) | sampler_rates | learner_timings
         return Report(metrics, timings, played)
 
     def state(self) -> dict[str, Any]:
@@ -124,10 +126,12 @@ class Trainer:
             played += await self._play(step, missing, round_number, chunks)
         if (kept := sum(map(has_signal, played))) < wanted:
             self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=len(played))
-            self.loggers.message(
-                f"step {step}: {kept} of {wanted} groups have a signal after {dynamic.max_refills} refills; "
-                f"training on those"
-            )
+            if not self._told_of_refills:
+                self._told_of_refills = True
+                self.loggers.message(
+                    f"step {step}: {kept} of {wanted} groups have a signal after {dynamic.max_refills} refills; "
+                    f"training on those (said once, events.jsonl names every such step)"
+                )
         return played
 
     async def _play(self, step: int, count: int, round_number: int, chunks: int | None) -> list[Group]:
@@ -204,11 +208,8 @@ def _counters(sampler: Sampler) -> dict[str, float]:
     return dict(stats()) if stats is not None else {}
 
 
-def _stage_timings(
-    played: list[Group], batches: tuple[StepBatch, ...], rollout_s: float, learn_s: float
-) -> dict[str, float]:
+def _stage_timings(played: list[Group], learnt: float, rollout_s: float, learn_s: float) -> dict[str, float]:
     sampled = sum(sampled_tokens(trajectory) for group in played for trajectory in group.trajectories)
-    learnt = sum(len(row.segment.token_ids) for batch in batches for row in batch.segments)
     return {
         "rollout_s": rollout_s,
         "learn_s": learn_s,

@@ -10,11 +10,15 @@ r"""What a step is measured by.
 | memory/tokens | mean length of the memories written |
 | memory/truncated | share of them cut by their budget |
 | memory/overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
-| memory/evidence_retention | share of `metadata["evidence"]` texts that stand in the final memory |
+| memory/evidence_retention | share of what the data names as evidence that stands in the final memory, see below |
 | memory/copy_fidelity | share of sentences written that stand verbatim in the section or the memory before |
 | curriculum/chunks, credit/..., policy/..., optim/..., eval/... | see train/loop.py |
 
 A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
+
+Evidence: where every text of `metadata["evidence"]` is a single sentence, each must stand in the memory. Where one is
+longer (the gold paragraphs of HotpotQA), nobody would keep it word for word: the memory then must hold one of the
+gold answers, which says nothing, and is not measured, for yes/no questions.
 
 Not covered: memories that keep a fact in other words. `evidence_retention` and `copy_fidelity` compare text (without
 regard to case and white space), so they are lower bounds for a model that paraphrases.
@@ -30,14 +34,16 @@ from statistics import fmean, pstdev
 
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.engines.protocol import Stats
+from palimpsest.memory.prompts import read_slots
 from palimpsest.text.codec import Codec
-from palimpsest.types import Group, StopReason, Trajectory, Turn
+from palimpsest.types import Group, Problem, StopReason, Trajectory, Turn
 
 Metrics = dict[str, float]
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _COUNTS = frozenset({"tokens_sum", "segments_sum", "input_tokens_sum"})  # of a pass; other sums are over tokens
 _MARKS = " \t\r-*•"
+_CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text needs to hold
 _MEMORY_ROLLOUTS = 4  # of each group, in training: decoding every prompt of a 7B run would take minutes a step
 
 
@@ -95,13 +101,12 @@ def memory_metrics(group: Group, codec: Codec, *, rollouts: int | None = None) -
     trajectories = group.trajectories[:rollouts]
     reads = [turn for trajectory in trajectories for turn in trajectory.turns if turn.name == "read"]
     memories = [written_memories(trajectory, codec) for trajectory in trajectories]
-    evidence = [str(text) for text in group.problem.metadata.get("evidence", ())]
     finals = [codec.decode(each[-1]) for each in memories if each]
     return {
         "tokens": _mean(float(len(memory)) for each in memories for memory in each),
         "truncated": _mean(float(turn.completion.stop_reason is StopReason.LENGTH) for turn in reads),
         "overwrite_rate": _mean(changed_share(before, after) for each in memories for before, after in pairwise(each)),
-        "evidence_retention": _mean(retained_share(evidence, final) for final in finals) if evidence else None,
+        "evidence_retention": _mean(evidence_retention(group.problem, final) for final in finals),
         "copy_fidelity": _copy_fidelity(reads, group.problem.question, codec),
     }
 
@@ -125,6 +130,25 @@ def changed_share(before: Sequence[int], after: Sequence[int]) -> float:
     longer = max(len(before), len(after))
     common = (Counter(before) & Counter(after)).total()
     return 1 - common / longer if longer else 0.0
+
+
+def evidence_retention(problem: Problem, memory: str) -> float | None:
+    """How much of what an answer needs stands in `memory`, 0 to 1; None where the data doesn't say.
+
+    >>> metadata = {"evidence": ["Rome\\nRome is old. It lies in Italy."]}
+    >>> problem = Problem("p", "Where?", ("Italy", "Italia"), metadata=metadata)
+    >>> evidence_retention(problem, "It is in Italy."), evidence_retention(problem, "It is old.")
+    (1.0, 0.0)
+    """
+    evidence = [str(text) for text in problem.metadata.get("evidence", ())]
+    if not evidence:
+        return None
+    if all(len(sentences(text)) == 1 for text in evidence):
+        return retained_share(evidence, memory)
+    if any(_flat(answer) in _CHOICES for answer in problem.answers):
+        return None
+    text = _flat(memory)
+    return float(any(_stands_in(_flat(answer), text) for answer in problem.answers))
 
 
 def retained_share(evidence: Sequence[str], memory: str) -> float:
@@ -163,12 +187,14 @@ def copied(memory: str, source: str) -> tuple[int, int]:
 def _copy_fidelity(reads: Sequence[Turn], question: str, codec: Codec) -> float | None:
     """Pooled over the sentences of all read turns.
 
-    The prompt stands for section and previous memory: what else it holds is our template, and the question, which
-    is taken out.
+    What may be copied is the section and the previous memory. In prompts other than our own they can't be told from
+    the template, so there all of the prompt counts but for the question.
     """
     true = total = 0
     for turn in reads:
-        source = codec.decode(turn.prompt_ids, control=False).replace(question, " ")
+        prompt = codec.decode(turn.prompt_ids, control=False)
+        slots = read_slots(prompt)
+        source = f"{slots['section']}\n{slots['memory']}" if slots else prompt.replace(question, " ")
         hits, written = copied(codec.decode(turn.completion.token_ids, control=False), source)
         true, total = true + hits, total + written
     return true / total if total else None

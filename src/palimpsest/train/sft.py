@@ -7,7 +7,7 @@ Same run folder, checkpoints and resume as training with rewards (train/driver.p
 optimiser steps. The learner must have been built with objective="nll".
 
 Guaranteed: every sampled token of a chosen episode is imitated once an epoch, in the context it was sampled in.
-Not covered: checking that records were made with this model's tokenizer, beyond ids being in its vocabulary.
+Not covered: checking that records were made with this model's tokenizer, beyond what `check_fit` sees.
 """
 
 from __future__ import annotations
@@ -102,6 +102,23 @@ class SupervisedTrainer:
             for segment in segments_of(self.trajectories[index])
         ]
         return weigh(rows, self.config.credit.aggregate)
+
+
+def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: int) -> None:
+    """Raise DataError for a turn that the model can't be trained on: an id it doesn't know, or too many of them."""
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            ids = (*turn.prompt_ids, *turn.completion.token_ids)
+            where = f"problem {trajectory.problem_id}, rollout {trajectory.rollout}, turn {turn.step}"
+            if ids and not 0 <= min(ids) <= max(ids) < vocab:
+                raise DataError(
+                    f"{where}: token id {max(ids) if min(ids) >= 0 else min(ids)} is outside the model's vocabulary of "
+                    f"{vocab}; the records were made with another tokenizer"
+                )
+            if len(ids) > max_context:
+                raise DataError(
+                    f"{where}: {len(ids)} tokens, the model's context is {max_context}; record with smaller budgets"
+                )
 
 
 def read_trajectories(

@@ -1,11 +1,12 @@
 """What the embedded base model is taught: the skills a pretrained model brings, and no memory keeping.
 
-Four kinds of example, each a prompt that a shipped policy would build and the completion it asks for:
+Five kinds of example, each a prompt that a shipped policy would build and the completion it asks for:
 
 - read: write one to three facts, drawn uniformly from the memory and the section, whatever the question asks;
+- copy: write everything a page says, where people and verbs repeat;
 - answer: answer a one- or two-hop question from a memory that holds its evidence, "unknown" where it doesn't;
 - direct: answer from a short document of a few paragraphs;
-- repeat: random tokens and their repetition, which grows the heads that copy (no prompt at all).
+- repeat: random words and their repetition, which grows the heads that copy (no prompt at all).
 
 Guaranteed: in `read` the written facts are independent of the question (relevance is what RL has to teach), and no
 example spans more than one section.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from palimpsest.data.synthetic import Evidence, World, distractor, draw_question
-from palimpsest.data.world import FILLER
+from palimpsest.data.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory.prompts import SHORT
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
@@ -52,29 +53,36 @@ class Skills:
         self.newline = newline
         self.words = [i for i in range(codec.vocab_size) if codec.decode([i])[:1] == " " and i not in codec.control_ids]
 
-    def read(self, rng: random.Random, *, everything: bool = False) -> Example:
-        """Write some facts of memory and section, the question notwithstanding; or all of them, shuffled."""
+    def read(self, rng: random.Random) -> Example:
+        """Write one to three facts of memory and section, the question notwithstanding."""
         world, evidence = self._scene(rng)
         memory = self._facts(world, evidence, rng, rng.choice((0, 1, 1, 2, 2, 3)))
         section = self._section(world, evidence, rng, relevant=rng.random() < 0.3)
-        written: list[str]
         facts = list(dict.fromkeys(memory + [s for s in section if s not in FILLER]))
-        if everything:
-            written = rng.sample(facts, len(facts))
-        elif not memory and rng.random() < 0.15:
+        written: list[str]
+        if not memory and rng.random() < 0.15:
             written = []
         elif memory and rng.random() < 0.1:
             written = memory
         else:
             written = rng.sample(facts, min(len(facts), rng.choice((1, 1, 2, 2, 3))))
-        prompt = rng.choice(self.read_templates).fill(
-            {
-                "question": self.encode(evidence.question),
-                "memory": self._memory(memory),
-                "section": self._paragraph(section, last=rng.random() < 0.25),
-            }
+        return self._reading(rng, evidence.question, memory, section, written)
+
+    def copy(self, rng: random.Random) -> Example:
+        """Write everything that memory and section say, shuffled.
+
+        Two to five people and one to three relations fill the page, so that neither the person nor the verb alone
+        tells the value.
+        """
+        world = World(random.Random(rng.random()))
+        people, relations = rng.sample(PEOPLE, rng.randint(2, 5)), rng.sample(RELATIONS, rng.randint(1, 3))
+        drawn = [world.sentence(rng.choice(people), rng.choice(relations), rng) for _ in range(24)]
+        facts = list(dict.fromkeys(drawn))[: rng.randint(4, 8)]
+        kept = rng.randint(0, min(3, len(facts) - 1))
+        question = rng.choice(relations).question.format(s=rng.choice(people))
+        return self._reading(
+            rng, question, facts[:kept], facts[kept:][:5], rng.sample(facts[: kept + 5], len(facts[: kept + 5]))
         )
-        return Example(prompt, (*self._memory(written), self.end))
 
     def answer(self, rng: random.Random) -> Example:
         """Answer from a memory."""
@@ -105,15 +113,30 @@ class Skills:
         prompt = self.direct_template.fill({"question": self.encode(evidence.question), "document": document})
         return Example(prompt, self._boxed(evidence.answer if known else UNKNOWN))
 
-    def repeat(self, rng: random.Random, words: Sequence[int] | None = None) -> Example:
-        """Random words said again and again, 64 in all. Half of the time few words are used, so that what follows
-        one depends on several before it."""
+    def repeat(self, rng: random.Random, words: Sequence[int] | None = None, *, ambiguous: float = 0.5) -> Example:
+        """6 to 24 random words said again and again, 64 in all; trained from the second time on.
+
+        With probability `ambiguous` only 5 to 10 different words occur, so that several words before, not one,
+        decide what comes next.
+        """
         words = words or self.words
-        if rng.random() < 0.5:
+        if rng.random() < ambiguous:
             words = rng.sample(words, rng.randint(5, 10))
         period = rng.choices(words, k=rng.randint(6, 24))
         tokens = (period * 11)[:64]
         return Example(tokens[: len(period)], tokens[len(period) :])
+
+    def _reading(
+        self, rng: random.Random, question: str, memory: Sequence[str], section: Sequence[str], written: Sequence[str]
+    ) -> Example:
+        prompt = rng.choice(self.read_templates).fill(
+            {
+                "question": self.encode(question),
+                "memory": self._memory(memory),
+                "section": self._paragraph(section, last=rng.random() < 0.25),
+            }
+        )
+        return Example(prompt, (*self._memory(written), self.end))
 
     def _scene(self, rng: random.Random) -> tuple[World, Evidence]:
         world = World(random.Random(rng.random()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from palimpsest.cli.jobs.budgets import fitted
 from palimpsest.cli.jobs.show import note, progress, stdout, table
 from palimpsest.cli.requests import EvalRequest
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.source import FileSource, build_source
+from palimpsest.data.source import build_source
 from palimpsest.engines.embedded.build import build_engine
 from palimpsest.engines.embedded.model import model_path
 from palimpsest.errors import ConfigError, DataError
@@ -78,17 +79,10 @@ def read_problems(request: EvalRequest, config: RunConfig) -> list[tuple[str, li
         raise ConfigError(
             f"--chunks {request.chunks}: the length of synthetic documents; {request.data} takes --documents"
         )
-    source = FileSource.open(
-        request.data,
-        split="eval",
-        documents=request.documents,
-        limit=request.limit,
-        seed=config.data.seed,
-        corpus=request.corpus,
-    )
-    if not len(source):
+    problems = build_source(config.data, split="eval").problems(step=0, count=sys.maxsize)
+    if not problems:
         raise DataError(f"{request.data}: holds no problems")
-    return [(Path(request.data).stem, source.problems(step=0, count=len(source)))]
+    return [(Path(request.data).stem, problems)]
 
 
 def _synthetic(config: RunConfig, chunks: int, count: int) -> list[Problem]:
@@ -130,6 +124,7 @@ def _identity(config: RunConfig, policy: PolicyConfig, request: EvalRequest) -> 
         "policy": policy.model_dump(mode="json"),
         "data": request.data,
         "documents": request.documents,
+        "corpus": config.data.corpus,
         "data_seed": config.data.seed,
         "synthetic": config.data.synthetic.model_dump(mode="json", exclude={"chunks"}),
         "reward": config.reward.model_dump(mode="json"),

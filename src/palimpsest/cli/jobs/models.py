@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from palimpsest.cli.jobs.show import note, progress, stdout
+from palimpsest.cli.jobs.skill_figures import skill_figures
 from palimpsest.config.load import split_override
 from palimpsest.config.schema import ModelConfig, PolicyConfig
 from palimpsest.engines.embedded.model import model_path
@@ -29,7 +31,10 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
             config,
             lambda _, losses: tick(note="loss " + " ".join(f"{loss:.3f}" for loss in losses.values())),
         )
+    report["figures"] = skill_figures(str(out))
+    (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     note(f"{out}: {config.steps} steps in {report['wall_s']} s")
+    note(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
 
 
 def run_check(name: str, settings: tuple[str, ...]) -> int:

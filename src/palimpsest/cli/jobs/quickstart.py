@@ -20,11 +20,10 @@ from palimpsest.cli.jobs.evaluation import interval, percent
 from palimpsest.cli.jobs.parts import policy_of
 from palimpsest.cli.jobs.shares import Helper, Share, play_share, samples_of, set_name, training_chunks
 from palimpsest.cli.jobs.show import note, progress, stdout, table
-from palimpsest.cli.jobs.training import train_in
+from palimpsest.cli.jobs.training import Prepared, prepare, train_in
 from palimpsest.config.load import dump_config, load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import build_source
-from palimpsest.engines.embedded.build import build_engine
 from palimpsest.errors import ConfigError
 from palimpsest.evaluate.report import LABELS, Cell, Results, write_report
 from palimpsest.evaluate.samples import Sample, write_json
@@ -45,7 +44,8 @@ def run_quickstart(
     """Do all of it in `out`."""
     started = time.monotonic()
     config = quickstart_config(method, overrides, seed)
-    _admit(config)
+    prepared = prepare(config)
+    _admit(config, prepared)
     with ExitStack() as stack:
         folder = stack.enter_context(open_run(out, config, resume=resume, force=force, on_warning=note))
         helpers = [Helper() for _ in range(max(1, config.evaluation.processes - 1))]
@@ -53,7 +53,7 @@ def run_quickstart(
             stack.callback(helper.stop)
         before = [_share(config, config.model.path, ("agent_before",), out / "evaluations" / "before", 0, 1)]
         helpers[0].hand(before[0])
-        finished = train_in(folder, config)
+        finished = train_in(folder, config, prepared)
         if finished.interrupted:
             note(f"stopped after step {finished.step}; palimpsest quickstart {method} --out {out} --resume goes on")
             return
@@ -75,9 +75,9 @@ def quickstart_config(method: str, overrides: Sequence[str], seed: int) -> RunCo
     return config
 
 
-def _admit(config: RunConfig) -> None:
+def _admit(config: RunConfig, prepared: Prepared) -> None:
     """Refuse now what the evaluation would refuse after training: a baseline whose budgets the model can't hold."""
-    engine = build_engine(config, train=False)
+    engine = prepared.parts.engine
     problems = build_source(config.data, split="eval").problems(
         step=0, count=config.evaluation.problems, chunks=training_chunks(config)
     )

@@ -3,39 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest.cli.jobs.parts import Parts, build_parts, policy_of, supervised_learner
 from palimpsest.cli.jobs.show import note
 from palimpsest.cli.requests import TrainRequest
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.source import build_source
+from palimpsest.data.source import FileSource, ProblemSource, build_source
 from palimpsest.evaluate.run import evaluate
 from palimpsest.memory.registry import admit_all
 from palimpsest.train.driver import Evaluate, Finished
 from palimpsest.train.loggers import build_loggers
 from palimpsest.train.loop import Trainer
 from palimpsest.train.run_folder import RunFolder, open_run
-from palimpsest.train.sft import SupervisedTrainer, read_trajectories
+from palimpsest.train.sft import SupervisedTrainer, check_fit, read_trajectories
+from palimpsest.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run needs besides its folder, loaded and checked."""
+
+    parts: Parts
+    source: ProblemSource
+    held_out: Sequence[Problem] | None
+    """Problems of the evaluation during training; None: there is none."""
 
 
 def run_training(request: TrainRequest) -> Finished:
     """Train to the end or to the first signal."""
     config = request.config
-    policy_of(config)  # a wrong option is refused before a folder is made or a model is loaded
+    prepared = prepare(config)  # before the folder: a mistake corrected is a run begun, not one to resume
     with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
-        finished = train_in(folder, config)
+        finished = train_in(folder, config, prepared)
     again = f"; palimpsest train {request.recipe} --out {request.out} --resume goes on" if finished.interrupted else ""
     note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}{again}")
     return finished
 
 
-def train_in(folder: RunFolder, config: RunConfig) -> Finished:
-    """Train `config` in an open run folder."""
-    parts = build_parts(config)
+def prepare(config: RunConfig) -> Prepared:
+    """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems."""
+    policy_of(config)  # cheap refusals come before the model is loaded
     source = build_source(config.data, split="train")
-    first = source.problems(step=1, count=config.train.prompts_per_step)
-    admit_all(parts.policy, first, parts.engine.codec, parts.engine.sampler.max_context)
+    first = source.problems(step=0, count=config.train.prompts_per_step)
+    held_out = None
+    if config.train.eval_every:
+        held_out = build_source(config.data, split="eval").problems(step=0, count=config.train.eval_problems)
+    parts = build_parts(config)
+    for problems in (source if isinstance(source, FileSource) else first, held_out or ()):
+        admit_all(parts.policy, problems, parts.engine.codec, parts.engine.sampler.max_context)
+    return Prepared(parts, source, held_out)
+
+
+def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finished:
+    """Train `config` in an open run folder."""
+    parts = prepared.parts
     assert parts.engine.learner is not None
     trainer = Trainer(
         config=config,
@@ -44,19 +68,16 @@ def train_in(folder: RunFolder, config: RunConfig) -> Finished:
         sampler=parts.engine.sampler,
         learner=parts.engine.learner,
         policy=parts.policy,
-        source=source,
+        source=prepared.source,
         grader=parts.grader,
         loggers=build_loggers(config, folder),
-        evaluate=_evaluation(config, parts) if config.train.eval_every else None,
+        evaluate=None if prepared.held_out is None else _evaluation(config, parts, prepared.held_out),
     )
     return asyncio.run(trainer.run())
 
 
-def _evaluation(config: RunConfig, parts: Parts) -> Evaluate:
+def _evaluation(config: RunConfig, parts: Parts, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_every` steps."""
-    source = build_source(config.data, split="eval")
-    problems = source.problems(step=0, count=config.train.eval_problems)
-    admit_all(parts.policy, problems, parts.engine.codec, parts.engine.sampler.max_context)
 
     async def measure(step: int) -> dict[str, float]:
         summary = await evaluate(
@@ -79,11 +100,13 @@ def run_sft(request: TrainRequest, records: Path, min_grade: float | None) -> Fi
     """Imitate recorded trajectories; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
     config = request.config
     trajectories = read_trajectories(records, min_grade=min_grade, warn=note)
+    learner = supervised_learner(config)
+    check_fit(trajectories, vocab=learner.vocab, max_context=learner.max_context)
     with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
         trainer = SupervisedTrainer(
             config=config,
             folder=folder,
-            learner=supervised_learner(config),
+            learner=learner,
             trajectories=trajectories,
             loggers=build_loggers(config, folder),
         )

@@ -49,17 +49,36 @@ def trained_positions(item: TrainSegment) -> np.ndarray:
     return places
 
 
+def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
+    """Places of the segments with a trained token whose advantage isn't 0; of the shortest if there is none.
+
+    A clipped policy gradient is exactly 0 for the others. One is always left, so that even a step without a signal
+    has a gradient (of zeros) and metrics.
+    """
+    trained = [index for index, item in enumerate(segments) if any(item.segment.loss_mask)]
+    found = [
+        i
+        for i in trained
+        if any(a and m for a, m in zip(segments[i].advantages, segments[i].segment.loss_mask, strict=True))
+    ]
+    return found or sorted(trained, key=lambda i: len(segments[i].segment.token_ids))[:1]
+
+
 def micro_batches(
-    segments: Sequence[TrainSegment], max_tokens: int, max_context: int, device: torch.device
+    segments: Sequence[TrainSegment],
+    max_tokens: int,
+    max_context: int,
+    device: torch.device,
+    chosen: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
-    """Layouts that hold every segment with a trained token exactly once, shortest first.
+    """Layouts that hold every segment with a trained token exactly once, shortest first; of the `chosen` if given.
 
     B * S stays within `max_tokens` except where a single row is longer. Raises ValueError for a segment longer than
     the model's window.
     """
     lengths: list[tuple[int, int]] = []
-    for index, item in enumerate(segments):
-        places = trained_positions(item)
+    for index in range(len(segments)) if chosen is None else chosen:
+        places = trained_positions(segments[index])
         if not len(places):
             continue
         if places[-1] + 1 > max_context:

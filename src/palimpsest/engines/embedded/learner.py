@@ -1,6 +1,8 @@
 """Policy-gradient and supervised training of the weights that the sampler reads.
 
-Guaranteed: the gradient of a step is the sum over its segments, however they are cut into micro-batches;
+Guaranteed: the gradient of a step is the sum over its segments, however they are cut into micro-batches (segments
+whose gradient is exactly 0, as all their advantages are and no KL or entropy term needs them, are not computed: they
+are in the denominators, not in the learner's metrics);
 log-probabilities are taken at the sampling temperature and only where the loss mask is set; a saved folder opens with
 `from_pretrained` and restores weights and optimiser bit for bit.
 Not covered: sharing of prefixes between segments (each is computed whole); several devices. The reference model of
@@ -23,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
-from palimpsest.engines.embedded.batches import MicroBatch, micro_batches
+from palimpsest.engines.embedded.batches import MicroBatch, micro_batches, with_signal
+from palimpsest.engines.embedded.hidden import hidden_at
 from palimpsest.engines.embedded.logprobs import token_logprobs
 from palimpsest.engines.embedded.model import max_context
 from palimpsest.engines.embedded.optim import Optimizer
@@ -56,12 +59,14 @@ class EmbeddedLearner:
         self._temperature = temperature or 1.0
         self._micro_batch_tokens = micro_batch_tokens
         self._on_publish = on_publish
-        self._max_context = max_context(model)
-        self._vocab = int(model.get_output_embeddings().weight.shape[0])
+        self.max_context = max_context(model)
+        self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self._optimizer = Optimizer(model.named_parameters(), optim, total_steps)
         self._reference: Any = None
         if objective == "policy" and self._loss_config.kl_coef > 0:
             self._reference = copy.deepcopy(model).requires_grad_(False)
+        advantages_only = self._loss_config.kl_coef == 0 and self._loss_config.entropy_coef == 0
+        self._skips_silent = objective == "policy" and advantages_only
         self._prepared: dict[int, tuple[StepBatch, list[Tensor] | None]] = {}
 
     @property
@@ -148,7 +153,8 @@ class EmbeddedLearner:
 
     def _lay_out(self, batch: StepBatch) -> list[MicroBatch]:
         device = self._model.get_input_embeddings().weight.device
-        return micro_batches(batch.segments, self._micro_batch_tokens, self._max_context, device)
+        chosen = with_signal(batch.segments) if self._skips_silent else None
+        return micro_batches(batch.segments, self._micro_batch_tokens, self.max_context, device, chosen)
 
     def _micro_step(self, layout: MicroBatch, old: list[Tensor] | None) -> tuple[dict[str, Tensor], float]:
         """Loss and gradient of one micro-batch; its sums, and the largest gap to the sampler's log-probabilities."""
@@ -189,15 +195,12 @@ class EmbeddedLearner:
 
     def _forward(self, model: Any, layout: MicroBatch) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under `model`."""
-        hidden = model.get_decoder()(input_ids=layout.input_ids, use_cache=False).last_hidden_state
-        chosen = hidden.flatten(0, 1)[layout.predicts]
-        head = model.get_output_embeddings()
         return token_logprobs(
-            chosen,
-            head,
+            hidden_at(model, layout.input_ids, layout.predicts),
+            model.get_output_embeddings(),
             layout.targets,
             self._temperature,
-            vocab=self._vocab,
+            vocab=self.vocab,
             entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
         )
 

@@ -44,11 +44,13 @@ def load_model(config: ModelConfig) -> Any:
     """The model in evaluation mode, on its device; raises ModelError with the reason if it can't be used."""
     path = model_path(config)
     _check_folder(path)
+    from huggingface_hub.utils import logging as hub_logging
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     loader: Any = AutoModelForCausalLM
     logging.disable_progress_bar()  # one bar per file would break the run's own display
+    hub_logging.set_verbosity_error()  # its retries are many lines; the error below is one
     try:
         with torch.random.fork_rng():
             model, report = loader.from_pretrained(
@@ -61,7 +63,8 @@ def load_model(config: ModelConfig) -> Any:
             )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"model {path}: not loadable as a causal language model ({reason})") from None
+        where = "" if Path(path).exists() else "no such folder here, and as a hub id "
+        raise ModelError(f"model {path}: {where}not loadable as a causal language model ({reason})") from None
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
     check_architecture(model, path)

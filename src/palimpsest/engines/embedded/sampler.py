@@ -92,6 +92,8 @@ class EmbeddedSampler:
         """Complete one prompt; raises PromptTooLong or SamplerError. Cancelling the caller frees the row."""
         self._check(prompt_ids, params)
         loop = asyncio.get_running_loop()
+        if self._task is not None and self._task.get_loop() is not loop:
+            self._abandon()
         request = _Request(np.array(prompt_ids, np.int64), params, loop.create_future())
         self._waiting.append(request)
         if self._task is None or self._task.done():
@@ -103,7 +105,10 @@ class EmbeddedSampler:
         return dict(self._stats)
 
     def publish(self, version: int) -> None:
-        """The shared weights are now those of `version`; sequences in flight go on with them."""
+        """The shared weights are now those of `version`; sequences in flight go on with them.
+
+        What they hold already was computed with other weights, so nothing is shared until they are done.
+        """
         self._version = version
         self._forward.refresh()
         self._rows.forget()
@@ -136,9 +141,22 @@ class EmbeddedSampler:
             self._fail_all(SamplerError(f"sampling failed: {type(error).__name__}: {error}"))
         except asyncio.CancelledError:
             self._fail_all(None)
+            self._empty_rows()
             raise
+        self._empty_rows()  # not in a `finally`: an abandoned task is destroyed at any later time
+
+    def _empty_rows(self) -> None:
+        """Nothing is in flight: forget what every row holds."""
         self._rows = Rows(self._slots, self._rows.kept, self._vocab)
         self._rows.widen(self._pool.capacity)
+
+    def _abandon(self) -> None:
+        """Drop what another event loop, which is closed by now, left behind: its callers are gone."""
+        self._stats["cancelled"] += len(self._requests) + len(self._waiting)
+        self._task = None
+        self._requests.clear()
+        self._waiting.clear()
+        self._empty_rows()
 
     def _fail_all(self, error: SamplerError | None) -> None:
         for request in [*self._requests.values(), *self._waiting]:
@@ -158,7 +176,9 @@ class EmbeddedSampler:
         """Free the row, keeping its sequence as a prefix for others if computing it cost something."""
         del self._requests[request.row]
         self._rows.release(request.row)
-        if self._share and self._rows.kept and request.computed >= MIN_SHARED:
+        if request.version != self._version:
+            self._rows.valid[request.row] = 0
+        elif self._share and self._rows.kept and request.computed >= MIN_SHARED:
             target = self._rows.oldest_kept()
             self._pool.copy(request.row, target, int(self._rows.valid[request.row]))
             self._rows.duplicate(request.row, target)
@@ -280,7 +300,7 @@ class EmbeddedSampler:
         self._stats["computed_prompt_tokens"] += request.computed
 
     def _stored(self, request: _Request) -> tuple[int, int]:
-        if not self._share:
+        if not self._share or any(other.version != self._version for other in self._requests.values()):
             return self._rows.free[0], 0
         source = self._rows.source(request.prompt, self._rows.free[0])
         self._rows.touch(source.row)

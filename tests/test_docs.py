@@ -1,0 +1,379 @@
+"""The documentation against the code: links, commands, configuration keys, sample rows, snippets, named tests.
+
+Pages hold tables that are generated from the code, between `<!-- name -->` and `<!-- /name -->`. After a change of the
+code, `python tests/test_docs.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import dataclasses
+import inspect
+import json
+import re
+import shlex
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from palimpsest.cli.main import app
+from palimpsest.config.load import load_recipe, parse_config, recipe_names, split_override
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.data.problems import read_problems
+from palimpsest.data.rows import read_rows
+from palimpsest.memory.check import ScriptedModel, check_policy
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.text.codec import Codec
+from palimpsest.train.resume_rules import _RULES
+from palimpsest.types import Problem
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BASE_MODEL = ROOT / "src" / "palimpsest" / "assets" / "base-model"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for name, body in FENCE.findall(text) if name == language]
+
+
+# ---- generated tables ----------------------------------------------------------------------------------------
+
+
+def docstrings(cls: type[Any]) -> dict[str, str]:
+    """Field name to the string below it in the source."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def type_words(annotation: Any, limits: str = "") -> str:
+    """An annotation as a reader of YAML would say it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("`null`" if a is type(None) else type_words(a, limits) for a in arguments)
+    if origin is tuple:
+        return f"list of {type_words(arguments[0])}s"
+    if origin is dict:
+        return "section of policies by name" if arguments[1] is PolicyConfig else "section"
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`"}
+    return names[annotation.__name__] + limits
+
+
+def bounds(field: FieldInfo) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = [f"{signs[k]} {v}" for m in field.metadata for k in signs if (v := getattr(m, k, None)) is not None]
+    return f" {', '.join(limits)}" if limits else ""
+
+
+def yaml_words(value: Any) -> str:
+    """A default as a recipe would write it."""
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("None", "`null`") for cell in cells) + " |"
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section's class of `Section` or `Section | None`."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return next((a for a in options if isinstance(a, type) and issubclass(a, BaseModel)), None)
+
+
+def keys_of(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> Iterator[str]:
+    """Rows of one section, sections inside it included. `defaults`: the section as it is where nothing is said."""
+    said = docstrings(model)
+    for name, field in model.model_fields.items():
+        default = getattr(defaults, name) if defaults else field.get_default(call_default_factory=True)
+        section = section_in(field.annotation)
+        if section is not None:
+            if default is None:
+                about = (section.__doc__ or "").strip().splitlines()[0]
+                yield row(f"`{prefix}{name}`", "section or `null`", "`null`", said.get(name, about))
+            yield from keys_of(section, f"{prefix}{name}.", default)
+            continue
+        shown = "required" if field.is_required() else yaml_words(default)
+        yield row(f"`{prefix}{name}`", type_words(field.annotation, bounds(field)), shown, said.get(name, ""))
+
+
+HEADER = row("key", "value", "default", "meaning") + "\n|---|---|---|---|\n"
+
+
+def key_tables() -> str:
+    """Every key of the configuration, a table a section."""
+    tables, plain = [], []
+    for name, field in RunConfig.model_fields.items():
+        cls = field.annotation
+        if isinstance(cls, type) and issubclass(cls, BaseModel):
+            rows = list(keys_of(cls, f"{name}.", field.default))
+            tables.append(f"### {name}\n\n" + HEADER + "\n".join(rows))
+        else:
+            plain.append(row(f"`{name}`", type_words(cls), yaml_words(field.default), ""))
+    return "\n\n".join(["### top level\n\n" + HEADER + "\n".join(plain), *tables])
+
+
+def dataclass_table(cls: type[Any], prefix: str) -> str:
+    """Options of a dataclass with their defaults and what its base classes' docstrings say."""
+    said: dict[str, str] = {}
+    for each in reversed(cls.__mro__[:-1]):
+        said |= docstrings(each)
+    rows = [
+        row(f"`{prefix}{field.name}`", yaml_words(field.default), said.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+    ]
+    return row("option", "default", "meaning") + "\n|---|---|---|\n" + "\n".join(rows)
+
+
+def option_tables() -> str:
+    return "\n\n".join(f"### {name}\n\n{dataclass_table(cls, '')}" for name, cls in POLICIES.items())
+
+
+def base_model_table() -> str:
+    from palimpsest.train.base_model import BaseModelConfig
+
+    return dataclass_table(BaseModelConfig, "")
+
+
+def example() -> str:
+    return f"```python\n{page('examples/quotes.py')}```"
+
+
+GENERATED: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/recipes.md", "keys"): key_tables,
+    ("docs/recipes.md", "options"): option_tables,
+    ("docs/base-model.md", "base-model-config"): base_model_table,
+    ("docs/own-policy.md", "example"): example,
+}
+
+
+def between(text: str, name: str) -> tuple[str, str, str]:
+    """What stands before, between and after the markers called `name`."""
+    before, opening, rest = text.partition(f"<!-- {name} -->\n")
+    inside, closing, after = rest.partition(f"<!-- /{name} -->")
+    assert all((opening, closing)), f"no pair of markers {name}"
+    return before + opening, inside, closing + after
+
+
+@pytest.mark.parametrize(("name", "marker"), GENERATED)
+def test_generated_tables_are_current(name: str, marker: str) -> None:
+    _, inside, _ = between(page(name), marker)
+    assert inside == GENERATED[name, marker]() + "\n", "run: python tests/test_docs.py"
+
+
+# ---- links, commands, keys, tests ----------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    for picture, target in LINK.findall(FENCE.sub("", path.read_text("utf-8"))):
+        if picture or target.startswith("https://"):
+            continue
+        place, _, anchor = target.partition("#")
+        file = (path.parent / place).resolve() if place else path
+        assert file.exists(), f"{path.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(file.read_text("utf-8")), f"{path.name} links to {target}"
+
+
+def test_pictures_exist() -> None:
+    if not (ROOT / "docs" / "images").is_dir():
+        pytest.skip("docs/images is not there yet")
+    for path in PAGES:
+        for picture, target in LINK.findall(path.read_text("utf-8")):
+            assert not picture or (path.parent / target).is_file(), f"{path.name} shows {target}"
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = {target for _, target in LINK.findall(page("README.md"))}
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command line) of every `palimpsest ...` line in a shell block."""
+    found = []
+    for path in PAGES:
+        for block in blocks(path.read_text("utf-8"), "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                _, called, rest = line.partition("palimpsest ")
+                if called and not line.lstrip().startswith("#"):
+                    found.append((path.name, rest.partition("  #")[0]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "line"), commands())
+def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line: str) -> None:
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line)
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, f"{name}: no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    parsed = command.make_context("palimpsest", words)  # refuses unknown options and wrong types; runs nothing
+    given = [word for word in (parsed.params.get("overrides") or parsed.params.get("settings") or ()) if "=" in word]
+    overrides = [setting for setting in given if "." in split_override(setting)[0]]
+    recipe = parsed.params.get("recipe")
+    if recipe is not None and recipe not in recipe_names():
+        recipe = None  # the reader's own file
+    if "method" in parsed.params:
+        recipe = f"{parsed.params['method']}-quickstart"
+    load_recipe(recipe or "memagent-7b", overrides)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_recipes_in_the_docs_are_valid(path: Path) -> None:
+    for block in blocks(path.read_text("utf-8"), "yaml"):
+        config = parse_config(block, name=path.name)
+        if ":" not in config.policy.name:
+            build_policy(config.policy)
+
+
+def test_tests_and_files_named_in_the_docs_exist() -> None:
+    defined = set()
+    for path in (ROOT / "tests").glob("test_*.py"):
+        defined |= set(re.findall(r"def (test_\w+)", path.read_text("utf-8")))
+        defined.add(path.stem)
+    for path in PAGES:
+        text = path.read_text("utf-8")
+        assert set(re.findall(r"`(test_\w+)`", text)) <= defined, path.name
+        for file in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
+            assert any((ROOT / top / file).is_file() for top in ("", "src/palimpsest")), f"{path.name}: {file}"
+
+
+def test_what_may_change_on_resume_is_told_key_by_key() -> None:
+    text = page("docs/run-folder.md")
+    for key, verdict in _RULES.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {verdict}")]
+        assert f"`{key}`" in line, key
+
+
+# ---- sample rows, snippets, the example ------------------------------------------------------------------------
+
+
+def sample_rows() -> list[tuple[str, str]]:
+    """(format, JSON) of the sections of own-data.md that are called after a format."""
+    sections = re.split(r"^### ", page("docs/own-data.md"), flags=re.MULTILINE)[1:]
+    return [(section.split()[0], block) for section in sections for block in blocks(section, "json")]
+
+
+@pytest.mark.parametrize(("format", "text"), sample_rows())
+def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: str, tmp_path: Path) -> None:
+    from palimpsest.data.formats import recognise
+
+    file = tmp_path / "rows.json"
+    file.write_text(f"[{text}]", "utf-8")
+    assert recognise(next(read_rows(file))).name == format
+    (problem,) = read_problems(file)
+    assert problem.question == "Who wrote it?"
+    assert "Mary Shelley" in problem.answers
+    assert "Frankenstein" in (problem.context or "")
+
+
+def test_every_format_has_a_sample_row() -> None:
+    from palimpsest.data.formats import FORMATS
+
+    assert {name for name, _ in sample_rows()} == set(FORMATS)
+
+
+def snippets() -> list[str]:
+    return blocks(page("README.md"), "python")
+
+
+def test_the_snippet_is_short_and_imports_what_exists() -> None:
+    (snippet,) = snippets()
+    lines = [line for line in snippet.splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(lines) <= 15
+    for node in ast.parse(snippet).body:
+        if isinstance(node, ast.ImportFrom):
+            module = __import__(str(node.module), fromlist=["_"])
+            assert all(hasattr(module, alias.name) for alias in node.names), node.module
+
+
+@pytest.mark.slow
+def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    if not (BASE_MODEL / "config.json").is_file():
+        pytest.skip("the embedded base model is not in src/palimpsest/assets/base-model yet")
+    (snippet,) = snippets()
+    exec(compile(snippet, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("read 0")
+    assert any(line.startswith("answer") for line in lines)
+    assert lines[-1].startswith("reward ")
+
+
+def test_the_snippet_runs_with_any_model(tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = snippets()
+    assert '"memagent-quickstart"' in snippet
+    changed = snippet.replace(
+        '"memagent-quickstart"',
+        f'"memagent-quickstart", ["model.path={tiny_model_folder}", "data.synthetic.chunks=2"]',
+    )
+    exec(compile(changed, "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("reward ")
+
+
+def test_the_example_policy_keeps_the_contract(tiny_codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    question = len(tiny_codec.encode("Which word comes last?"))  # the checker's
+    tight = {"chunk_size": 8, "quotes": 2, "quote_tokens": 4, "answer_tokens": 4, "question_tokens": question}
+    for options in ({}, tight):
+        policy: Any = build_policy(PolicyConfig(name="examples.quotes:QuotesPolicy", options=options))
+        window = policy.required_context(tiny_codec)  # without a token to spare
+        assert [f.message for f in check_policy(policy, tiny_codec, window) if not f.passed] == []
+
+
+def test_the_example_policy_is_short() -> None:
+    assert len(page("examples/quotes.py").splitlines()) < 80
+
+
+def test_the_answer_turn_has_a_budget_of_its_own(tiny_codec: Codec) -> None:
+    """A claim of memagent-differences.md: the original's final turn takes the memory's budget."""
+    asked = []
+
+    def reply(prompt: Any, limit: int) -> list[int]:
+        asked.append(limit)
+        return [tiny_codec.stop_ids[0]]
+
+    policy = OverwritePolicy(chunk_size=8, question_tokens=16, memory_tokens=12, answer_tokens=5)
+    asyncio.run(policy.run(Problem("p", "Who?", ("x",), "one two three"), ScriptedModel(tiny_codec, reply, 512)))
+    assert (set(asked[:-1]), asked[-1]) == ({12}, 5)
+
+
+def write_tables() -> None:
+    """Bring every generated table up to date."""
+    for (name, marker), generate in GENERATED.items():
+        before, _, after = between(page(name), marker)
+        (ROOT / name).write_text(before + generate() + "\n" + after, "utf-8")
+
+
+if __name__ == "__main__":
+    write_tables()
