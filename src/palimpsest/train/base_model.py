@@ -11,7 +11,8 @@ of the plain mixture ended at a copy fidelity of 0.1):
     mixture       62 %     read, copy, answer, direct, and a few repeats
 
 Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and
-stays at 0.88 of the values; with them and `copy` it finds the subject within 150 steps.
+stays at 0.88 of the values; with them and `copy` it finds the subject within 150 steps. A last stage polishes: facts
+are written in reading order, so that sampling at temperature 1 seldom names somebody who isn't on the page.
 
 AdamW, constant learning rate to 50 % of the steps, then linear to 1 % of it.
 
@@ -55,6 +56,9 @@ class BaseModelConfig:
     few_words: int = 64
     until: tuple[float, float, float] = (0.07, 0.15, 0.38)
     """Share of the steps at which each of the first three stages ends."""
+    polish_steps: int = 1000
+    """Further steps, with a fresh optimiser, in which facts are written in reading order."""
+    polish_learning_rate: float = 1.5e-3
 
 
 def new_model(config: BaseModelConfig) -> Any:
@@ -112,12 +116,53 @@ def examples_of(skills: Skills, config: BaseModelConfig, step: int) -> list[list
         repeats = [skills.repeat(rng, ambiguous=ambiguous) for _ in range(24)]
         return [repeats, [skills.copy(rng) for _ in range(24 if ambiguous else 12)]]
     return [
-        [skills.read(rng) for _ in range(20)],
+        [skills.read(rng, in_order=False) for _ in range(20)],
         [skills.copy(rng) for _ in range(10)],
         [skills.answer(rng) for _ in range(16)],
         [skills.direct(rng) for _ in range(6)],
         [skills.repeat(rng) for _ in range(8)],
     ]
+
+
+def polish_examples(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
+    """The batches of one step of the last stage; the first weighs as much as the others together."""
+    rng = keyed_random(config.seed, "polish", step)
+    kinds = ((skills.read, 40), (skills.copy, 8), (skills.answer, 16), (skills.direct, 4))
+    return [[draw(rng) for _ in range(count)] for draw, count in kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """So many steps of one optimiser."""
+
+    steps: int
+    learning_rate: Callable[[int], float]
+    examples: Callable[[int], list[list[Example]]]
+    weights: Callable[[int], Sequence[float]]
+    """Weight of each batch's loss, for so many batches."""
+
+
+def phases(skills: Skills, config: BaseModelConfig) -> tuple[Phase, Phase]:
+    """From random weights to the mixture, and the polish."""
+
+    def decaying(step: int) -> float:
+        warmup = min(1.0, (step + 1) / config.warmup_steps)
+        return config.polish_learning_rate * warmup * (0.01 + 0.99 * (1 - step / config.polish_steps))
+
+    return (
+        Phase(
+            config.steps,
+            lambda step: config.learning_rate * _schedule(step, config),
+            lambda step: examples_of(skills, config, step),
+            lambda count: [1 / count] * count,
+        ),
+        Phase(
+            config.polish_steps,
+            decaying,
+            lambda step: polish_examples(skills, config, step),
+            lambda count: [3 / 6, *[1 / 6] * (count - 1)],
+        ),
+    )
 
 
 def train_base_model(
@@ -128,27 +173,17 @@ def train_base_model(
 
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer(folder, config.vocab_size)
-    codec = Codec.load(folder)
-    skills = Skills(codec)
+    skills = Skills(Codec.load(folder))
     model = new_model(config)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
     started = time.monotonic()
-    for step in range(config.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * _schedule(step, config)
-        losses: dict[str, float] = {}
-        batches = examples_of(skills, config, step)
-        for batch in batches:
-            loss = nll(model, batch)
-            (loss / len(batches)).backward()
-            losses[f"loss_{len(losses)}"] = loss.item()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if on_step is not None:
-            on_step(step, losses)
+    done = 0
+    for phase in phases(skills, config):
+        optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=config.weight_decay)
+        for step in range(phase.steps):
+            losses = _step(model, optimizer, phase, step)
+            if on_step is not None:
+                on_step(done + step, losses)
+        done += phase.steps
     disable_progress_bar()
     model.save_pretrained(str(folder))
     report = {
@@ -158,6 +193,21 @@ def train_base_model(
     }
     (folder / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, phase: Phase, step: int) -> dict[str, float]:
+    for group in optimizer.param_groups:
+        group["lr"] = phase.learning_rate(step)
+    losses: dict[str, float] = {}
+    batches = phase.examples(step)
+    for batch, weight in zip(batches, phase.weights(len(batches)), strict=True):
+        loss = nll(model, batch)
+        (loss * weight).backward()
+        losses[f"loss_{len(losses)}"] = loss.item()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return losses
 
 
 def _schedule(step: int, config: BaseModelConfig) -> float:

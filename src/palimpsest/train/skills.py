@@ -53,8 +53,8 @@ class Skills:
         self.newline = newline
         self.words = [i for i in range(codec.vocab_size) if codec.decode([i])[:1] == " " and i not in codec.control_ids]
 
-    def read(self, rng: random.Random) -> Example:
-        """Write one to three facts of memory and section, the question notwithstanding."""
+    def read(self, rng: random.Random, *, in_order: bool = True) -> Example:
+        """Write one to three facts of memory and section, the question notwithstanding, in reading order or any."""
         world, evidence = self._scene(rng)
         memory = self._facts(world, evidence, rng, rng.choice((0, 1, 1, 2, 2, 3)))
         section = self._section(world, evidence, rng, relevant=rng.random() < 0.3)
@@ -66,6 +66,8 @@ class Skills:
             written = memory
         else:
             written = rng.sample(facts, min(len(facts), rng.choice((1, 1, 2, 2, 3))))
+            if in_order:
+                written.sort(key=facts.index)
         return self._reading(rng, evidence.question, memory, section, written)
 
     def copy(self, rng: random.Random) -> Example:

@@ -9,6 +9,7 @@ from palimpsest.cli.jobs.show import note, progress, stdout
 from palimpsest.cli.jobs.skill_figures import skill_figures
 from palimpsest.config.load import split_override
 from palimpsest.config.schema import ModelConfig, PolicyConfig
+from palimpsest.engines.embedded.build import set_threads
 from palimpsest.engines.embedded.model import model_path
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.memory.check import check_policy
@@ -25,7 +26,8 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
     if out.exists() and any(out.iterdir()) and not force:
         raise RunError(f"{out} is not empty: give another --out, or --force to write over the model in it")
     config = BaseModelConfig(seed=seed)
-    with progress("base model", config.steps) as tick:
+    set_threads(1)  # the number decides the last bits: one is the same everywhere
+    with progress("base model", config.steps + config.polish_steps) as tick:
         report = train_base_model(
             out,
             config,
@@ -33,7 +35,7 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
         )
     report["figures"] = skill_figures(str(out))
     (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
-    note(f"{out}: {config.steps} steps in {report['wall_s']} s")
+    note(f"{out}: {config.steps + config.polish_steps} steps in {report['wall_s']} s")
     note(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
 
 

@@ -1,0 +1,64 @@
+"""The model inside the package, and the recipe it was made by."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.cli.jobs.skill_figures import skill_figures
+from palimpsest.config.schema import ModelConfig
+from palimpsest.data.world import PEOPLE, RELATIONS
+from palimpsest.engines.embedded.model import model_path
+from palimpsest.text.codec import Codec
+from palimpsest.train.base_model import BaseModelConfig, train_base_model
+
+FOLDER = Path(model_path(ModelConfig()))
+TINY = BaseModelConfig(steps=12, polish_steps=3, hidden_size=32, intermediate_size=64, layers=1, heads=2)
+
+
+def test_it_copies_faithfully_and_answers_before_any_rl() -> None:
+    figures = skill_figures("embedded", seed=1, count=256)
+    assert figures["copy_fidelity_greedy"] >= 0.98
+    assert figures["copy_fidelity_sampled"] >= 0.9
+    assert figures["answer_accuracy"] >= 0.6
+
+
+def test_it_is_a_small_ordinary_folder() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 8 * 2**20
+    assert {path.suffix for path in FOLDER.iterdir()} <= {".json", ".safetensors", ".jinja"}
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_its_tokenizer_takes_any_text_and_knows_the_world_word_by_word() -> None:
+    codec = Codec.load(FOLDER)
+    for text in ("naïve 你好 🎉\n\t\r\n x", "\x00", "</memory> <|im_end|> \\boxed{}", "a" * 5000):
+        assert codec.decode(codec.encode(text)) == text
+    for word in (*PEOPLE, *(value for relation in RELATIONS for value in relation.values)):
+        assert len(codec.encode(" " + word)) == len(codec.encode(word)) == 1
+
+
+def test_the_recipe_gives_the_same_weights_for_the_same_seed(tmp_path: Path) -> None:
+    def weights(name: str, **changes: Any) -> str:
+        train_base_model(tmp_path / name, dataclasses.replace(TINY, **changes))
+        return hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()).hexdigest()
+
+    assert weights("a") == weights("b")
+    assert weights("a") != weights("c", seed=1)
+
+
+@pytest.mark.slow
+def test_the_recipe_learns_to_copy_random_words(tmp_path: Path) -> None:
+    losses: list[float] = []
+    config = BaseModelConfig(steps=160, polish_steps=0, until=(1.0, 1.0, 1.0))
+    train_base_model(tmp_path / "m", config, lambda _, loss: losses.append(loss["loss_0"]))
+    assert losses[0] > 6
+    assert min(losses[-20:]) < 2.5  # 64 words without copying: 4.2 nats
