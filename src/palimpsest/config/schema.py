@@ -72,6 +72,9 @@ class RewardConfig(Strict):
     """boxed only: exactly the original's comparison, its 300-character window included."""
     sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
     """`either` is the published evaluation's symmetric rule."""
+    unsupported_penalty: float = Field(0.0, ge=0)
+    """Training only: subtracted times the share of sentences written into the memory that stand neither in the section
+    nor in the memory before, so that an agent doesn't fill its memory with invented facts."""
 
 
 class OverlongConfig(Strict):

@@ -107,7 +107,7 @@ def memory_metrics(group: Group, codec: Codec, *, rollouts: int | None = None) -
         "truncated": _mean(float(turn.completion.stop_reason is StopReason.LENGTH) for turn in reads),
         "overwrite_rate": _mean(changed_share(before, after) for each in memories for before, after in pairwise(each)),
         "evidence_retention": _mean(evidence_retention(group.problem, final) for final in finals),
-        "copy_fidelity": _copy_fidelity(reads, group.problem.question, codec),
+        "copy_fidelity": copy_fidelity(reads, group.problem.question, codec),
     }
 
 
@@ -184,8 +184,8 @@ def copied(memory: str, source: str) -> tuple[int, int]:
     return sum(_stands_in(_flat(sentence), text) for sentence in written), len(written)
 
 
-def _copy_fidelity(reads: Sequence[Turn], question: str, codec: Codec) -> float | None:
-    """Pooled over the sentences of all read turns.
+def copy_fidelity(reads: Sequence[Turn], question: str, codec: Codec) -> float | None:
+    """Share of the sentences written in `reads` that stand in what was read, pooled; None if nothing was written.
 
     What may be copied is the section and the previous memory. In prompts other than our own they can't be told from
     the template, so there all of the prompt counts but for the question.

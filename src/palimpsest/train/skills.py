@@ -96,11 +96,11 @@ class Skills:
         prompt = self.answer_template.fill({"question": self.encode(evidence.question), "memory": self._memory(memory)})
         return Example(prompt, self._boxed(evidence.answer if known else UNKNOWN))
 
-    def direct(self, rng: random.Random) -> Example:
-        """Answer from a short document."""
+    def direct(self, rng: random.Random, *, most: int = 6) -> Example:
+        """Answer from a document of one to `most` paragraphs."""
         world, evidence = self._scene(rng)
         known = rng.random() < 0.9
-        count = rng.randint(1, 6)
+        count = rng.randint(1, most)
         sentences = [distractor(world, evidence, rng) for _ in range(count * 5)]
         if known:
             for place, statement in zip(

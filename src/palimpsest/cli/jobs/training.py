@@ -14,7 +14,9 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import FileSource, ProblemSource, build_source
 from palimpsest.evaluate.run import evaluate
 from palimpsest.memory.registry import admit_all
+from palimpsest.rollout.group import Grades
 from palimpsest.train.driver import Evaluate, Finished
+from palimpsest.train.faithful import FaithfulGrader
 from palimpsest.train.loggers import build_loggers
 from palimpsest.train.loop import Trainer
 from palimpsest.train.run_folder import RunFolder, open_run
@@ -69,11 +71,17 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
         learner=parts.engine.learner,
         policy=parts.policy,
         source=prepared.source,
-        grader=parts.grader,
+        grader=_training_grader(config, parts),
         loggers=build_loggers(config, folder),
         evaluate=None if prepared.held_out is None else _evaluation(config, parts, prepared.held_out),
     )
     return asyncio.run(trainer.run())
+
+
+def _training_grader(config: RunConfig, parts: Parts) -> Grades:
+    """The grader of rewards: the answer's, less what `reward.unsupported_penalty` asks for."""
+    penalty = config.reward.unsupported_penalty
+    return FaithfulGrader(parts.grader, parts.engine.codec, penalty) if penalty else parts.grader
 
 
 def _evaluation(config: RunConfig, parts: Parts, problems: Sequence[Problem]) -> Evaluate:

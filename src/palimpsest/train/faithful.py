@@ -1,0 +1,38 @@
+"""A penalty on invented facts, beside any reward: what is written into a memory should stand in what was read.
+
+    value = reward - penalty * (1 - copy fidelity of the episode's read turns)
+
+A reward for the answer alone never sees a made-up fact in a memory that holds nothing yet, and such facts keep out the
+true one later, the more often the longer the document. Ours; none of the published systems has it.
+
+Not covered: memories in other words than the text's; use it where faithful copying is wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from palimpsest.rollout.group import Grades
+from palimpsest.text.codec import Codec
+from palimpsest.train.metrics import copy_fidelity
+from palimpsest.types import Grade, Problem, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class FaithfulGrader:
+    """Wraps a grader; for training only, evaluation grades the answer."""
+
+    grader: Grades
+    codec: Codec
+    penalty: float
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """The wrapped grade less the penalty; `breakdown` keeps the share as `unsupported`. Ungraded stays ungraded."""
+        grade = self.grader.grade(problem, trajectory)
+        if grade.value is None:
+            return grade
+        reads = [turn for turn in trajectory.turns if turn.name == "read"]
+        fidelity = copy_fidelity(reads, problem.question, self.codec)
+        unsupported = 0.0 if fidelity is None else 1.0 - fidelity
+        breakdown = {**grade.breakdown, "unsupported": unsupported}
+        return replace(grade, value=grade.value - self.penalty * unsupported, breakdown=breakdown)
