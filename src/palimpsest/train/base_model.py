@@ -11,8 +11,9 @@ of the plain mixture ended at a copy fidelity of 0.1):
     mixture       62 %     read, copy, answer, direct, and a few repeats
 
 Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and
-stays at 0.88 of the values; with them and `copy` it finds the subject within 150 steps. A last stage polishes: facts
-are written in reading order, so that sampling at temperature 1 seldom names somebody who isn't on the page.
+stays at 0.88 of the values; with them and `copy` it finds the subject within 150 steps. Two more stages
+polish (facts are written in reading order, so that sampling names somebody who isn't on the page less often) and focus
+(answering from one or two paragraphs).
 
 AdamW, constant learning rate to 50 % of the steps, then linear to 1 % of it.
 
@@ -58,7 +59,14 @@ class BaseModelConfig:
     """Share of the steps at which each of the first three stages ends."""
     polish_steps: int = 1000
     """Further steps, with a fresh optimiser, in which facts are written in reading order."""
+    focus_steps: int = 900
+    """Further steps, again with a fresh optimiser, that add answering from one or two paragraphs."""
     polish_learning_rate: float = 1.5e-3
+    """Of these last two stages."""
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps + self.polish_steps + self.focus_steps
 
 
 def new_model(config: BaseModelConfig) -> Any:
@@ -125,10 +133,21 @@ def examples_of(skills: Skills, config: BaseModelConfig, step: int) -> list[list
 
 
 def polish_examples(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
-    """The batches of one step of the last stage; the first weighs as much as the others together."""
+    """The batches of one step of the polish."""
     rng = keyed_random(config.seed, "polish", step)
     kinds = ((skills.read, 40), (skills.copy, 8), (skills.answer, 16), (skills.direct, 4))
     return [[draw(rng) for _ in range(count)] for draw, count in kinds]
+
+
+def focus_examples(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
+    """The batches of one step of the last stage."""
+    rng = keyed_random(config.seed, "focus", step)
+    return [
+        [skills.read(rng) for _ in range(32)],
+        [skills.direct(rng, most=2) for _ in range(24)],
+        [skills.answer(rng) for _ in range(12)],
+        [skills.copy(rng) for _ in range(6)],
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +161,15 @@ class Phase:
     """Weight of each batch's loss, for so many batches."""
 
 
-def phases(skills: Skills, config: BaseModelConfig) -> tuple[Phase, Phase]:
-    """From random weights to the mixture, and the polish."""
+def phases(skills: Skills, config: BaseModelConfig) -> tuple[Phase, ...]:
+    """From random weights to the mixture, the polish, the focus."""
 
-    def decaying(step: int) -> float:
-        warmup = min(1.0, (step + 1) / config.warmup_steps)
-        return config.polish_learning_rate * warmup * (0.01 + 0.99 * (1 - step / config.polish_steps))
+    def decaying(steps: int) -> Callable[[int], float]:
+        def rate(step: int) -> float:
+            warmup = min(1.0, (step + 1) / config.warmup_steps)
+            return config.polish_learning_rate * warmup * (0.01 + 0.99 * (1 - step / steps))
+
+        return rate
 
     return (
         Phase(
@@ -158,9 +180,15 @@ def phases(skills: Skills, config: BaseModelConfig) -> tuple[Phase, Phase]:
         ),
         Phase(
             config.polish_steps,
-            decaying,
+            decaying(config.polish_steps),
             lambda step: polish_examples(skills, config, step),
-            lambda count: [3 / 6, *[1 / 6] * (count - 1)],
+            lambda count: [3 / 6, 1 / 6, 1 / 6, 1 / 6],
+        ),
+        Phase(
+            config.focus_steps,
+            decaying(config.focus_steps),
+            lambda step: focus_examples(skills, config, step),
+            lambda count: [2 / 6, 2 / 6, 1 / 6, 1 / 6],
         ),
     )
 

@@ -27,7 +27,7 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
         raise RunError(f"{out} is not empty: give another --out, or --force to write over the model in it")
     config = BaseModelConfig(seed=seed)
     set_threads(1)  # the number decides the last bits: one is the same everywhere
-    with progress("base model", config.steps + config.polish_steps) as tick:
+    with progress("base model", config.total_steps) as tick:
         report = train_base_model(
             out,
             config,
@@ -35,7 +35,7 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
         )
     report["figures"] = skill_figures(str(out))
     (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
-    note(f"{out}: {config.steps + config.polish_steps} steps in {report['wall_s']} s")
+    note(f"{out}: {config.total_steps} steps in {report['wall_s']} s")
     note(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
 
 
