@@ -25,7 +25,7 @@ ROW: dict[str, Any] = {
 }
 TRAIN = ("train", "memagent-quickstart", "data.curriculum=null")
 SMALL = ("policy.options.chunk_size=64", "policy.options.memory_tokens=8", "policy.options.question_tokens=64")
-ONE_STEP = ("train.steps=1", "train.prompts_per_step=1", "train.group_size=2")
+ONE_STEP = ("train.steps=1", "train.prompts_per_step=1", "train.optimizer_steps=1", "train.group_size=2")
 
 
 def without(key: str) -> dict[str, Any]:

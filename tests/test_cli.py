@@ -174,7 +174,13 @@ def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(tmp_path: Path, 
 def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     out = tmp_path / "run"
     command = ["quickstart", "memagent", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
-    command += ["train.steps=2", "train.prompts_per_step=2", "train.group_size=2", "evaluation.problems=3"]
+    command += [
+        "train.steps=2",
+        "train.prompts_per_step=2",
+        "train.optimizer_steps=1",
+        "train.group_size=2",
+        "evaluation.problems=3",
+    ]
     command += ["evaluation.multiples=[1, 2]", "data.synthetic.chunks=2", "data.curriculum.chunks=[1, 2]"]
     command += ["policy.options.chunk_size=24", "policy.options.memory_tokens=8"]
     command += [f"evaluation.baselines.{name}.options.question_tokens=60" for name in ("full_window", "last_window")]

@@ -21,8 +21,8 @@ from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, R
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
 
-NEAR_MISS = 0.25
-"""Share of sentences that are near misses on the evidence."""
+NEAR_MISS = 0.1
+"""Share of sentences that are near misses on the evidence, unless said otherwise."""
 FILLER_SHARE = 0.08
 
 
@@ -68,7 +68,7 @@ def draw_question(world: World, hops: int, rng: random.Random) -> Evidence:
     return Evidence(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
 
 
-def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
+def distractor(world: World, evidence: Evidence, rng: random.Random, near_miss: float = NEAR_MISS) -> str:
     """A sentence that is not evidence: filler, a near miss, or any other fact."""
     draw = rng.random()
     if draw < FILLER_SHARE:
@@ -76,7 +76,7 @@ def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
     taken = {(s, r.name) for s, r in evidence.chain}
     while True:
         subject, relation = rng.choice(PEOPLE), rng.choice(RELATIONS)
-        if draw < FILLER_SHARE + NEAR_MISS:
+        if draw < FILLER_SHARE + near_miss:
             near_subject, near_relation = rng.choice(evidence.chain)
             if rng.random() < 0.5:
                 subject = near_subject
@@ -86,7 +86,16 @@ def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
             return world.sentence(subject, relation, rng)
 
 
-def make_problem(seed: int, split: str, index: int, *, chunks: int, facts_per_chunk: int = 5, hops: int = 1) -> Problem:
+def make_problem(
+    seed: int,
+    split: str,
+    index: int,
+    *,
+    chunks: int,
+    facts_per_chunk: int = 5,
+    hops: int = 1,
+    near_miss: float = NEAR_MISS,
+) -> Problem:
     """Problem `index` of a split; its question does not depend on the document's length.
 
     >>> problem = make_problem(0, "train", 0, chunks=3)
@@ -100,7 +109,7 @@ def make_problem(seed: int, split: str, index: int, *, chunks: int, facts_per_ch
     rng = keyed_random(seed, "document", split, index, hops, chunks, facts_per_chunk)
     places = rng.sample(range(chunks * facts_per_chunk), len(statements))
     at = dict(zip(places, statements, strict=True))
-    sentences = [at.get(i) or distractor(world, evidence, rng) for i in range(chunks * facts_per_chunk)]
+    sentences = [at.get(i) or distractor(world, evidence, rng, near_miss) for i in range(chunks * facts_per_chunk)]
     lines = ["- " + " ".join(sentences[i : i + facts_per_chunk]) for i in range(0, len(sentences), facts_per_chunk)]
     metadata = {
         "hops": hops,
@@ -131,6 +140,7 @@ class SyntheticSource:
                 chunks=chunks or self.config.chunks,
                 facts_per_chunk=self.config.facts_per_chunk,
                 hops=self.config.hops,
+                near_miss=self.config.near_miss,
             )
             for i in range(count)
         ]

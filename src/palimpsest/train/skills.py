@@ -26,6 +26,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
 
 UNKNOWN = "unknown"
+NEAR_MISS = 0.25  # more than documents have by default: telling facts apart is a skill
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Skills:
         world, evidence = self._scene(rng)
         known = rng.random() < 0.9
         count = rng.randint(1, most)
-        sentences = [distractor(world, evidence, rng) for _ in range(count * 5)]
+        sentences = [distractor(world, evidence, rng, NEAR_MISS) for _ in range(count * 5)]
         if known:
             for place, statement in zip(
                 rng.sample(range(len(sentences)), len(evidence.chain)),
@@ -152,7 +153,7 @@ class Skills:
     ) -> list[str]:
         facts: list[str] = []
         while len(facts) < count:
-            sentence = distractor(world, evidence, rng)
+            sentence = distractor(world, evidence, rng, NEAR_MISS)
             if relevant and rng.random() < 0.2:
                 sentence = rng.choice(self._statements(world, evidence, rng))
             if sentence not in FILLER and sentence not in facts:
@@ -160,7 +161,7 @@ class Skills:
         return facts
 
     def _section(self, world: World, evidence: Evidence, rng: random.Random, *, relevant: bool) -> list[str]:
-        section = [distractor(world, evidence, rng) for _ in range(5)]
+        section = [distractor(world, evidence, rng, NEAR_MISS) for _ in range(5)]
         if relevant:
             section[rng.randrange(5)] = rng.choice(self._statements(world, evidence, rng))
         return section
