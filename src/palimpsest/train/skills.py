@@ -83,9 +83,8 @@ class Skills:
         facts = list(dict.fromkeys(drawn))[: rng.randint(4, 8)]
         kept = rng.randint(0, min(3, len(facts) - 1))
         question = rng.choice(relations).question.format(s=rng.choice(people))
-        return self._reading(
-            rng, question, facts[:kept], facts[kept:][:5], rng.sample(facts[: kept + 5], len(facts[: kept + 5]))
-        )
+        page = facts[: kept + 5]
+        return self._reading(rng, question, page[:kept], page[kept:], rng.sample(page, len(page)))
 
     def answer(self, rng: random.Random) -> Example:
         """Answer from a memory."""

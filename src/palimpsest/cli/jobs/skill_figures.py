@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.embedded.build import Engine, build_engine
 from palimpsest.seeding import derive_seed, keyed_random
+from palimpsest.train.metrics import copy_fidelity
 from palimpsest.train.skills import Example, Skills
-from palimpsest.types import Completion, SamplingParams
+from palimpsest.types import Completion, SamplingParams, Turn
 
 EXAMPLES = 512
 
@@ -53,11 +54,5 @@ async def _complete(engine: Engine, examples: Sequence[Example], temperature: fl
 
 
 def _fidelity(engine: Engine, pairs: Sequence[tuple[Example, Completion]]) -> float:
-    written = true = 0
-    for example, completion in pairs:
-        page = engine.codec.decode(example.prompt_ids, control=False)
-        for sentence in engine.codec.decode(completion.token_ids, control=False).split("."):
-            if (fact := sentence.strip()) and fact != "none":
-                written += 1
-                true += f" {fact}." in page
-    return true / written if written else 0.0
+    turns = [Turn(tuple(example.prompt_ids), completion, 0, "read") for example, completion in pairs]
+    return copy_fidelity(turns, "", engine.codec) or 0.0
