@@ -37,8 +37,8 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     hops: Literal[1, 2] = 1
-    near_miss: float = Field(0.1, ge=0, le=0.9)
-    """Share of sentences about the same person or the same relation as the evidence."""
+    near_misses: int = Field(4, ge=0, le=1000)
+    """Sentences about the same person, or of the same relation, as the evidence, however long the document."""
 
 
 class CurriculumConfig(Strict):

@@ -50,10 +50,10 @@ class BaseModelConfig:
     weight_decay: float = 0.01
     hidden_size: int = 128
     intermediate_size: int = 384
-    layers: int = 3
+    layers: int = 4
     heads: int = 4
     max_context: int = 1024
-    vocab_size: int = 1664
+    vocab_size: int = 2752
     few_words: int = 64
     until: tuple[float, float, float] = (0.07, 0.15, 0.38)
     """Share of the steps at which each of the first three stages ends."""
@@ -127,7 +127,7 @@ def examples_of(skills: Skills, config: BaseModelConfig, step: int) -> list[list
         [skills.read(rng, in_order=False) for _ in range(20)],
         [skills.copy(rng) for _ in range(10)],
         [skills.answer(rng) for _ in range(16)],
-        [skills.direct(rng) for _ in range(6)],
+        [skills.direct(rng, most=2) for _ in range(20)],
         [skills.repeat(rng) for _ in range(8)],
     ]
 
