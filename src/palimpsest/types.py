@@ -146,6 +146,8 @@ class Grade:
     """The parts `value` is made of, and metrics beside it (exact match, F1...)."""
     per_turn: tuple[float, ...] | None = None
     """[turns] state rewards where a method defines them."""
+    turn_weights: tuple[float, ...] | None = None
+    """[turns] factors of the turns' advantages where a method defines them."""
 
     @property
     def graded(self) -> bool:

@@ -26,7 +26,7 @@ class ModelConfig(Strict):
 
 class PolicyConfig(Strict):
     name: str = "overwrite"
-    """overwrite, full_context, sliding_window, or my_module:MyPolicy."""
+    """overwrite, recall, retrieval, gated, full_context, sliding_window, or my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -66,6 +66,38 @@ class DataConfig(Strict):
     curriculum: CurriculumConfig | None = None
 
 
+class StateRewardConfig(Strict):
+    """Rewards of single turns: gain of the update, gain of the recall, format (ReMemR1, arXiv 2509.23040)."""
+
+    update: float = 1.0
+    """Weight of the gain in gold words from the memory before to the memory after."""
+    callback: float = 1.0
+    """Weight of what the recalled memory adds to memory and section."""
+    format: float = 1.0
+    """Weight of a reply that can be read."""
+    golds: Literal["max", "mean"] = "max"
+    """Over several golds: the best (the paper), the mean (its code)."""
+    words: Literal["whole", "substring"] = "whole"
+    """How a gold's word is found: `substring` with case, anywhere, is the code's."""
+    before: Literal["memory", "nothing"] = "memory"
+    """What an update is compared with; `nothing` is what the code's expression finds of a memory."""
+    against: Literal["state", "prompt"] = "state"
+    """What a recalled memory is compared with: memory and section, or the whole prompt with its question (the code)."""
+    action_reweight: bool = False
+    """Multiply a reading turn's advantage by 0.5 + the share of gold words it had in sight."""
+
+
+class GateRewardConfig(Strict):
+    """Rewards of gate decisions against the data's evidence (after GRU-Mem, arXiv 2602.10560)."""
+
+    update: float = 1.0
+    """Weight of writing where the section holds evidence and not writing where it holds none."""
+    exit: float = 1.0
+    """Weight of ending where all evidence was seen and going on before."""
+    format: float = 1.0
+    """Weight of a reply that can be read."""
+
+
 class RewardConfig(Strict):
     name: Literal["boxed", "em", "f1", "sub_em", "fraction"] = "boxed"
     """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
@@ -77,6 +109,14 @@ class RewardConfig(Strict):
     unsupported_penalty: float = Field(0.0, ge=0)
     """Training only: subtracted times the share of sentences written into the memory that stand neither in the section
     nor in the memory before, so that an agent doesn't fill its memory with invented facts."""
+    state: StateRewardConfig | None = None
+    gates: GateRewardConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_reward_a_turn(self) -> RewardConfig:
+        if self.state is not None and self.gates is not None:
+            raise ValueError("reward.state and reward.gates both reward turns: set one of them to null")
+        return self
 
 
 class OverlongConfig(Strict):
@@ -110,6 +150,12 @@ class CreditConfig(Strict):
     baseline: Literal["mean", "mean_std", "leave_one_out"] = "mean"
     """mean: MemAgent and Dr. GRPO; mean_std: GRPO; leave_one_out: RLOO."""
     aggregate: Literal["token", "segment", "trajectory", "prompt"] = "token"
+    alpha: float = Field(1.0, ge=0, le=1)
+    """Share of the outcome's advantage; the rest is the turn's own, over turns at the same step of the group."""
+    state_scale: float = Field(1.0, gt=0)
+    """Factor of the turn's own advantage; 2 is what ReMemR1's code comes to."""
+    lone_step: Literal["zero", "raw"] = "zero"
+    """Own advantage of a turn whose step no other trajectory of the group reached: 0, or its raw reward (the code)."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     overlong: OverlongConfig | None = None
 
@@ -226,6 +272,11 @@ class RunConfig(Strict):
             )
         if self.credit.baseline == "leave_one_out" and self.train.group_size < 2:
             raise ValueError("credit.baseline=leave_one_out needs train.group_size of at least 2")
+        if self.credit.alpha < 1 and self.reward.state is None and self.reward.gates is None:
+            raise ValueError(
+                f"credit.alpha={self.credit.alpha} mixes in rewards of turns, but there are none: "
+                "set reward.state or reward.gates, e.g. reward.state={}, or credit.alpha=1"
+            )
         if self.data.curriculum is not None and self.data.source != "synthetic":
             raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")
         return self

@@ -1,7 +1,8 @@
 """From groups of graded trajectories to the batches of a fixed number of optimiser steps.
 
     rewards (overlong penalty taken off) -> advantage of every trajectory (baseline, per group)
-        -> advantage of every token -> weight of every token (aggregate, per optimiser step)
+        -> of every turn (rewards of single turns mixed in, credit/state.py)
+        -> of every token -> weight of every token (aggregate, per optimiser step)
 
 Guaranteed: each trajectory counts once in its group's statistics, however many segments it has; an ungraded
 one is left out of statistics and training, and counted; where that leaves a single one of several, it gets
@@ -10,8 +11,8 @@ differing by one at most; always exactly `optimizer_steps` batches come back. Wh
 are left, the last batches have no segments: the loop skips those steps (a step on a zero gradient would still
 move the weights, by momentum and decay).
 
-Not covered: playing other groups in place of dropped ones (the training loop), and per-turn state rewards
-(`Grade.per_turn`): `_turn_advantages` is where they join the outcome's.
+Not covered: playing other groups in place of dropped ones (the training loop); dynamic sampling looks at the outcome
+alone, so a group of equal rewards is dropped though its turns may differ.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit import leave_one_out, mean, mean_std, overlong
+from palimpsest.credit import leave_one_out, mean, mean_std, overlong, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dynamic import comparable, graded_rewards, has_signal, partition
 from palimpsest.engines.protocol import StepBatch
@@ -69,11 +70,11 @@ def assign(groups: Sequence[Group], config: CreditConfig, optimizer_steps: int) 
 
 def _credit(group: Group, number: int, config: CreditConfig) -> _Credited:
     advantages = _advantages(group, config)
+    turns = _turn_advantages(group, advantages, config)
     rows: list[CreditedSegment] = []
-    for place, (trajectory, advantage) in enumerate(zip(group.trajectories, advantages, strict=True)):
-        if advantage is None:
+    for place, (trajectory, per_turn) in enumerate(zip(group.trajectories, turns, strict=True)):
+        if per_turn is None:
             continue
-        per_turn = _turn_advantages(advantage, len(trajectory.turns))
         rows += [
             CreditedSegment(segment, _spread(segment, per_turn), (number, place), number)
             for segment in segments_of(trajectory)
@@ -103,9 +104,36 @@ def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
     ]
 
 
-def _turn_advantages(advantage: float, turns: int) -> tuple[float, ...]:
-    """[turns] advantages of a trajectory's turns: the outcome's, for all alike."""
-    return (advantage,) * turns
+def _turn_advantages(
+    group: Group, advantages: Sequence[float | None], config: CreditConfig
+) -> list[tuple[float, ...] | None]:
+    """[G][turns] advantages of each trajectory's turns, None where ungraded."""
+    graded = [place for place, advantage in enumerate(advantages) if advantage is not None]
+    rewards = [_turn_rewards(group, place, config) for place in graded]
+    own = iter(state.state_advantages(rewards, raw_if_alone=config.lone_step == "raw"))
+    turns: list[tuple[float, ...] | None] = []
+    for grade, advantage in zip(group.grades, advantages, strict=True):
+        if advantage is None:
+            turns.append(None)
+            continue
+        per_turn = state.mixed(advantage, next(own), config)
+        factors = grade.turn_weights or (1.0,) * len(per_turn)
+        turns.append(tuple(one * factor for one, factor in zip(per_turn, factors, strict=True)))
+    return turns
+
+
+def _turn_rewards(group: Group, place: int, config: CreditConfig) -> Sequence[float]:
+    """[turns] rewards of a trajectory's turns; zeros where the outcome alone counts."""
+    trajectory, grade = group.trajectories[place], group.grades[place]
+    if config.alpha == 1.0:
+        return (0.0,) * len(trajectory.turns)
+    if grade.per_turn is None or len(grade.per_turn) != len(trajectory.turns):
+        given = "none" if grade.per_turn is None else str(len(grade.per_turn))
+        raise ValueError(
+            f"group {group.problem.id}, rollout {trajectory.rollout}: {len(trajectory.turns)} turns, {given} turn "
+            f"rewards; credit.alpha={config.alpha} needs a grader that rewards every turn"
+        )
+    return grade.per_turn
 
 
 def _spread(segment: Segment, per_turn: Sequence[float]) -> tuple[float, ...]:

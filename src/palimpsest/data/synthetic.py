@@ -85,9 +85,7 @@ def near_miss(world: World, evidence: Evidence, rng: random.Random) -> str:
     return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
 
 
-def _other_fact(
-    world: World, evidence: Evidence, rng: random.Random, draw: Callable[[], tuple[str, Relation]]
-) -> str:
+def _other_fact(world: World, evidence: Evidence, rng: random.Random, draw: Callable[[], tuple[str, Relation]]) -> str:
     evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
     while True:
         subject, relation = draw()

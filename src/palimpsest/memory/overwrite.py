@@ -16,6 +16,7 @@ Not covered: stopping before the document ends (memory/gated policies do that).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -102,6 +103,18 @@ class OverwritePolicy:
         newlines = newline_ids(codec) if self.chunk_boundary == "line" else frozenset()
         return [list(chunk) for chunk in split(ids, self.chunk_size, newlines)]
 
+    def document_chunks(self, context: str, model: Model) -> list[list[int]]:
+        """The chunks of a document, and an event if it was cut."""
+        document = model.codec.encode(context)
+        chunks = self.chunks(document, model.codec)
+        if (kept := sum(map(len, chunks))) < len(document):
+            model.event("document_truncated", tokens=len(document), kept=kept, how=self.overlong)
+        return chunks
+
+    def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
+        """The ids of a reply that writes `memory`, without the stop token: what a cold start imitates."""
+        return list(memory)
+
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec = model.codec
@@ -111,11 +124,7 @@ class OverwritePolicy:
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(prompt_set(self.prompts).empty_memory)
-        document = codec.encode(problem.context)
-        chunks = self.chunks(document, codec)
-        if (kept := sum(map(len, chunks))) < len(document):
-            model.event("document_truncated", tokens=len(document), kept=kept, how=self.overlong)
-        for index, chunk in enumerate(chunks):
+        for index, chunk in enumerate(self.document_chunks(problem.context, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(
                 prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)

@@ -12,13 +12,19 @@ from typing import Any
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
+from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.recall import RecallPolicy
+from palimpsest.memory.retrieval import RetrievalPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
 POLICIES: dict[str, type[Any]] = {
     "overwrite": OverwritePolicy,
+    "recall": RecallPolicy,
+    "retrieval": RetrievalPolicy,
+    "gated": GatedPolicy,
     "full_context": FullContextPolicy,
     "sliding_window": SlidingWindowPolicy,
 }

@@ -106,6 +106,7 @@ def grade_to_json(grade: Grade) -> dict[str, Any]:
         "reason": grade.reason,
         "breakdown": dict(grade.breakdown),
         "per_turn": None if grade.per_turn is None else list(grade.per_turn),
+        **({} if grade.turn_weights is None else {"turn_weights": list(grade.turn_weights)}),
     }
 
 
@@ -113,8 +114,14 @@ def grade_from_json(data: Mapping[str, Any] | None) -> Grade:
     """The inverse of `grade_to_json`; None (a scripted episode, say) is ungraded."""
     if data is None:
         return _NOT_GRADED
-    per_turn = data["per_turn"]
-    return Grade(data["value"], data["reason"], data["breakdown"], None if per_turn is None else tuple(per_turn))
+    per_turn, weights = data["per_turn"], data.get("turn_weights")
+    return Grade(
+        data["value"],
+        data["reason"],
+        data["breakdown"],
+        None if per_turn is None else tuple(per_turn),
+        None if weights is None else tuple(weights),
+    )
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:

@@ -45,6 +45,17 @@ class Template:
             ids.extend(piece)
         return ids
 
+    def span(self, slot: str, values: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+        """[start, end) of a slot's ids in what `fill` makes of the same values.
+
+        >>> Template(pieces=((1, 2), (3,)), slots=("memory",)).span("memory", {"memory": [7, 8]})
+        (2, 4)
+        """
+        place = self.slots.index(slot)
+        start = sum(len(piece) for piece in self.pieces[: place + 1])
+        start += sum(len(values[earlier]) for earlier in self.slots[:place])
+        return start, start + len(values[slot])
+
 
 @lru_cache(maxsize=256)
 def user_turn(codec: Codec, message: str, slots: tuple[str, ...], **chat_options: Any) -> Template:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from palimpsest.rollout.group import Grades
 from palimpsest.text.codec import Codec
-from palimpsest.train.metrics import copy_fidelity
+from palimpsest.text.trace import readings
+from palimpsest.train.metrics import written_fidelity
 from palimpsest.types import Grade, Problem, Trajectory
 
 
@@ -31,8 +32,7 @@ class FaithfulGrader:
         grade = self.grader.grade(problem, trajectory)
         if grade.value is None:
             return grade
-        reads = [turn for turn in trajectory.turns if turn.name == "read"]
-        fidelity = copy_fidelity(reads, problem.question, self.codec)
+        fidelity = written_fidelity(readings(trajectory, self.codec), problem.question, self.codec)
         unsupported = 0.0 if fidelity is None else 1.0 - fidelity
         breakdown = {**grade.breakdown, "unsupported": unsupported}
         return replace(grade, value=grade.value - self.penalty * unsupported, breakdown=breakdown)

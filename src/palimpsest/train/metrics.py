@@ -12,6 +12,10 @@ r"""What a step is measured by.
 | memory/overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
 | memory/evidence_retention | share of what the data names as evidence that stands in the final memory, see below |
 | memory/copy_fidelity | share of sentences written that stand verbatim in the section or the memory before |
+| memory/recall_rate | share of reading turns that asked for an earlier memory |
+| memory/recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
+| memory/malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
+| memory/update_rate | share of reading turns with an open update gate, where there is one |
 | curriculum/chunks, credit/..., policy/..., optim/..., eval/... | see train/loop.py |
 
 A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
@@ -36,6 +40,7 @@ from palimpsest.credit.dynamic import has_signal
 from palimpsest.engines.protocol import Stats
 from palimpsest.memory.prompts import read_slots
 from palimpsest.text.codec import Codec
+from palimpsest.text.trace import Reading, readings
 from palimpsest.types import Group, Problem, StopReason, Trajectory, Turn
 
 Metrics = dict[str, float]
@@ -60,8 +65,10 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
         **_breakdown(groups),
         **_episodes(episodes),
     }
-    memories = [memory_metrics(group, codec, rollouts=_MEMORY_ROLLOUTS) for group in groups]
-    for name in ("tokens", "truncated", "overwrite_rate", "evidence_retention", "copy_fidelity"):
+    memories = [
+        memory_metrics(group, codec, rollouts=_MEMORY_ROLLOUTS) | reply_metrics(group, codec) for group in groups
+    ]
+    for name in dict.fromkeys(name for memory in memories for name in memory):
         found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
     return {name: value for name, value in found.items() if value is not None}
 
@@ -98,27 +105,31 @@ def memory_metrics(group: Group, codec: Codec, *, rollouts: int | None = None) -
     None where there is nothing to measure: no read turns, or no `evidence` in the problem's metadata. `rollouts`
     takes only the first so many trajectories.
     """
-    trajectories = group.trajectories[:rollouts]
-    reads = [turn for trajectory in trajectories for turn in trajectory.turns if turn.name == "read"]
-    memories = [written_memories(trajectory, codec) for trajectory in trajectories]
+    episodes = [readings(trajectory, codec) for trajectory in group.trajectories[:rollouts]]
+    reads = [reading for episode in episodes for reading in episode]
+    memories = [[reading.memory_ids for reading in episode if reading.changed] for episode in episodes]
     finals = [codec.decode(each[-1]) for each in memories if each]
     return {
         "tokens": _mean(float(len(memory)) for each in memories for memory in each),
-        "truncated": _mean(float(turn.completion.stop_reason is StopReason.LENGTH) for turn in reads),
+        "truncated": _mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
         "overwrite_rate": _mean(changed_share(before, after) for each in memories for before, after in pairwise(each)),
         "evidence_retention": _mean(evidence_retention(group.problem, final) for final in finals),
-        "copy_fidelity": copy_fidelity(reads, group.problem.question, codec),
+        "copy_fidelity": written_fidelity(reads, group.problem.question, codec),
     }
 
 
-def written_memories(trajectory: Trajectory, codec: Codec) -> list[tuple[int, ...]]:
-    """The memory after each read turn; a turn whose empty response left the memory as it was is passed over."""
-    kept_at = {event.step - 1 for event in trajectory.events if event.kind == "empty_memory_kept"}
-    return [
-        codec.strip_stop(turn.completion.token_ids)
-        for turn in trajectory.turns
-        if turn.name == "read" and turn.step not in kept_at
-    ]
+def reply_metrics(group: Group, codec: Codec) -> dict[str, float | None]:
+    """What replies in tags asked for and decided, over all trajectories: the last four of the memory metrics."""
+    reads = [reading for trajectory in group.trajectories for reading in readings(trajectory, codec)]
+    tagged = [reading for reading in reads if "memory" in reading.turn.notes]
+    looking = [reading for reading in tagged if "recalled" in reading.turn.notes]
+    found = [evidence_retention(group.problem, reading.found) for reading in looking if reading.query is not None]
+    return {
+        "recall_rate": _mean(float(reading.query is not None) for reading in looking),
+        "recall_hit_rate": _mean(None if share is None else float(share > 0) for share in found),
+        "malformed_rate": _mean(float(reading.malformed is not None) for reading in tagged),
+        "update_rate": _mean(float(reading.gates["update"]) for reading in tagged if reading.gates is not None),
+    }
 
 
 def changed_share(before: Sequence[int], after: Sequence[int]) -> float:
@@ -185,18 +196,29 @@ def copied(memory: str, source: str) -> tuple[int, int]:
 
 
 def copy_fidelity(reads: Sequence[Turn], question: str, codec: Codec) -> float | None:
+    """`written_fidelity` of turns whose whole reply is the memory."""
+    texts = [codec.decode(turn.completion.token_ids, control=False) for turn in reads]
+    return _fidelity(zip(reads, texts, strict=True), question, codec)
+
+
+def written_fidelity(reads: Iterable[Reading], question: str, codec: Codec) -> float | None:
     """Share of the sentences written in `reads` that stand in what was read, pooled; None if nothing was written.
 
-    What may be copied is the section and the previous memory. In prompts other than our own they can't be told from
-    the template, so there all of the prompt counts but for the question.
+    What may be copied is the section, the previous memory and a recalled one. In prompts other than our own they can't
+    be told from the template, so there all of the prompt counts but for the question.
     """
+    written = ((reading.turn, reading.memory_after) for reading in reads if reading.changed)
+    return _fidelity(written, question, codec)
+
+
+def _fidelity(written: Iterable[tuple[Turn, str]], question: str, codec: Codec) -> float | None:
     true = total = 0
-    for turn in reads:
+    for turn, memory in written:
         prompt = codec.decode(turn.prompt_ids, control=False)
         slots = read_slots(prompt)
         source = f"{slots['section']}\n{slots['memory']}" if slots else prompt.replace(question, " ")
-        hits, written = copied(codec.decode(turn.completion.token_ids, control=False), source)
-        true, total = true + hits, total + written
+        hits, count = copied(memory, source)
+        true, total = true + hits, total + count
     return true / total if total else None
 
 

@@ -14,6 +14,9 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import FileSource, ProblemSource, build_source
 from palimpsest.evaluate.run import evaluate
 from palimpsest.memory.registry import admit_all
+from palimpsest.reward.gates import GateGrader
+from palimpsest.reward.grader import Grader
+from palimpsest.reward.state import StateGrader
 from palimpsest.rollout.group import Grades
 from palimpsest.train.driver import Evaluate, Finished
 from palimpsest.train.faithful import FaithfulGrader
@@ -79,9 +82,14 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
 
 
 def _training_grader(config: RunConfig, parts: Parts) -> Grades:
-    """The grader of rewards: the answer's, less what `reward.unsupported_penalty` asks for."""
-    penalty = config.reward.unsupported_penalty
-    return FaithfulGrader(parts.grader, parts.engine.codec, penalty) if penalty else parts.grader
+    """The grader of rewards: the answer's, what single turns are worth, less `reward.unsupported_penalty`."""
+    reward, codec = config.reward, parts.engine.codec
+    grader: Grader = parts.grader
+    if reward.state is not None:
+        grader = StateGrader(grader, codec, reward.state)
+    if reward.gates is not None:
+        grader = GateGrader(grader, codec, reward.gates)
+    return FaithfulGrader(grader, codec, reward.unsupported_penalty) if reward.unsupported_penalty else grader
 
 
 def _evaluation(config: RunConfig, parts: Parts, problems: Sequence[Problem]) -> Evaluate:

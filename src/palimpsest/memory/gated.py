@@ -1,0 +1,143 @@
+"""GRU-Mem's policy: MemAgent with an update gate that skips writing and an exit gate that stops reading.
+
+Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step t the agent gives
+
+    U_t, M^_t, E_t = model(question, C_t, M_{t-1})
+    M_t = M^_t if U_t else M_{t-1};   E_t ends the loop, and the answer comes from M_t
+
+The form of the reply is our reading of "text-controlled gates":
+
+    <check>yes</check><update>the new memory</update><next>continue</next>
+    <check>no</check><next>end</next>
+
+with thinking before it if the model wants. A closed update gate writes nothing, so a skipped turn samples a few tokens
+instead of a memory; an open exit gate saves every prompt of the rest of the document.
+
+A malformed reply (a gate missing, doubled or saying something else; an open gate without exactly one update) keeps the
+memory and reads on, and an event gives the reason.
+
+Guaranteed: a prompt never exceeds `required_context`; `early_exit: false` reads every chunk whatever the gate says.
+Not covered: the authors' prompts and weights of their rewards, which were not at hand (reward/gates.py is ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.overwrite import OverwritePolicy, answered
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.prompts import prompt_set
+from palimpsest.text.codec import Codec
+from palimpsest.text.tags import Cutter, Fault, find_parts, the_one
+from palimpsest.text.template import Template, user_turn
+from palimpsest.types import Completion, Outcome, Problem
+
+_GATES = {"check": ("no", "yes"), "next": ("continue", "end")}
+"""Tag to what it says closed and open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a reply decided."""
+
+    memory: list[int] | None
+    """None: the update gate is closed."""
+    exit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GatedPolicy(OverwritePolicy):
+    """Options of `overwrite`, and the gates'; all lengths in tokens."""
+
+    reply_tokens: int | None = None
+    """Budget of a whole reply, tags and thinking included; None: memory_tokens."""
+    early_exit: bool = True
+    """Whether the exit gate ends the reading; False for tasks in which every chunk counts."""
+
+    def __post_init__(self) -> None:
+        OverwritePolicy.__post_init__(self)
+        if self.reply_tokens is not None and self.reply_tokens < 1:
+            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
+
+    @property
+    def written_tokens(self) -> int:
+        """Budget of a reply."""
+        return self.reply_tokens or self.memory_tokens
+
+    def templates(self, codec: Codec) -> tuple[Template, Template]:
+        """The read and the answer prompt, tokenised once per codec."""
+        prompts = prompt_set(self.prompts)
+        read = user_turn(codec, prompts.gated[self.layout], ("question", "memory", "section"))
+        return read, user_turn(codec, prompts.answer, ("question", "memory"))
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs: the longest prompt any document can lead to, plus its completion."""
+        return OverwritePolicy.required_context(self, codec) + max(0, self.written_tokens - self.memory_tokens)
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Read until the exit gate opens or the document ends, then answer."""
+        codec = model.codec
+        self.admit(problem, codec)
+        if not problem.context or not problem.context.strip():
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        read, answer = self.templates(codec)
+        question = codec.encode(problem.question)
+        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        chunks = self.document_chunks(problem.context, model)
+        for index, chunk in enumerate(chunks):
+            values = {"question": question, "memory": memory, "section": chunk}
+            notes = {"chunk": index, "memory_tokens": len(memory), "memory": codec.decode(memory)}
+            notes["section"] = list(read.span("section", values))
+            completion = await model.generate(read.fill(values), name="read", max_tokens=self.written_tokens, **notes)
+            decision = self._decide(completion, model)
+            memory = self._next(memory, decision, model)
+            if decision.exit and self.early_exit:
+                model.event("exit", chunk=index, unread=len(chunks) - index - 1)
+                break
+        completion = await model.generate(
+            answer.fill({"question": question, "memory": memory}),
+            name="answer",
+            max_tokens=self.answer_tokens,
+            memory_tokens=len(memory),
+        )
+        return answered(completion, codec)
+
+    def _decide(self, completion: Completion, model: Model) -> Decision:
+        decision = read_gates(completion.token_ids, model.codec)
+        if isinstance(decision, Fault):
+            model.event("malformed", reason=decision.reason)
+            return Decision(None, False)
+        model.event("gates", update=decision.memory is not None, exit=decision.exit)
+        return decision
+
+    def _next(self, memory: list[int], decision: Decision, model: Model) -> list[int]:
+        written = decision.memory
+        if written is not None and len(written) > self.memory_tokens:
+            model.event("memory_cut", tokens=len(written), kept=self.memory_tokens)
+            written = written[: self.memory_tokens]
+        kept = memory if written is None else written
+        model.event("memory", token_ids=list(kept), text=model.codec.decode(kept), changed=written is not None)
+        return kept
+
+
+def read_gates(ids: Sequence[int], codec: Codec) -> Decision | Fault:
+    """Both gates of a reply, and the memory it writes where the first is open."""
+    cutter = Cutter.of(ids, codec)
+    parts = find_parts(cutter.text, ("check", "update", "next"))
+    if isinstance(parts, Fault):
+        return parts
+    open_gates = {}
+    for name, words in _GATES.items():
+        part = the_one(parts, name)
+        if isinstance(part, Fault):
+            return part
+        said = part.text.strip().casefold()
+        if said not in words:
+            return Fault(f"<{name}> says {said!r:.40}, not {' or '.join(words)}")
+        open_gates[name] = said == words[1]
+    if not open_gates["check"]:
+        return Decision(None, open_gates["next"])
+    update = the_one(parts, "update")
+    return update if isinstance(update, Fault) else Decision(cutter.cut(*update.inner), open_gates["next"])

@@ -1,0 +1,186 @@
+"""ReMemR1's policy: an overwritten memory and a look back at the memories one had before.
+
+Source: ReMemR1 (arXiv 2509.23040) and its code; the budgets below are its defaults. For chunks c of a document:
+
+    memory = "No previous memory"; recalled = "No memory was recalled."; history = []
+    for each chunk c_t:
+        reply = model(question, recalled, memory, c_t)
+        query = text in <recall>...</recall>, if any
+        recalled = the earlier memory most similar to the query, else "No memory was recalled."
+        memory = text in <update>...</update>;  history += [(t, memory)]
+    answer = model(question, recalled, memory)
+
+The query is looked up before the reply's own update joins the history, as in the paper and the code's training, where
+the code's evaluation looks after it and mostly finds what was just written. Here one function serves both.
+
+A malformed reply (tags missing, doubled, unclosed, nested; an empty update) changes nothing: the old memory is kept,
+nothing is recalled, an event gives the reason. The agent loses a turn and the state reward its format point; guessing
+what a broken reply meant would train the guess. `malformed: accept` is the code's way.
+
+Differences from the authors' code, each on purpose: history is a list with step ids, not a set; tags may hold line
+breaks and are never merged; the memory is a slice of the sampled ids within its budget, never decoded and encoded again
+(text/tags.py on boundaries inside a token); a hit needs a similarity above `min_similarity`.
+
+Guaranteed: a prompt never exceeds `required_context`; nothing a document says is read as a tag, for only replies are.
+Not covered: several recalls in a turn; recalling what was never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.overwrite import OverwritePolicy, answered
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.prompts import prompt_set
+from palimpsest.memory.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.text.codec import Codec
+from palimpsest.text.tags import Fault, RecallReply, read_recall_reply
+from palimpsest.text.template import Template, user_turn
+from palimpsest.types import Completion, Outcome, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """An earlier memory in sight."""
+
+    ids: list[int]
+    text: str
+    step: int
+    """Index of the chunk after which it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallPolicy(OverwritePolicy):
+    """Options, with ReMemR1's published defaults; all lengths in tokens."""
+
+    question_tokens: int = 2048
+    memory_tokens: int = 2048
+    """Of a memory, and of a recalled one: what doesn't fit is cut off its end, which an event tells."""
+    answer_tokens: int = 2048
+    reply_tokens: int | None = None
+    """Budget of a whole reply, tags and thinking included; None: memory_tokens, as published."""
+    retriever: str = "words"
+    """`words`: share of the query's words, the paper's; `tfidf`: the code's; `bm25`; `jaccard`."""
+    min_similarity: float | None = 0.0
+    """A recalled memory must be more similar than this; null takes the top one even at 0, as the code does."""
+    query: str = "model"
+    """`model`: what its reply asks for; `question`: the question, each turn, whatever it asks (rule-based recall)."""
+    next_memory: str = "update"
+    """What enters the next prompt: the `update` alone, or the whole `reply` without its recall (the code)."""
+    malformed: str = "keep"
+    """`keep` the old memory; `accept` a reply without exactly one update as the memory (the code; needs `reply`)."""
+
+    def __post_init__(self) -> None:
+        OverwritePolicy.__post_init__(self)
+        check_retriever(self.retriever)
+        if self.reply_tokens is not None and self.reply_tokens < 1:
+            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
+        choices = {"query": ("model", "question"), "next_memory": ("update", "reply"), "malformed": ("keep", "accept")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"policy.options.{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
+        if self.malformed == "accept" and self.next_memory == "update":
+            raise ConfigError(
+                "policy.options.malformed=accept needs policy.options.next_memory=reply: "
+                "without exactly one update there is none to take"
+            )
+
+    @property
+    def written_tokens(self) -> int:
+        """Budget of a reply."""
+        return self.reply_tokens or self.memory_tokens
+
+    def templates(self, codec: Codec) -> tuple[Template, Template]:
+        """The read and the answer prompt, tokenised once per codec."""
+        prompts = prompt_set(self.prompts)
+        read = user_turn(codec, prompts.recall[self.layout], ("question", "recalled", "memory", "section"))
+        return read, user_turn(codec, prompts.recall_answer, ("question", "recalled", "memory"))
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs: the longest prompt any document can lead to, plus its completion."""
+        read, answer = self.templates(codec)
+        prompts = prompt_set(self.prompts)
+        slots = self.question_tokens
+        slots += max(self.memory_tokens, len(codec.encode(prompts.empty_memory)))
+        slots += max(self.memory_tokens, len(codec.encode(prompts.nothing_recalled)))
+        reading = read.literal_length + slots + self.chunk_size + self.written_tokens
+        return max(reading, answer.literal_length + slots + self.answer_tokens)
+
+    def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
+        """The ids of a well-formed reply, without the stop token: what a cold start imitates."""
+        ids = [*codec.encode("<update>"), *memory, *codec.encode("</update>")]
+        return ids if query is None else [*ids, *codec.encode("<recall>"), *query, *codec.encode("</recall>")]
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Read every chunk, then answer."""
+        codec, prompts = model.codec, prompt_set(self.prompts)
+        self.admit(problem, codec)
+        if not problem.context or not problem.context.strip():
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        read, answer = self.templates(codec)
+        question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
+        memory, recalled = codec.encode(prompts.empty_memory), None
+        history = History(RETRIEVERS[self.retriever](), self.min_similarity)
+        chunks = self.document_chunks(problem.context, model)
+        for index, chunk in enumerate(chunks):
+            values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
+            values["section"] = chunk
+            span = list(read.span("section", values))
+            notes = {"chunk": index, "section": span, **_in_sight(memory, recalled, codec)}
+            completion = await model.generate(read.fill(values), name="read", max_tokens=self.written_tokens, **notes)
+            reply = self._read_reply(completion, model)
+            recalled = self._look_back(reply, problem.question, history, model)
+            memory = self._next(memory, reply, index, history, model)
+        values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
+        notes = _in_sight(memory, recalled, codec)
+        completion = await model.generate(answer.fill(values), name="answer", max_tokens=self.answer_tokens, **notes)
+        return answered(completion, codec)
+
+    def _read_reply(self, completion: Completion, model: Model) -> RecallReply | None:
+        """The reply's parts, None if it's malformed."""
+        reply = read_recall_reply(completion.token_ids, model.codec, lenient=self.malformed == "accept")
+        if isinstance(reply, Fault):
+            model.event("malformed", reason=reply.reason)
+            return None
+        return reply
+
+    def _look_back(self, reply: RecallReply | None, question: str, history: History, model: Model) -> Recalled | None:
+        """What the next prompt recalls."""
+        query = question if self.query == "question" else reply.query if reply else None
+        if query is None:
+            return None
+        hit = history.look_up(query)
+        if hit is None:
+            model.event("recall", query=query, found=None, text=None)
+            return None
+        text, step = history.texts[hit.place], history.steps[hit.place]
+        model.event("recall", query=query, found=step, similarity=hit.similarity, text=text)
+        return Recalled(history.memories[hit.place], text, step)
+
+    def _next(
+        self, memory: list[int], reply: RecallReply | None, step: int, history: History, model: Model
+    ) -> list[int]:
+        """The memory from here on; a new one joins the history."""
+        written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
+        if written is not None and len(written) > self.memory_tokens:
+            model.event("memory_cut", tokens=len(written), kept=self.memory_tokens)
+            written = written[: self.memory_tokens]
+        kept = memory if written is None else written
+        text = model.codec.decode(kept)
+        model.event("memory", token_ids=list(kept), text=text, changed=written is not None)
+        if written is not None:
+            history.add(step, kept, text)
+        return kept
+
+
+def _in_sight(memory: list[int], recalled: Recalled | None, codec: Codec) -> dict[str, Any]:
+    """Notes on what a prompt holds."""
+    return {
+        "memory_tokens": len(memory),
+        "memory": codec.decode(memory),
+        "recalled": recalled.text if recalled else None,
+        "recalled_step": recalled.step if recalled else None,
+    }

@@ -1,0 +1,79 @@
+"""MemAgent with retrieval over its own memories: the look-up is the program's, with the question as the query.
+
+Source: the baseline `recurrent-rag` of ReMemR1's evaluation (arXiv 2509.23040): the past memory most like the question,
+by Jaccard's measure, is appended to the memory. Our reading: it is appended in every prompt (`look_up: every`), or in
+the last one alone (`look_up: answer`); one that is the present memory already is not appended.
+
+Guaranteed: a prompt never exceeds `required_context`, which holds two memories.
+Not covered: an agent that chooses its query; that is memory/recall.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.overwrite import OverwritePolicy, answered
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.prompts import prompt_set
+from palimpsest.memory.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.text.codec import Codec
+from palimpsest.types import Outcome, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalPolicy(OverwritePolicy):
+    """Options of `overwrite`, and how it looks back; all lengths in tokens."""
+
+    retriever: str = "jaccard"
+    """`jaccard`: the published baseline's; `words`, `tfidf`, `bm25`."""
+    min_similarity: float | None = 0.0
+    """A memory must be more similar to the question than this; null takes the top one even at 0."""
+    look_up: str = "every"
+    """`every` prompt, or the `answer`'s alone."""
+
+    def __post_init__(self) -> None:
+        OverwritePolicy.__post_init__(self)
+        check_retriever(self.retriever)
+        if self.look_up not in ("every", "answer"):
+            raise ConfigError(f"policy.options.look_up={self.look_up!r}: choose one of every, answer")
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs: `overwrite`'s and one more memory."""
+        return OverwritePolicy.required_context(self, codec) + self.memory_tokens
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Read every chunk, then answer."""
+        codec = model.codec
+        self.admit(problem, codec)
+        if not problem.context or not problem.context.strip():
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        read, answer = self.templates(codec)
+        question = codec.encode(problem.question)
+        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        history = History(RETRIEVERS[self.retriever](), self.min_similarity)
+        for index, chunk in enumerate(self.document_chunks(problem.context, model)):
+            seen = memory + (self._past(problem.question, memory, history, model) if self.look_up == "every" else [])
+            prompt = read.fill({"question": question, "memory": seen, "section": chunk})
+            completion = await model.generate(
+                prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
+            )
+            if index:  # the memory that is now overwritten becomes a past one
+                history.add(index - 1, memory, codec.decode(memory))
+            memory = self._next_memory(memory, completion, model)
+        seen = memory + self._past(problem.question, memory, history, model)
+        completion = await model.generate(
+            answer.fill({"question": question, "memory": seen}),
+            name="answer",
+            max_tokens=self.answer_tokens,
+            memory_tokens=len(memory),
+        )
+        return answered(completion, codec)
+
+    def _past(self, question: str, memory: list[int], history: History, model: Model) -> list[int]:
+        """The past memory that is appended; empty if there is none, or it's the present one."""
+        hit = history.look_up(question)
+        if hit is None or history.memories[hit.place] == memory:
+            return []
+        model.event("retrieved", found=history.steps[hit.place], text=history.texts[hit.place])
+        return history.memories[hit.place]

@@ -1,0 +1,182 @@
+"""Finding an earlier memory by words: four rules over one inverted index.
+
+For a query q and the memories m of an episode, words compared without case, as words (`drink` is not `drinks`):
+
+    words    |words(q) & words(m)| / |words(q)|                   ReMemR1 (arXiv 2509.23040), its definition of recall
+    jaccard  |words(q) & words(m)| / |words(q) | words(m)|        the look-up of its MemAgent baseline
+    tfidf    cosine of tf * (ln((1 + N) / (1 + df)) + 1)          what its code does (scikit-learn's smoothed idf)
+    bm25     Okapi BM25, k1 = 1.5, b = 0.75, idf ln(1 + (N - df + 0.5) / (df + 0.5))
+
+Guaranteed: ties go to the memory that was added first; adding costs the words of the memory; a query costs the
+memories that share a word with it, `tfidf` all words of the episode's memories once more (its weights change with
+every memory); nothing is fitted, drawn or hashed in an order of its own.
+Not covered: meaning (synonyms, inflection); the subword tokens that the published code splits into.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from palimpsest.errors import ConfigError
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    """Words of a text, in order, without case and punctuation.
+
+    >>> words("Bob drinks tea. BOB's")
+    ['bob', 'drinks', 'tea', 'bob', 's']
+    """
+    return _WORD.findall(text.casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The best memory for a query."""
+
+    place: int
+    """0-based, in the order in which they were added."""
+    similarity: float
+
+
+@dataclass
+class Index(ABC):
+    """Memories of one episode in the order in which they were written."""
+
+    size: int = 0
+    postings: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
+    """Word to the places of the memories that hold it, ascending, and how often each does."""
+
+    def add(self, text: str) -> None:
+        """Append a memory."""
+        counts = Counter(words(text))
+        for word, count in counts.items():
+            places, times = self.postings.setdefault(word, (array("l"), array("l")))
+            places.append(self.size)
+            times.append(count)
+        self.size += 1
+        self._added(counts)
+
+    def best(self, query: str) -> Hit | None:
+        """The memory most similar to `query`, however little; the first of several. None without any memory."""
+        if not self.size:
+            return None
+        scores = self._scores(Counter(words(query)))
+        if not scores:
+            return Hit(0, 0.0)
+        place = min(scores, key=lambda place: (-scores[place], place))
+        return Hit(place, scores[place]) if scores[place] > 0 else Hit(0, 0.0)
+
+    def _added(self, counts: Counter[str]) -> None:  # noqa: B027  most rules keep nothing besides
+        """Take in the words of a memory just added."""
+
+    @abstractmethod
+    def _scores(self, query: Counter[str]) -> dict[int, float]:
+        """Similarity of every memory that shares a word with the query."""
+
+    def _shared(self, query: Counter[str]) -> Counter[int]:
+        """How many different words of the query each memory holds."""
+        return Counter(place for word in query if word in self.postings for place in self.postings[word][0])
+
+
+@dataclass
+class WordRecall(Index):
+    def _scores(self, query: Counter[str]) -> dict[int, float]:
+        return {place: shared / len(query) for place, shared in self._shared(query).items()}
+
+
+@dataclass
+class Jaccard(Index):
+    lengths: list[int] = field(default_factory=list)
+
+    def _added(self, counts: Counter[str]) -> None:
+        self.lengths.append(len(counts))
+
+    def _scores(self, query: Counter[str]) -> dict[int, float]:
+        shared = self._shared(query)
+        return {place: both / (len(query) + self.lengths[place] - both) for place, both in shared.items()}
+
+
+@dataclass
+class TfIdf(Index):
+    def _scores(self, query: Counter[str]) -> dict[int, float]:
+        """Cosines; memories without a word of the query have 0 and are left out."""
+        weights = {word: math.log((1 + self.size) / (1 + len(p[0]))) + 1 for word, p in self.postings.items()}
+        known = {word: count * weights[word] for word, count in query.items() if word in weights}
+        if not known:
+            return {}
+        dot, squares = np.zeros(self.size), np.zeros(self.size)
+        for word, (places, times) in self.postings.items():
+            at, values = np.frombuffer(places, "l"), np.frombuffer(times, "l") * weights[word]
+            squares[at] += values**2
+            if word in known:
+                dot[at] += values * known[word]
+        length = math.sqrt(sum(weight**2 for weight in known.values()))  # as there, unknown words don't count
+        cosine = dot / (np.sqrt(squares) * length + (squares == 0))
+        return {int(place): float(cosine[place]) for place in np.flatnonzero(dot)}
+
+
+@dataclass
+class Bm25(Index):
+    lengths: list[int] = field(default_factory=list)
+    total: int = 0
+    k1: float = 1.5
+    b: float = 0.75
+
+    def _added(self, counts: Counter[str]) -> None:
+        self.lengths.append(counts.total())
+        self.total += counts.total()
+
+    def _scores(self, query: Counter[str]) -> dict[int, float]:
+        scores: dict[int, float] = {}
+        mean = self.total / self.size
+        for word in query:
+            places, times = self.postings.get(word, ((), ()))
+            idf = math.log(1 + (self.size - len(places) + 0.5) / (len(places) + 0.5))
+            for place, count in zip(places, times, strict=True):
+                damped = count + self.k1 * (1 - self.b + self.b * self.lengths[place] / mean)
+                scores[place] = scores.get(place, 0.0) + idf * count * (self.k1 + 1) / damped
+        return scores
+
+
+RETRIEVERS: dict[str, type[Index]] = {"words": WordRecall, "jaccard": Jaccard, "tfidf": TfIdf, "bm25": Bm25}
+
+
+def check_retriever(name: str) -> None:
+    """Raise ConfigError for a rule that isn't there."""
+    if name not in RETRIEVERS:
+        raise ConfigError(f"policy.options.retriever={name!r}: choose one of {', '.join(RETRIEVERS)}")
+
+
+@dataclass
+class History:
+    """The memories an agent wrote in one episode: an ordered list with step ids, duplicates included."""
+
+    index: Index
+    minimum: float | None
+    """A hit must be more similar than this; None takes the top one at any similarity, 0 included."""
+    steps: list[int] = field(default_factory=list)
+    memories: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, step: int, ids: list[int], text: str) -> None:
+        """Keep a memory under the step that wrote it."""
+        self.index.add(text)
+        self.steps.append(step)
+        self.memories.append(ids)
+        self.texts.append(text)
+
+    def look_up(self, query: str) -> Hit | None:
+        """The best memory for `query` if it is similar enough."""
+        hit = self.index.best(query)
+        if hit is None or (self.minimum is not None and hit.similarity <= self.minimum):
+            return None
+        return hit

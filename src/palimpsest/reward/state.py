@@ -1,0 +1,148 @@
+r"""Rewards of single turns for an agent that overwrites and recalls a memory: ReMemR1 (arXiv 2509.23040).
+
+With recall(x) the share of a gold answer's words that occur in x, for a reading turn that had memory m and section c,
+wrote m' and whose query brought up r:
+
+    update    recall(m') - recall(m)                            information gain of the update; negative where it forgot
+    callback  max(0, recall(m + c + r) - recall(m + c))         what the look back adds to what was in sight
+    format    1 if the reply could be read, else 0
+    state     update + callback + format, each times its weight
+
+and for the answer turn format alone: 1 if it holds exactly one \boxed{}.
+
+What the authors' code does otherwise, each an option: the mean over several golds instead of the paper's maximum
+(`golds`); words counted as substrings, so that "a" is in anything (`words`); the previous memory, looked for by an
+expression that stops at line breaks, is never found, so that the update's gain is its recall (`before`); the callback
+is measured against the whole prompt, the question included (`against`).
+
+Guaranteed: one number a turn, whatever the turn; with whole words a yes/no gold has no words to look for, and all of
+its gains are 0. A trajectory without a grade gets none.
+Not covered: golds in other words; an agent whose replies aren't memories (its turns get format 1 and no gain).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from palimpsest.config.schema import StateRewardConfig
+from palimpsest.reward.grader import Grader
+from palimpsest.text.codec import Codec
+from palimpsest.text.normalize import fold, normalize, tokens
+from palimpsest.text.trace import Reading, readings
+from palimpsest.types import Grade, Problem, Trajectory, Turn
+
+_CHOICES = frozenset({"yes", "no"})
+_BOX = re.compile(r"\\boxed\s*\{")
+
+
+def gold_words(gold: str) -> list[str]:
+    """The words of a gold that are looked for; none of a yes/no gold, whose word says nothing.
+
+    >>> gold_words("The Hague"), gold_words("Yes."), gold_words("The The")
+    (['hague'], [], ['the', 'the'])
+    """
+    form = normalize(gold) or fold(gold)
+    return [] if form in _CHOICES else tokens(form)
+
+
+def word_recall(text: str, golds: Sequence[str], config: StateRewardConfig) -> float:
+    """Share of a gold's words that occur in `text`: of the best gold, or the mean over golds.
+
+    >>> golds = ["New York", "York"]
+    >>> word_recall("He saw York.", golds, StateRewardConfig())
+    1.0
+    >>> word_recall("He saw York.", golds, StateRewardConfig(golds="mean"))
+    0.75
+    >>> [word_recall("Yorkshire", ["York"], StateRewardConfig(words=how)) for how in ("whole", "substring")]
+    [0.0, 1.0]
+    """
+    if config.words == "substring":
+        shares = [_share([word in text for word in gold.split()]) for gold in golds]
+    else:
+        held = {*tokens(normalize(text)), *tokens(fold(text))}
+        shares = [_share([word in held for word in gold_words(gold)]) for gold in golds]
+    return max(shares) if config.golds == "max" else fmean(shares)
+
+
+def _share(found: Sequence[bool]) -> float:
+    return sum(found) / len(found) if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReward:
+    """The parts of a turn's reward, unweighted."""
+
+    update: float = 0.0
+    callback: float = 0.0
+    format: float = 1.0
+    in_sight: float = 0.5
+    """recall of what the turn had in sight; 0.5 for other turns than reading ones, so that they weigh 1."""
+
+    def total(self, config: StateRewardConfig) -> float:
+        """The weighted sum."""
+        return self.update * config.update + self.callback * config.callback + self.format * config.format
+
+
+def turn_rewards(
+    problem: Problem, trajectory: Trajectory, codec: Codec, config: StateRewardConfig
+) -> tuple[TurnReward, ...]:
+    """[turns] the reward of each turn."""
+    read = {reading.turn.step: reading for reading in readings(trajectory, codec)}
+    rewards = []
+    for turn in trajectory.turns:
+        if turn.step in read:
+            rewards.append(_read_reward(read[turn.step], problem.answers, codec, config))
+        elif turn.name == "answer":
+            rewards.append(TurnReward(format=_answer_format(turn, codec)))
+        else:
+            rewards.append(TurnReward())
+    return tuple(rewards)
+
+
+def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: StateRewardConfig) -> TurnReward:
+    def recall(text: str) -> float:
+        return word_recall(text, golds, config)
+
+    sight = f"{reading.memory_before}\n{reading.section or ''}"
+    if config.against == "prompt":
+        sight = codec.decode(reading.turn.prompt_ids)
+    known = recall(sight)
+    had = recall(reading.memory_before) if config.before == "memory" else 0.0
+    wrote = recall(reading.memory_after) if reading.changed else had
+    return TurnReward(
+        update=wrote - had,
+        callback=max(0.0, recall(f"{reading.found} {sight}") - known) if reading.found else 0.0,
+        format=float(reading.malformed is None),
+        in_sight=known,
+    )
+
+
+def _answer_format(turn: Turn, codec: Codec) -> float:
+    return float(len(_BOX.findall(codec.decode(turn.completion.token_ids))) == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StateGrader:
+    """Adds turn rewards to another grader's grades; for training, evaluation needs none."""
+
+    grader: Grader
+    codec: Codec
+    config: StateRewardConfig
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """The wrapped grade with `per_turn`; its value is untouched. Ungraded stays ungraded."""
+        grade = self.grader.grade(problem, trajectory)
+        if not grade.graded or not trajectory.turns:
+            return grade
+        rewards = turn_rewards(problem, trajectory, self.codec, self.config)
+        parts = {f"state_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "callback", "format")}
+        weights = tuple(0.5 + reward.in_sight for reward in rewards) if self.config.action_reweight else None
+        return replace(
+            grade,
+            per_turn=tuple(reward.total(self.config) for reward in rewards),
+            turn_weights=weights,
+            breakdown={**grade.breakdown, **parts},
+        )

@@ -1,0 +1,173 @@
+r"""Tags in a model's reply, found once in its text and cut out as the ids that were sampled.
+
+    <thinking>...</thinking> <update>the new memory</update> <recall>words to look for</recall>
+
+Rules, the same for every agent that answers in tags:
+
+- What stands inside thinking (`<thinking>`, `<think>`) is not looked at; a lone `</think>`, whose opening stood in the
+  prompt, closes all that was said before it.
+- Tags may hold line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
+  fault, and a faulty reply says nothing but why.
+- A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content is
+  spelt anew, a few characters at each end; every other id is a slice of the sampled ones. Such content goes into later
+  prompts only: what is trained is the reply as it was sampled.
+
+Guaranteed: pure; `decode(part.ids) == part.text` for a tokenizer that encodes any text back to itself.
+Not covered: attributes in tags, tags in capitals, HTML escapes: they are text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from palimpsest.text.codec import Codec
+
+THINKING = ("thinking", "think")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one pair of tags encloses."""
+
+    name: str
+    text: str
+    inner: tuple[int, int]
+    """Characters between the tags."""
+    outer: tuple[int, int]
+    """Characters, the tags included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a reply can't be read."""
+
+    reason: str
+
+
+def find_parts(text: str, names: Sequence[str]) -> list[Part] | Fault:
+    """The parts called one of `names`, in order, outside of thinking.
+
+    >>> parts = find_parts("<update>a\\nb</update> <recall>c</recall>", ("update", "recall"))
+    >>> [(part.name, part.text) for part in parts]
+    [('update', 'a\\nb'), ('recall', 'c')]
+    >>> find_parts("<update>a <recall>b</recall></update>", ("update", "recall"))
+    Fault(reason='<recall> inside <update>')
+    >>> find_parts("<thinking>an <update>?</thinking><update>a</update>", ("update",))[0].text
+    'a'
+    """
+    found: list[Part] = []
+    opened: re.Match[str] | None = None
+    for match in re.finditer(f"<(/?)({'|'.join((*THINKING, *names))})>", text):
+        closing, name = match[1] == "/", match[2]
+        if opened is not None and opened[2] in THINKING and not (closing and name == opened[2]):
+            continue
+        if opened is None and closing and name in THINKING:
+            found.clear()
+        elif opened is None and closing:
+            return Fault(f"</{name}> without <{name}>")
+        elif opened is None:
+            opened = match
+        elif closing and name == opened[2]:
+            if name not in THINKING:
+                inner = (opened.end(), match.start())
+                found.append(Part(name, text[slice(*inner)], inner, (opened.start(), match.end())))
+            opened = None
+        else:
+            return Fault(f"<{'/' * closing}{name}> inside <{opened[2]}>")
+    return found if opened is None else Fault(f"<{opened[2]}> is not closed")
+
+
+def the_one(parts: Sequence[Part], name: str) -> Part | Fault:
+    """The only part called `name`, which must not be blank.
+
+    >>> the_one([], "update"), the_one([Part("update", " ", (8, 9), (0, 18))], "update")
+    (Fault(reason='no <update>'), Fault(reason='<update> is empty'))
+    """
+    mine = [part for part in parts if part.name == name]
+    if len(mine) != 1:
+        return Fault(f"{len(mine)} times <{name}>" if mine else f"no <{name}>")
+    return mine[0] if mine[0].text.strip() else Fault(f"<{name}> is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Cuts the ids of a reply at places of its text."""
+
+    ids: tuple[int, ...]
+    """[T] without control tokens."""
+    text: str
+    codec: Codec
+
+    @classmethod
+    def of(cls, ids: Sequence[int], codec: Codec) -> Cutter:
+        """For the ids of a completion."""
+        kept = codec.strip_stop(ids)
+        return cls(kept, codec.decode(kept), codec)
+
+    def cut(self, start: int, end: int) -> list[int]:
+        """The ids of characters [start, end)."""
+        first, last = self._whole_before(start), self._whole_before(end)
+        begins = self._length(first)
+        head: list[int] = []
+        if begins < start:  # token `first` straddles the start
+            first += 1
+            head = self.codec.encode(self.text[start : min(end, self._length(first))])
+        if last < first:
+            return head
+        ends = self._length(last)
+        tail = self.codec.encode(self.text[ends:end]) if ends < end else []
+        return [*head, *self.ids[first:last], *tail]
+
+    def without(self, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """The ids of all characters but those of `spans`, which are in order and apart."""
+        kept, start = [], 0
+        for begin, end in (*spans, (len(self.text), len(self.text))):
+            kept += self.cut(start, begin)
+            start = end
+        return kept
+
+    def _whole_before(self, place: int) -> int:
+        """How many tokens end at or before a character; a token that only completes a character counts."""
+        return bisect_right(range(len(self.ids) + 1), place, key=self._length) - 1
+
+    def _length(self, count: int) -> int:
+        """Characters of the first `count` tokens."""
+        return len(self.codec.decode(self.ids[:count]))
+
+
+@dataclass(frozen=True, slots=True)
+class RecallReply:
+    """A reply with an update and perhaps a query."""
+
+    update: list[int]
+    """Ids inside `<update>`."""
+    rest: list[int]
+    """Ids of the whole reply but `<recall>...</recall>`."""
+    query: str | None
+
+
+def read_recall_reply(ids: Sequence[int], codec: Codec, *, lenient: bool = False) -> RecallReply | Fault:
+    """Exactly one update, at most one recall; a blank query is none.
+
+    `lenient` takes a reply whose update is missing, doubled or blank (its `update` is then empty), and drops any number
+    of recalls but looks for a single one only.
+    """
+    cutter = Cutter.of(ids, codec)
+    parts = find_parts(cutter.text, ("update", "recall"))
+    if isinstance(parts, Fault):
+        return RecallReply([], list(cutter.ids), None) if lenient else parts
+    update = the_one(parts, "update")
+    recalls = [part for part in parts if part.name == "recall"]
+    if not lenient and isinstance(update, Fault):
+        return update
+    if not lenient and len(recalls) > 1:
+        return Fault(f"{len(recalls)} times <recall>")
+    query = recalls[0].text.strip() if len(recalls) == 1 else ""
+    return RecallReply(
+        update=[] if isinstance(update, Fault) else cutter.cut(*update.inner),
+        rest=cutter.without([part.outer for part in recalls]),
+        query=query or None,
+    )
