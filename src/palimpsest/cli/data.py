@@ -1,17 +1,18 @@
-"""`palimpsest data`: what is in a data file."""
+"""`palimpsest data`: what is in a data file, and long contexts made of one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Look into data files.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Look into data files, make evaluation files.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def group() -> None:
-    """Look into data files."""
+    """Look into data files, make evaluation files."""
 
 
 @app.command("inspect")
@@ -31,3 +32,36 @@ def inspect(
     from palimpsest.cli.jobs.inspection import run_inspect
 
     run_inspect(file, documents=documents, corpus=corpus, limit=limit)
+
+
+@app.command("assemble")
+def assemble(
+    file: Annotated[str, typer.Argument(help="HotpotQA, 2WikiMultiHopQA or MuSiQue: questions with their paragraphs.")],
+    out: Annotated[Path, typer.Option(help="The eval_{N}.json to write.")],
+    documents: Annotated[int, typer.Option(min=1, help="Documents per context.")],
+    order: Annotated[str, typer.Option(help="Of the gold paragraphs: any, forward, reverse.")] = "any",
+    min_distance: Annotated[int, typer.Option(min=0, help="Documents between gold paragraphs at the least.")] = 0,
+    corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw of distractors and places.")] = 0,
+) -> None:
+    """Write an evaluation file with MemAgent's and ReMemR1's fields: long contexts, evidence where it is wanted.
+
+    \b
+    Examples:
+      palimpsest data assemble hotpot_dev.json --documents 200 --limit 128 --out eval_hotpotqa_200.json
+      palimpsest data assemble 2wiki_dev.json --documents 400 --order reverse --min-distance 100 \\
+        --out eval_2wiki_400_min_distance_100.json
+    """
+    from palimpsest.cli.jobs.inspection import run_assemble
+
+    run_assemble(
+        file,
+        out=out,
+        documents=documents,
+        order=order,
+        min_distance=min_distance,
+        corpus=corpus,
+        limit=limit,
+        seed=seed,
+    )

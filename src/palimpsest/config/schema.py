@@ -39,6 +39,12 @@ class SyntheticConfig(Strict):
     hops: Literal[1, 2] = 1
     near_misses: int = Field(4, ge=0, le=1000)
     """Sentences about the same person, or of the same relation, as the evidence, however long the document."""
+    rivals: float = Field(0.0, ge=0, le=1)
+    """Share of the other sentences that say the last hop's relation, of other people: any of them might be evidence."""
+    order: Literal["any", "forward", "reverse"] = "any"
+    """Of the evidence: any, first hop first, last hop first."""
+    min_distance: int = Field(0, ge=0)
+    """Paragraphs between neighbouring pieces of evidence at the least; shorter documents have what fits."""
 
 
 class CurriculumConfig(Strict):
@@ -57,6 +63,10 @@ class DataConfig(Strict):
     """File that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
     """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
+    order: Literal["any", "forward", "reverse"] = "any"
+    """Of the gold paragraphs in assembled contexts: any, as the file names them (its reasoning order), reversed."""
+    min_distance: int = Field(0, ge=0)
+    """Documents from one gold paragraph to the next at the least, in assembled contexts."""
     corpus: str | None = None
     """File whose paragraphs join the distractors, or that document indices refer to."""
     limit: int | None = Field(None, ge=1)
@@ -276,6 +286,12 @@ class RunConfig(Strict):
             raise ValueError(
                 f"credit.alpha={self.credit.alpha} mixes in rewards of turns, but there are none: "
                 "set reward.state or reward.gates, e.g. reward.state={}, or credit.alpha=1"
+            )
+        placed = self.data.order != "any" or self.data.min_distance > 0
+        if placed and (self.data.source == "synthetic" or self.data.documents is None):
+            raise ValueError(
+                "data.order and data.min_distance place the gold paragraphs of assembled contexts: set data.documents "
+                "and a file as data.source, or take data.synthetic.order and data.synthetic.min_distance"
             )
         if self.data.curriculum is not None and self.data.source != "synthetic":
             raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")

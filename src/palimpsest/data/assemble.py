@@ -4,8 +4,11 @@ A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAge
 in what order, is drawn from a generator keyed by (seed, problem id); MemAgent's own script shuffles every sample with
 the same permutation, which ties a paragraph's place in the file to its place in every context.
 
-Guaranteed: every gold paragraph is in the context; its position is uniform and independent between problems; the
-same (record, corpus, documents, seed) gives the same bytes.
+Distant evidence (ReMemR1, arXiv 2509.23040): with `order: reverse` the gold paragraphs stand in reverse reasoning
+order, with `min_distance` at least so many documents apart.
+
+Guaranteed: every gold paragraph is in the context; its position is uniform (over the placements that order and distance
+admit) and independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
 Not covered: a distractor that happens to answer the question; near-duplicate paragraphs (only equal ones are merged).
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from palimpsest.data.placing import Order, ordered, room, spaced
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem
@@ -33,7 +37,8 @@ class Record:
     paragraphs: tuple[str, ...] | None = None
     """The question's own paragraphs where it doesn't, in file order, without duplicates."""
     gold: tuple[str, ...] = ()
-    """Those of `paragraphs` that an answer needs; empty where the file doesn't say."""
+    """Those of `paragraphs` that an answer needs, in the file's order (of reasoning, as published); empty where it
+    doesn't say."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,7 +77,25 @@ def document_block(paragraphs: Sequence[str]) -> str:
     return "\n\n".join(f"Document {i}:\n{paragraph}" for i, paragraph in enumerate(paragraphs, 1))
 
 
-def assemble(record: Record, *, corpus: Corpus | None = None, documents: int | None = None, seed: int = 0) -> Problem:
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How gold paragraphs stand in an assembled context."""
+
+    order: Order = "any"
+    min_distance: int = 0
+
+
+ANYWHERE = Placing()
+
+
+def assemble(
+    record: Record,
+    *,
+    corpus: Corpus | None = None,
+    documents: int | None = None,
+    seed: int = 0,
+    placing: Placing = ANYWHERE,
+) -> Problem:
     """The problem of `record`, with `documents` documents in its context.
 
     Gold paragraphs come first in the choice, then the question's own others (the hardest distractors), then the
@@ -87,6 +110,8 @@ def assemble(record: Record, *, corpus: Corpus | None = None, documents: int | N
     if documents is not None:
         rng = keyed_random(seed, "documents", record.id)
         paragraphs = _choose(record, corpus or Corpus(()), documents, rng)
+        if placing != ANYWHERE:
+            paragraphs = _place(record, paragraphs, placing, rng)
     metadata = {
         **record.metadata,
         "num_docs": len(paragraphs),
@@ -118,6 +143,27 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
     chosen += drawn
     rng.shuffle(chosen)
     return tuple(chosen)
+
+
+def _place(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: random.Random) -> tuple[str, ...]:
+    """The same paragraphs with the gold ones where `placing` wants them, the others in their shuffled order."""
+    gold = record.gold
+    if not gold:
+        raise DataError(
+            f"problem {record.id}: its file doesn't say which paragraphs are gold, so data.order and data.min_distance "
+            "have no meaning; unset them or read a file with supporting facts"
+        )
+    distance = max(1, placing.min_distance)
+    if room(len(gold), distance) > len(paragraphs):
+        raise DataError(
+            f"problem {record.id}: {len(gold)} gold paragraphs {distance} documents apart need "
+            f"{room(len(gold), distance)} documents, data.documents={len(paragraphs)}; raise it or lower "
+            "data.min_distance"
+        )
+    slots = ordered(rng, spaced(rng, len(gold), len(paragraphs), distance), placing.order)
+    at = dict(zip(slots, gold, strict=True))
+    others = iter([paragraph for paragraph in paragraphs if paragraph not in gold])
+    return tuple(at[slot] if slot in at else next(others) for slot in range(len(paragraphs)))
 
 
 def check_fixed(record: Record, documents: int | None) -> None:

@@ -1,6 +1,7 @@
 """Published layouts, each turned into `Record`s by one small function.
 
     hotpotqa       HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
+    musique        MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
     memagent       MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
     memagent_eval  MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
     ruler          RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
@@ -99,6 +100,40 @@ def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]
     return pairs
 
 
+def musique(row: Row, fallback: str) -> Record:
+    values = row.values
+    if values.get("answerable") is False:
+        raise DataError(
+            f"{row.where}: answerable is false; use the answerable set (musique_ans), which has an answer each"
+        )
+    listed = fields.get(row, values, "paragraphs")
+    if not isinstance(listed, list) or not listed:
+        raise DataError(f"{row.where}: paragraphs must be a list of objects, is {listed!r:.60}")
+    texts = [_musique_paragraph(row, paragraph) for paragraph in listed]
+    hops = values.get("question_decomposition") or []
+    used = [fields.get(row, hop, "paragraph_support_idx", "question_decomposition") for hop in hops]
+    if any(not isinstance(index, int) or not 0 <= index < len(texts) for index in used):
+        raise DataError(
+            f"{row.where}: question_decomposition.paragraph_support_idx {used!r:.60} is not in its paragraphs"
+        )
+    marked = [text for text, paragraph in zip(texts, listed, strict=True) if paragraph.get("is_supporting")]
+    answers = fields.golds(row, fields.get(row, values, "answer"), "answer")
+    aliases = values.get("answer_aliases") or []
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.text(row, fields.get(row, values, "question"), "question"),
+        answers=tuple(dict.fromkeys((*answers, *(fields.golds(row, aliases, "answer_aliases") if aliases else ())))),
+        paragraphs=tuple(dict.fromkeys(texts)),
+        gold=tuple(dict.fromkeys((*(texts[index] for index in used), *marked))),
+        metadata={"hops": len(hops)} if hops else {},
+    )
+
+
+def _musique_paragraph(row: Row, paragraph: Any) -> str:
+    title, body = (fields.get(row, paragraph, key, "paragraphs") for key in ("title", "paragraph_text"))
+    return f"{fields.text(row, title, 'title', blank=True)}\n{fields.text(row, body, 'paragraph_text', blank=True)}"
+
+
 def memagent(row: Row, fallback: str) -> Record:
     extra = row.values.get("extra_info") or {}
     reward_model = fields.get(row, row.values, "reward_model")
@@ -195,6 +230,7 @@ FORMATS = {
     format.name: format
     for format in (
         Format("hotpotqa", ("question", "answer", "context"), hotpotqa),
+        Format("musique", ("question", "answer", "paragraphs"), musique),
         Format("memagent", ("prompt", "context", "reward_model"), memagent),
         Format("memagent_eval", ("input", "context", "answers"), memagent_eval),
         Format("ruler", ("input", "context", "outputs"), ruler),

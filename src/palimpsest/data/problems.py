@@ -20,7 +20,8 @@ from pathlib import Path
 
 from palimpsest.data import fields
 from palimpsest.data.assemble import Corpus, Record, assemble
-from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, named, recognise, require
+from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, musique, named, recognise, require
+from palimpsest.data.placing import distance_between
 from palimpsest.data.rows import Row, read_rows
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
@@ -63,11 +64,13 @@ def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None
 
 
 def read_corpus(path: str | Path) -> Corpus:
-    """Paragraphs for distractors: of a HotpotQA file, or of rows {title, text}."""
+    """Paragraphs for distractors: of a HotpotQA or MuSiQue file, or of rows {title, text}."""
     return Corpus.of(_corpus_paragraphs(row) for row in read_rows(Path(path)))
 
 
 def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
+    if "paragraphs" in row.values:
+        return musique(row, "").paragraphs or ()
     if "title" in row.values and "text" in row.values:
         title, text = (fields.text(row, row.values[key], key, blank=True) for key in ("title", "text"))
         return (f"{title}\n{text}",)
@@ -90,6 +93,40 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
     finally:
         draft.unlink(missing_ok=True)
     return count
+
+
+def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
+    """Write MemAgent's and ReMemR1's `eval_{N}.json`: one array of rows. Returns their number."""
+    path = Path(path)
+    rows = [_eval_row(index, problem) for index, problem in enumerate(problems)]
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        text = json.dumps(rows, ensure_ascii=False, allow_nan=False)
+        draft.write_text(text + "\n", "utf-8", errors="replace", newline="\n")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(rows)
+
+
+def _eval_row(index: int, problem: Problem) -> dict[str, object]:
+    """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
+    metadata = problem.metadata
+    places = [int(position) - 1 for position in metadata.get("evidence_positions", ())]
+    return {
+        "context": problem.context,
+        "input": problem.question,
+        "answers": list(problem.answers),
+        "num_docs": metadata.get("num_docs"),
+        "index": index,
+        "is_ordered": places == sorted(places),
+        "is_reverse_ordered": places == sorted(places, reverse=True),
+        "min_distance": distance_between(places),
+        "evidence_idx": places,
+        "level": metadata.get("level"),
+        "type": metadata.get("type"),
+        "id": problem.id,
+    }
 
 
 def _as_json(problem: Problem) -> dict[str, object]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from palimpsest.config.schema import DataConfig
-from palimpsest.data.assemble import Corpus, Record, assemble, check_fixed
+from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, Record, assemble, check_fixed
+from palimpsest.data.placing import room
 from palimpsest.data.problems import read_corpus, read_records
 from palimpsest.data.synthetic import SyntheticSource
 from palimpsest.errors import DataError
@@ -47,6 +48,7 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
         limit=config.limit,
         seed=config.seed,
         corpus=config.corpus,
+        placing=Placing(config.order, config.min_distance),
     )
 
 
@@ -60,6 +62,7 @@ class FileSource:
     documents: int | None
     split: Split
     seed: int
+    placing: Placing = ANYWHERE
 
     @classmethod
     def open(
@@ -72,6 +75,7 @@ class FileSource:
         seed: int = 0,
         format: str | None = None,
         corpus: str | Path | None = None,
+        placing: Placing = ANYWHERE,
     ) -> FileSource:
         """Read and check a file. Distractors come from the whole of it, `limit` or not, and from `corpus`."""
         read = tuple(read_records(path, format=format, limit=limit if documents is None else None, corpus=corpus))
@@ -79,7 +83,7 @@ class FileSource:
         if documents is not None:
             extra = read_corpus(corpus).paragraphs if corpus else ()
             paragraphs = Corpus.of([extra, *(record.paragraphs or () for record in read)])
-        source = cls(Path(path), read[:limit], paragraphs, documents, split, seed)
+        source = cls(Path(path), read[:limit], paragraphs, documents, split, seed, placing)
         source._check()
         return source
 
@@ -115,7 +119,7 @@ class FileSource:
         return [self._problem(self.records[place]) for place in places]
 
     def _problem(self, record: Record) -> Problem:
-        return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed)
+        return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed, placing=self.placing)
 
     def _check(self) -> None:
         """Refuse at load what `assemble` would refuse in the middle of a run."""
@@ -124,8 +128,17 @@ class FileSource:
         for record in self.records:
             if record.paragraphs is None:
                 check_fixed(record, self.documents)
-            elif len(record.needed) > self.documents or len(self.corpus.paragraphs) < self.documents:
+            elif (
+                len(record.needed) > self.documents
+                or len(self.corpus.paragraphs) < self.documents
+                or (self.placing != ANYWHERE and _lacks_room(record, self.placing, self.documents))
+            ):
                 self._problem(record)
+
+
+def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
+    """Whether `assemble` would refuse to place the record's gold paragraphs."""
+    return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
 
 
 @lru_cache(maxsize=8)

@@ -4,11 +4,13 @@ A document is `chunks` paragraphs, one a line, of `facts_per_chunk` sentences ea
 fact about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one
 Alice trusts drink?"). Around the evidence stand distractors, and a number of near misses that does not grow with the
 document: other facts about the same person, or the same relation of other people. Long documents hold more of both
-by chance.
+by chance. A share of the distractors may be rivals: they say what the last hop asks for, of other people, so that
+nothing but the rest of the chain tells the evidence from them. Evidence stands in any order, in the order of reasoning
+or in its reverse, at least so many paragraphs apart.
 
 Guaranteed: a pure function of (seed, split, index, length); the evidence stands exactly once, each piece at a
-uniformly drawn paragraph and sentence of its own; no other sentence contradicts it; a person has one value per
-relation in one document, however often it is said.
+uniformly drawn paragraph and sentence of its own (of those that order and distance admit); no other sentence
+contradicts it; a person has one value per relation in one document, however often it is said.
 Not covered: two documents share the world's people and values, so facts of one may be false in another.
 """
 
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from palimpsest.config.schema import SyntheticConfig
+from palimpsest.data.placing import Order, ordered, spaced
 from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Relation
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
@@ -85,6 +88,12 @@ def near_miss(world: World, evidence: Evidence, rng: random.Random) -> str:
     return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
 
 
+def rival(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """The last hop's relation, of somebody else."""
+    _, relation = evidence.chain[-1]
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
+
+
 def _other_fact(world: World, evidence: Evidence, rng: random.Random, draw: Callable[[], tuple[str, Relation]]) -> str:
     evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
     while True:
@@ -102,6 +111,9 @@ def make_problem(
     facts_per_chunk: int = 5,
     hops: int = 1,
     near_misses: int = NEAR_MISSES,
+    rivals: float = 0.0,
+    order: Order = "any",
+    min_distance: int = 0,
 ) -> Problem:
     """Problem `index` of a split; its question does not depend on the document's length.
 
@@ -115,10 +127,19 @@ def make_problem(
     statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
     rng = keyed_random(seed, "document", split, index, hops, chunks, facts_per_chunk)
     total = chunks * facts_per_chunk
-    places = rng.sample(range(total), min(total, len(statements) + near_misses))
+    distance = min(min_distance, (chunks - 1) // max(1, len(statements) - 1))
+    if order == "any" and distance == 0:
+        places = rng.sample(range(total), min(total, len(statements) + near_misses))
+    else:
+        places = _ordered_places(rng, len(statements), chunks, facts_per_chunk, order, distance)
+        free = [place for place in range(total) if place not in places]
+        places += rng.sample(free, min(len(free), near_misses))
     chosen = statements + [near_miss(world, evidence, rng) for _ in places[len(statements) :]]
     at = dict(zip(places, chosen, strict=True))
-    sentences = [at.get(i) or distractor(world, evidence, rng) for i in range(total)]
+    sentences = [
+        at.get(i) or (rival if rivals and rng.random() < rivals else distractor)(world, evidence, rng)
+        for i in range(total)
+    ]
     lines = ["- " + " ".join(sentences[i : i + facts_per_chunk]) for i in range(0, len(sentences), facts_per_chunk)]
     metadata = {
         "hops": hops,
@@ -128,6 +149,16 @@ def make_problem(
     }
     name = f"synthetic-{split}-{seed}-{hops}hop-{index}"
     return Problem(name, evidence.question, (evidence.answer,), "\n".join(lines), metadata)
+
+
+def _ordered_places(
+    rng: random.Random, count: int, chunks: int, facts_per_chunk: int, order: Order, distance: int
+) -> list[int]:
+    """Sentences of the evidence, in reasoning order."""
+    if distance == 0:
+        return ordered(rng, sorted(rng.sample(range(chunks * facts_per_chunk), count)), order)
+    slots = ordered(rng, spaced(rng, count, chunks, distance), order)
+    return [slot * facts_per_chunk + rng.randrange(facts_per_chunk) for slot in slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +181,9 @@ class SyntheticSource:
                 facts_per_chunk=self.config.facts_per_chunk,
                 hops=self.config.hops,
                 near_misses=self.config.near_misses,
+                rivals=self.config.rivals,
+                order=self.config.order,
+                min_distance=self.config.min_distance,
             )
             for i in range(count)
         ]
