@@ -9,7 +9,7 @@ import typer
 
 from palimpsest.cli.options import Force
 
-METHODS = ("memagent",)
+METHODS = ("memagent", "rememr1")
 
 
 def quickstart(
@@ -31,6 +31,7 @@ def quickstart(
       palimpsest quickstart
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
       palimpsest quickstart memagent --seed 1 --out runs/seed-1 --resume
+      palimpsest quickstart rememr1 --seed 0 --out runs/recall
       palimpsest quickstart memagent train.steps=20 evaluation.multiples=[1,16] --out runs/short
     """
     from palimpsest.errors import ConfigError, nearest

@@ -237,6 +237,17 @@ class TrainConfig(Strict):
     sampler_retries: int = Field(2, ge=0)
 
 
+class ColdStartConfig(Strict):
+    """Supervised lessons in the form of the policy's replies, before training with rewards (train/lessons.py)."""
+
+    steps: int = Field(100, ge=1)
+    """Optimiser steps; the learning rate falls linearly to 0 over them."""
+    lessons_per_step: int = Field(64, ge=1)
+    """No lesson comes twice."""
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(10, ge=0)
+
+
 class EvaluationConfig(Strict):
     """What `quickstart` measures on held-out synthetic documents after training."""
 
@@ -246,6 +257,9 @@ class EvaluationConfig(Strict):
     """Problems per length."""
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Other policies to play on the trained weights, by the name the report gives them."""
+    rivals: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Policies that `quickstart` trains beside the agent, each from a cold start of its own, with the same data,
+    rewards, steps and seed, by the name the report gives them."""
     processes: int = Field(2, ge=1)
     """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
     it decides which sequences are batched together, so that results repeat."""
@@ -270,6 +284,7 @@ class RunConfig(Strict):
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
+    cold_start: ColdStartConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
@@ -292,6 +307,11 @@ class RunConfig(Strict):
             raise ValueError(
                 "data.order and data.min_distance place the gold paragraphs of assembled contexts: set data.documents "
                 "and a file as data.source, or take data.synthetic.order and data.synthetic.min_distance"
+            )
+        if self.cold_start is not None and self.data.source != "synthetic":
+            raise ValueError(
+                "cold_start draws its lessons from the synthetic world: data.source must be synthetic; for other data "
+                "begin with palimpsest sft"
             )
         if self.data.curriculum is not None and self.data.source != "synthetic":
             raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from palimpsest.evaluate.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.evaluate.samples import Sample
 from palimpsest.evaluate.summary import Score
-
-LABELS = {
-    "agent": "agent after RL",
-    "agent_before": "same model before RL",
-    "full_window": "whole document in the window",
-    "last_window": "last window only",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +51,18 @@ class Results:
     samples: Sequence[Sample]
     config: str
     """The resolved configuration as YAML."""
+    agent: str = "agent"
+    """Name of the trained agent in `cells`; `{agent}_before` is the same before training."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Words for the names in `cells`."""
+    others: str = "in comparison"
+    """What the lead says of the other policies."""
+    note: str = ""
+    """What the accuracy figure's caption says of them."""
+
+    def label(self, name: str) -> str:
+        """What tables and figures call a policy."""
+        return self.labels.get(name, name)
 
 
 def write_report(folder: Path, results: Results) -> None:
@@ -83,7 +88,7 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
         lead=lead(results),
         facts=_facts(results),
         columns=[{"multiple": m, "length": m * results.training_chunks} for m in multiples],
-        rows=[_row(name, cells, multiples) for name, cells in results.cells.items()],
+        rows=[_row(results, name, cells, multiples) for name, cells in results.cells.items()],
         table_note=_table_note(results),
         figures=[{**f, "base64": base64.b64encode(f["png"]).decode("ascii")} for f in figures],
         samples=[_shown(sample) for sample in results.samples],
@@ -95,7 +100,7 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
 def lead(results: Results) -> str:
     """What happened, in one or two sentences of measured figures."""
     multiples = _multiples(results)
-    after, before = results.cells.get("agent", {}), results.cells.get("agent_before", {})
+    after, before = results.cells.get(results.agent, {}), results.cells.get(f"{results.agent}_before", {})
     first, last = multiples[0], multiples[-1]
     text = (
         f"At {_chunks(first * results.training_chunks)} a document, the agent's accuracy went from "
@@ -103,8 +108,8 @@ def lead(results: Results) -> str:
     )
     if last != first:
         text += f" On documents {last} times as long as any it was trained on it is {_percent(after.get(last))}"
-        others = [f"{_percent(cells.get(last))} ({LABELS.get(name, name)})" for name, cells in _baselines(results)]
-        text += f"; on the same weights, without a memory: {', '.join(others)}." if others else "."
+        others = [f"{_percent(cells.get(last))} ({results.label(name)})" for name, cells in _baselines(results)]
+        text += f"; {results.others}: {', '.join(others)}." if others else "."
     return text
 
 
@@ -136,7 +141,7 @@ def _figures(results: Results) -> list[dict[str, Any]]:
         figures.append({"name": "reward", "png": png, "caption": caption, "alt": "mean reward over training steps"})
     caption = (
         "Accuracy on held-out documents, greedy decoding; bands are 95% intervals. The agent was trained at "
-        f"{train} at the most. The baselines use the trained weights, but answer in one call from what fits the window."
+        f"{train} at the most. {results.note}"
     )
     png = accuracy_figure(_curves(results, tokens=False), training_length=results.training_chunks)
     figures.append({"name": "accuracy", "png": png, "caption": caption, "alt": "accuracy against document length"})
@@ -152,10 +157,10 @@ def _figures(results: Results) -> list[dict[str, Any]]:
 def _curves(results: Results, *, tokens: bool) -> dict[str, list[Point]]:
     curves = {}
     for name, cells in results.cells.items():
-        if tokens and name == "agent_before":
+        if tokens and name == f"{results.agent}_before":
             continue  # lies under the trained agent's line: both read the same chunks
         points = [_point(m * results.training_chunks, cell, tokens) for m, cell in sorted(cells.items())]
-        curves[LABELS.get(name, name)] = [point for point in points if point is not None]
+        curves[results.label(name)] = [point for point in points if point is not None]
     return {label: points for label, points in curves.items() if points}
 
 
@@ -181,10 +186,10 @@ def _facts(results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def _row(name: str, cells: Mapping[int, Cell], multiples: Sequence[int]) -> dict[str, Any]:
+def _row(results: Results, name: str, cells: Mapping[int, Cell], multiples: Sequence[int]) -> dict[str, Any]:
     return {
-        "label": LABELS.get(name, name),
-        "main": name == "agent",
+        "label": results.label(name),
+        "main": name == results.agent,
         "cells": [_cell(cells.get(multiple)) for multiple in multiples],
     }
 
@@ -218,7 +223,8 @@ def _shown(sample: Sample) -> dict[str, Any]:
 
 
 def _baselines(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
-    return [(name, cells) for name, cells in results.cells.items() if name not in ("agent", "agent_before")]
+    own = (results.agent, f"{results.agent}_before")
+    return [(name, cells) for name, cells in results.cells.items() if name not in own]
 
 
 def _multiples(results: Results) -> list[int]:

@@ -76,6 +76,16 @@ class GatedPolicy(OverwritePolicy):
         """Window the model needs: the longest prompt any document can lead to, plus its completion."""
         return OverwritePolicy.required_context(self, codec) + max(0, self.written_tokens - self.memory_tokens)
 
+    def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
+        """The ids of a reply that writes and reads on, or for an empty `memory` skips, without the stop token."""
+        if not memory:
+            return codec.encode("<check>no</check><next>continue</next>")
+        return [
+            *codec.encode("<check>yes</check><update>"),
+            *memory,
+            *codec.encode("</update><next>continue</next>"),
+        ]
+
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Read until the exit gate opens or the document ends, then answer."""
         codec = model.codec

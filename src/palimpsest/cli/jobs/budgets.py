@@ -1,6 +1,6 @@
 """Budgets of a shipped policy for a model whose window is small, so that any data file can be played on any model.
 
-Only options that nobody set are chosen: by the recipe made for small models where the window is below
+Only options that nobody set are chosen: by the recipes made for small models where the window is below
 `SMALL_WINDOW`, by the policy's published defaults elsewhere; then `question_tokens` grows to the longest question and
 `chunk_size` shrinks to what is left. What was chosen is part of the evaluation's identity and is printed.
 Not covered: policies without these options, which are taken as they are.
@@ -19,7 +19,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
 SMALL_WINDOW = 4096
-SMALL_RECIPE = "memagent-quickstart"
+SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart")
 
 
 def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
@@ -41,11 +41,11 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
 
 
 def _small_options(name: str) -> dict[str, Any]:
-    """Options of the first policy of this name in the small models' recipe."""
-    recipe = load_recipe(SMALL_RECIPE)
-    for policy in (recipe.policy, *recipe.evaluation.baselines.values()):
-        if policy.name == name:
-            return dict(policy.options)
+    """Options of the first policy of this name in the small models' recipes."""
+    for recipe in map(load_recipe, SMALL_RECIPES):
+        for policy in (recipe.policy, *recipe.evaluation.baselines.values(), *recipe.evaluation.rivals.values()):
+            if policy.name == name:
+                return dict(policy.options)
     return {}
 
 

@@ -23,7 +23,7 @@ from palimpsest.evaluate.summary import EvalSummary, Score
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.grader import build_grader
 from palimpsest.text.codec import Codec
-from palimpsest.train.metrics import memory_metrics
+from palimpsest.train.metrics import memory_metrics, reply_metrics
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 SUMMARY = "summary.json"
@@ -110,7 +110,8 @@ def measure_memory(codec: Codec) -> Measure:
     """What is measured on every episode besides its grade: copy fidelity, evidence retention, memory length..."""
 
     def measure(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
-        found = memory_metrics(Group(problem, (trajectory,), (grade,)), codec)
+        group = Group(problem, (trajectory,), (grade,))
+        found = memory_metrics(group, codec) | reply_metrics(group, codec)
         return {name: value for name, value in found.items() if value is not None}
 
     return measure

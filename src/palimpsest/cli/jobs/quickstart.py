@@ -1,7 +1,9 @@
-"""`palimpsest quickstart`: train, evaluate far beyond the training length, report.
+"""`palimpsest quickstart`: train, evaluate far beyond what was trained on, report.
 
-    main process     train ........................ evaluate share 1   report
-    helper           evaluate the untrained model   evaluate share 2
+    main process     (cold start) train ............ evaluate share 1   report
+    helper           train the rivals, evaluate the untrained agent ...   evaluate share 2
+
+Which agents there are, and what grows along the axis, is the method's affair (cli/jobs/methods.py) and its recipe's.
 
 Guaranteed: an interrupted quickstart goes on with --resume and comes to the same figures; summary.json is written
 last, by rename, so a folder that has it is complete.
@@ -11,21 +13,22 @@ Not covered: `wall_s` is the time of the last invocation.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from palimpsest.cli.jobs.evaluation import interval, percent
+from palimpsest.cli.jobs.methods import METHODS, Method, training_chunks
 from palimpsest.cli.jobs.parts import policy_of
-from palimpsest.cli.jobs.shares import Helper, Share, play_share, samples_of, set_name, training_chunks
+from palimpsest.cli.jobs.shares import Helper, Share, play_share, samples_of, set_name
 from palimpsest.cli.jobs.show import note, progress, stdout, table
-from palimpsest.cli.jobs.training import Prepared, prepare, train_in
-from palimpsest.config.load import dump_config, load_recipe
-from palimpsest.config.schema import RunConfig
-from palimpsest.data.source import build_source
-from palimpsest.errors import ConfigError
-from palimpsest.evaluate.report import LABELS, Cell, Results, write_report
+from palimpsest.cli.jobs.training import Prepared, prepare, train_run
+from palimpsest.config.load import dump_config, load_recipe, parse_config
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluate.report import Cell, Results, write_report
 from palimpsest.evaluate.samples import Sample, write_json
 from palimpsest.evaluate.summary import EvalSummary, summarise
 from palimpsest.memory.registry import admit_all, build_policy
@@ -35,30 +38,71 @@ SUMMARY = "summary.json"
 SHOWN_SAMPLES = 4
 
 Summaries = dict[str, dict[int, EvalSummary]]
-"""Policy name, then multiple of the training length."""
+"""Policy name, then point of the method's axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class RivalTraining:
+    """A rival's training, as a task for a helper process."""
+
+    config: str
+    """The rival's own run configuration as YAML."""
+    folder: Path
+
+    def run(self, on_episode: Callable[[], None]) -> None:
+        """Train to the end, going on from what is there."""
+        config = parse_config(self.config)
+        with open_run(self.folder, config, resume=True, on_warning=note) as folder:
+            finished = train_run(folder, config, prepare(config))
+        if finished.interrupted:
+            raise RunError(f"{self.folder}: interrupted after step {finished.step}; run again with --resume")
+
+    @property
+    def model(self) -> str:
+        """Folder of the trained weights, once it has run."""
+        return str(self.folder / "checkpoints" / f"step-{parse_config(self.config).train.steps:06d}")
 
 
 def run_quickstart(
-    method: str, *, overrides: Sequence[str], seed: int, out: Path, resume: bool = False, force: bool = False
+    name: str, *, overrides: Sequence[str], seed: int, out: Path, resume: bool = False, force: bool = False
 ) -> None:
     """Do all of it in `out`."""
     started = time.monotonic()
-    config = quickstart_config(method, overrides, seed)
+    method = METHODS[name]
+    config = quickstart_config(name, overrides, seed)
     prepared = prepare(config)
-    _admit(config, prepared)
+    _admit(method, config, prepared)
     with ExitStack() as stack:
         folder = stack.enter_context(open_run(out, config, resume=resume, force=force, on_warning=note))
         helpers = [Helper() for _ in range(max(1, config.evaluation.processes - 1))]
         for helper in helpers:
             stack.callback(helper.stop)
-        before = [_share(config, config.model.path, ("agent_before",), out / "evaluations" / "before", 0, 1)]
-        helpers[0].hand(before[0])
-        finished = train_in(folder, config, prepared)
+        rivals = _rivals(config, out)
+        trained = {rival: helpers[0].hand(task) for rival, task in rivals.items()}
+        before: list[Share] = []
+
+        def begin(model: str) -> None:
+            text = dump_config(config)
+            before.append(Share(text, model, (method.before,), out / "evaluations" / "before", 0, 1, name))
+            helpers[0].hand(before[0])
+
+        finished = train_run(folder, config, prepared, begin)
         if finished.interrupted:
-            note(f"stopped after step {finished.step}; palimpsest quickstart {method} --out {out} --resume goes on")
+            note(f"stopped after step {finished.step}; palimpsest quickstart {name} --out {out} --resume goes on")
             return
-        after = _evaluate_after(config, str(finished.checkpoint), out, helpers, before)
+        models = {rival: task.model for rival, task in rivals.items()}
+        after = _evaluate_after(method, config, str(finished.checkpoint), models, trained, out, helpers, before)
     _publish(method, config, folder, samples_of([*before, *after]), time.monotonic() - started)
+
+
+def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
+    """The trainings of the recipe's rivals: the agent's own but for the policy."""
+    quiet = config.logging.model_copy(update={"sinks": ("jsonl",)})
+    found = {}
+    for name, policy in config.evaluation.rivals.items():
+        own = config.model_copy(update={"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet})
+        found[name] = RivalTraining(dump_config(own), out / "rivals" / name)
+    return found
 
 
 def quickstart_config(method: str, overrides: Sequence[str], seed: int) -> RunConfig:
@@ -70,76 +114,94 @@ def quickstart_config(method: str, overrides: Sequence[str], seed: int) -> RunCo
             "palimpsest train takes any file"
         )
     policy_of(config)
-    for policy in config.evaluation.baselines.values():
+    for policy in _others(config):
         build_policy(policy)
     return config
 
 
-def _admit(config: RunConfig, prepared: Prepared) -> None:
-    """Refuse now what the evaluation would refuse after training: a baseline whose budgets the model can't hold."""
+def _others(config: RunConfig) -> list[PolicyConfig]:
+    return [*config.evaluation.rivals.values(), *config.evaluation.baselines.values()]
+
+
+def _admit(method: Method, config: RunConfig, prepared: Prepared) -> None:
+    """Refuse now what the evaluation would refuse after training: a policy whose budgets the model can't hold."""
     engine = prepared.parts.engine
-    problems = build_source(config.data, split="eval").problems(
-        step=0, count=config.evaluation.problems, chunks=training_chunks(config)
-    )
-    for policy in (config.policy, *config.evaluation.baselines.values()):
+    problems = method.axis.problems(config, min(method.axis.points(config)))
+    for policy in (config.policy, *_others(config)):
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
 
-def _share(config: RunConfig, model: str, policies: tuple[str, ...], folder: Path, index: int, count: int) -> Share:
-    return Share(dump_config(config), model, policies, folder, index, count)
-
-
 def _evaluate_after(
-    config: RunConfig, model: str, out: Path, helpers: Sequence[Helper], before: Sequence[Share]
+    method: Method,
+    config: RunConfig,
+    model: str,
+    rivals: Mapping[str, str],
+    trained: Mapping[str, int],
+    out: Path,
+    helpers: Sequence[Helper],
+    before: Sequence[Share],
 ) -> list[Share]:
-    """Evaluate the trained weights in all processes, and wait for what is left of the evaluation before."""
-    count = config.evaluation.processes
-    policies = ("agent", *config.evaluation.baselines)
-    shares = [_share(config, model, policies, out / "evaluations" / "after", i, count) for i in range(count)]
-    for helper, share in zip(helpers, shares[1:], strict=False):
-        helper.hand(share)
+    """Evaluate all trained weights in all processes, and wait for what is left of the work before.
+
+    `rivals` are their models, `trained` the first helper's count of tasks at which each is there.
+    """
+    text, count = dump_config(config), config.evaluation.processes
+    mine: list[tuple[int, Share]] = []
+    shares: list[Share] = []
+    weights = {"after": (model, (method.agent, *config.evaluation.baselines), 0)}
+    weights |= {name: (rivals[name], (name,), trained[name]) for name in rivals}
+    for name, (path, policies, needed) in weights.items():
+        dealt = [Share(text, path, policies, out / "evaluations" / name, i, count, method.name) for i in range(count)]
+        for helper, share in zip(helpers, dealt[1:], strict=False):
+            if needed and helper is not helpers[0]:
+                helpers[0].wait(lambda: None, needed)
+            helper.hand(share)
+        mine.append((needed, dealt[0]))
+        shares += dealt
     total = sum(share.episodes(config) for share in (*before, *shares))
-    mine = shown = 0
+    played = shown = 0
     with progress("evaluation", total) as tick:
 
         def show() -> None:
             nonlocal shown
-            seen = mine + sum(helper.played for helper in helpers)
+            seen = played + sum(helper.played for helper in helpers)
             tick(seen - shown)
             shown = seen
 
         def on_episode() -> None:
-            nonlocal mine
-            mine += 1
+            nonlocal played
+            played += 1
             show()
 
-        play_share(shares[0], on_episode)
+        for needed, share in mine:
+            helpers[0].wait(show, needed)
+            play_share(share, on_episode)
         for helper in helpers:
             helper.wait(show)
     return shares
 
 
 def _publish(
-    method: str, config: RunConfig, folder: RunFolder, samples: Mapping[str, Sequence[Sample]], wall_s: float
+    method: Method, config: RunConfig, folder: RunFolder, samples: Mapping[str, Sequence[Sample]], wall_s: float
 ) -> None:
-    names = ("agent", "agent_before", *config.evaluation.baselines)
-    multiples = config.evaluation.multiples
+    points = method.axis.points(config)
     summaries = {
-        name: {m: summarise(set_name(name, m), samples.get(set_name(name, m), ())) for m in multiples} for name in names
+        name: {p: summarise(set_name(name, p), samples.get(set_name(name, p), ())) for p in points}
+        for name in method.names(config)
     }
-    longest = sorted(samples.get(set_name("agent", max(multiples)), ()), key=lambda sample: sample.id)
+    longest = sorted(samples.get(set_name(method.agent, max(points)), ()), key=lambda sample: sample.id)
     results = _results(method, config, folder, summaries, longest[:SHOWN_SAMPLES], wall_s)
     write_report(folder.path, results)
     write_json(
         folder.path / "evaluations" / SUMMARY,
-        {name: {str(m): s.to_json() for m, s in row.items()} for name, row in summaries.items()},
+        {name: {str(p): s.to_json() for p, s in row.items()} for name, row in summaries.items()},
     )
-    write_json(folder.path / SUMMARY, summary_json(results))
-    _print(results, folder.path)
+    write_json(folder.path / SUMMARY, summary_json(results) | method.figures(method.agent, summaries))
+    _print(method, config, results, folder.path)
 
 
 def _results(
-    method: str,
+    method: Method,
     config: RunConfig,
     folder: RunFolder,
     summaries: Summaries,
@@ -147,9 +209,9 @@ def _results(
     wall_s: float,
 ) -> Results:
     rows = [row for row in read_rows(folder.path / METRICS) if "reward/mean" in row]
-    first = min(config.evaluation.multiples)
+    first = min(method.axis.points(config))
     return Results(
-        method=method,
+        method=method.name,
         seed=config.seed,
         training_chunks=training_chunks(config),
         wall_s=wall_s,
@@ -159,10 +221,14 @@ def _results(
         },
         rewards=[float(row["reward/mean"]) for row in rows],
         lengths=[int(row.get("curriculum/chunks", config.data.synthetic.chunks)) for row in rows],
-        fidelity_before=summaries["agent_before"][first].measures.get("copy_fidelity"),
-        fidelity_after=summaries["agent"][first].measures.get("copy_fidelity"),
+        fidelity_before=summaries[method.before][first].measures.get("copy_fidelity"),
+        fidelity_after=summaries[method.agent][first].measures.get("copy_fidelity"),
         samples=samples,
         config=dump_config(config),
+        agent=method.agent,
+        labels=method.labels,
+        others=method.others,
+        note=method.note,
     )
 
 
@@ -177,24 +243,22 @@ def summary_json(results: Results) -> dict[str, Any]:
             name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()
         },
         "copy_fidelity": {"before": results.fidelity_before, "after": results.fidelity_after},
-        "tokens_per_document": {str(m): cell.tokens_per_document for m, cell in sorted(results.cells["agent"].items())},
+        "tokens_per_document": {
+            str(m): cell.tokens_per_document for m, cell in sorted(results.cells[results.agent].items())
+        },
     }
 
 
-def _print(results: Results, path: Path) -> None:
-    multiples = sorted(results.cells["agent"])
-    chunks = results.training_chunks
-    columns = ["accuracy in %, 95% interval", *(f"{m * chunks:,} chunks ({m}x)" for m in multiples)]
+def _print(method: Method, config: RunConfig, results: Results, path: Path) -> None:
+    points = sorted(method.axis.points(config))
+    columns = ["accuracy in %, 95% interval", *(method.axis.heading(config, p) for p in points)]
     rows = [
-        [
-            LABELS.get(name, name),
-            *(f"{percent(row[m].score.mean)}  {interval(row[m].score)}" for m in multiples),
-        ]
+        [results.label(name), *(f"{percent(row[p].score.mean)}  {interval(row[p].score)}" for p in points)]
         for name, row in results.cells.items()
     ]
     tokens = [
         "tokens per document, agent",
-        *(f"{results.cells['agent'][m].tokens_per_document:,.0f}" for m in multiples),
+        *(f"{results.cells[method.agent][p].tokens_per_document:,.0f}" for p in points),
     ]
     stdout().print(table("", columns, [*rows, tokens]))
     fidelity = [percent(value) for value in (results.fidelity_before, results.fidelity_after)]

@@ -1,4 +1,4 @@
-"""Evaluation shared between processes, each with an engine of its own.
+"""Evaluation, and other work, shared between processes, each with an engine of its own.
 
 A share is every n-th problem of some sets. How problems are dealt out, and so which sequences are batched together,
 depends on the configuration alone, never on which process is faster: the same configuration gives the same answers.
@@ -16,17 +16,18 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from palimpsest.cli.jobs.evaluation import longest_first, measure_memory, weights_fingerprint
+from palimpsest.cli.jobs.methods import METHODS
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.source import build_source
 from palimpsest.engines.embedded.build import build_engine
 from palimpsest.engines.embedded.model import model_path
 from palimpsest.errors import PalimpsestError, RunError
@@ -35,7 +36,8 @@ from palimpsest.evaluate.samples import SAMPLES, Sample, read_samples
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.grader import build_grader
 from palimpsest.text.codec import Codec
-from palimpsest.types import Grade, Problem, Trajectory
+from palimpsest.train.metrics import reply_metrics
+from palimpsest.types import Grade, Group, Problem, Trajectory
 
 _PATIENCE_S = 5.0  # for a helper to end by itself
 _MEASURED_TURNS = 100  # reading every prompt of longer episodes would cost more than playing them
@@ -49,10 +51,11 @@ class Share:
     """The run configuration as YAML."""
     model: str
     policies: tuple[str, ...]
-    """`agent...` for the configured policy, otherwise names of `evaluation.baselines`."""
+    """Names of `evaluation.baselines` or `evaluation.rivals`; any other is the configured policy."""
     folder: Path
     index: int
     count: int
+    method: str = "memagent"
 
     @property
     def path(self) -> Path:
@@ -61,17 +64,15 @@ class Share:
     def episodes(self, config: RunConfig) -> int:
         """Episodes to play, finished ones included."""
         each = len(range(self.index, config.evaluation.problems, self.count))
-        return each * len(self.policies) * len(config.evaluation.multiples)
+        return each * len(self.policies) * len(METHODS[self.method].axis.points(config))
+
+    def run(self, on_episode: Callable[[], None]) -> None:
+        """Play it."""
+        play_share(self, on_episode)
 
 
-def training_chunks(config: RunConfig) -> int:
-    """Longest document of training."""
-    curriculum = config.data.curriculum
-    return curriculum.chunks[-1] if curriculum else config.data.synthetic.chunks
-
-
-def set_name(policy: str, multiple: int) -> str:
-    return f"{policy}@{multiple}"
+def set_name(policy: str, point: int) -> str:
+    return f"{policy}@{point}"
 
 
 def play_share(share: Share, on_episode: Callable[[], None]) -> None:
@@ -120,39 +121,50 @@ def samples_of(shares: Sequence[Share]) -> dict[str, list[Sample]]:
 
 
 def _sets(share: Share, config: RunConfig) -> list[EvalSet]:
-    source = build_source(config.data, split="eval")
+    axis = METHODS[share.method].axis
     sets = []
-    for multiple in config.evaluation.multiples:
-        chunks = multiple * training_chunks(config)
-        problems = source.problems(step=0, count=config.evaluation.problems, chunks=chunks)
+    for point in axis.points(config):
+        problems = axis.problems(config, point)
         for name in share.policies:
             mine = problems[share.index :: share.count]
-            sets.append(EvalSet(set_name(name, multiple), mine, build_policy(_policy(name, config))))
+            sets.append(EvalSet(set_name(name, point), mine, build_policy(_policy(name, config))))
     return sets
 
 
 def _policy(name: str, config: RunConfig) -> PolicyConfig:
-    return config.evaluation.baselines.get(name, config.policy)
+    others = {**config.evaluation.rivals, **config.evaluation.baselines}
+    return others.get(name, config.policy)
 
 
 def _measure(codec: Codec) -> Measure:
     measure = measure_memory(codec)
 
-    def measured(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
-        return dict(measure(problem, trajectory, grade)) if len(trajectory.turns) <= _MEASURED_TURNS else {}
+    def measured(problem: Problem, trajectory: Trajectory, grade: Grade) -> Mapping[str, float]:
+        if len(trajectory.turns) <= _MEASURED_TURNS:
+            return measure(problem, trajectory, grade)
+        asked = reply_metrics(Group(problem, (trajectory,), (grade,)), codec)
+        return {name: value for name, value in asked.items() if value is not None}
 
     return measured
 
 
+class Task(Protocol):
+    """Work that can be handed to another process."""
+
+    def run(self, on_episode: Callable[[], None]) -> None:
+        """Do it, calling back after each episode of an evaluation."""
+        ...
+
+
 class Helper:
-    """A second process that plays the shares it is handed, one after the other."""
+    """A second process that does the tasks it is handed, one after the other."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy the parent's torch threads in mid-air
         self._inbox: Any = context.SimpleQueue()
         self._results: Any = context.SimpleQueue()
         self._count: Any = context.Value("l", 0)
-        self._handed = 0
+        self._handed = self._done = 0
         self._process: BaseProcess = context.Process(
             target=_serve, args=(self._inbox, self._results, self._count), daemon=True
         )
@@ -163,24 +175,26 @@ class Helper:
         """Episodes played so far, of all shares."""
         return int(self._count.value)
 
-    def hand(self, share: Share) -> None:
-        """Queue a share."""
+    def hand(self, task: Task) -> int:
+        """Queue a task; returns how many were handed so far."""
         self._handed += 1
-        self._inbox.put(share)
+        self._inbox.put(task)
+        return self._handed
 
-    def wait(self, on_wait: Callable[[], None], every_s: float = 0.5) -> None:
-        """Until all shares are played, calling `on_wait` meanwhile; raises what went wrong in the helper."""
-        while self._handed:
+    def wait(self, on_wait: Callable[[], None], tasks: int | None = None, every_s: float = 0.5) -> None:
+        """Until the first `tasks` are done, or all, calling `on_wait` meanwhile; raises what went wrong there."""
+        wanted = self._handed if tasks is None else tasks
+        while self._done < wanted:
             while not self._results.empty():
-                self._handed -= 1
+                self._done += 1
                 if (failure := self._results.get()) is not None:
                     raise failure
-            if self._handed and not self._process.is_alive():
+            if self._done < wanted and not self._process.is_alive():
                 raise RunError(
                     f"a helper process ended with exit code {self._process.exitcode}: run again with --resume"
                 )
             on_wait()
-            if self._handed:
+            if self._done < wanted:
                 self._process.join(every_s)
 
     def stop(self) -> None:
@@ -191,22 +205,28 @@ class Helper:
         self._process.join()
 
 
+def _leave_with_parent() -> None:
+    """End this process when nobody is left to read its results: logs and run folders bear it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _serve(inbox: Any, results: Any, count: Any) -> None:
     """The helper's life. An interrupt is the parent's to handle: it decides what becomes of a run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not the default: locks of libraries are to be released
-    parent = multiprocessing.parent_process()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
 
     def on_episode() -> None:
         with count.get_lock():
             count.value += 1
-        if parent is not None and not parent.is_alive():
-            os._exit(1)  # nobody is left to read the results
 
     while True:
-        share = inbox.get()
+        task: Task = inbox.get()
         try:
-            play_share(share, on_episode)
+            task.run(on_episode)
         except PalimpsestError as error:
             results.put(error)
         except Exception:  # noqa: BLE001  border of the process: the parent raises it, with the trace as its text

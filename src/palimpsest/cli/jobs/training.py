@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from palimpsest.cli.jobs.cold_start import run_cold_start
 from palimpsest.cli.jobs.parts import Parts, build_parts, policy_of, supervised_learner
 from palimpsest.cli.jobs.show import note
 from palimpsest.cli.requests import TrainRequest
@@ -42,7 +43,7 @@ def run_training(request: TrainRequest) -> Finished:
     config = request.config
     prepared = prepare(config)  # before the folder: a mistake corrected is a run begun, not one to resume
     with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
-        finished = train_in(folder, config, prepared)
+        finished = train_run(folder, config, prepared)
     again = f"; palimpsest train {request.recipe} --out {request.out} --resume goes on" if finished.interrupted else ""
     note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}{again}")
     return finished
@@ -60,6 +61,25 @@ def prepare(config: RunConfig) -> Prepared:
     for problems in (source if isinstance(source, FileSource) else first, held_out or ()):
         admit_all(parts.policy, problems, parts.engine.codec, parts.engine.sampler.max_context)
     return Prepared(parts, source, held_out)
+
+
+def train_run(
+    folder: RunFolder, config: RunConfig, prepared: Prepared, on_start: Callable[[str], None] = lambda _: None
+) -> Finished:
+    """Train `config` in an open run folder, after its cold start if it has one.
+
+    `on_start` is told the model that training with rewards starts from.
+    """
+    if config.cold_start is not None:
+        parts = prepared.parts
+        begun = run_cold_start(config, config.cold_start, parts.policy, parts.engine.codec, folder.path, folder.warn)
+        if begun.interrupted:
+            return Finished(0, True, begun.checkpoint)
+        model = config.model.model_copy(update={"path": str(begun.checkpoint)})
+        config = config.model_copy(update={"model": model})
+        prepared = prepare(config)
+    on_start(config.model.path)
+    return train_in(folder, config, prepared)
 
 
 def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finished:
