@@ -202,3 +202,33 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     assert again.returncode == 0, again.stderr
     resumed = json.loads((out / "summary.json").read_text())
     assert {**resumed, "wall_s": 0} == {**summary, "wall_s": 0}
+
+
+@pytest.mark.slow
+def test_quickstart_of_recall_trains_agent_and_rival_and_goes_on_where_it_was(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    out = tmp_path / "run"
+    command = ["quickstart", "rememr1", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += ["train.steps=2", "train.prompts_per_step=2", "train.optimizer_steps=1", "train.group_size=2"]
+    command += ["cold_start.steps=2", "cold_start.lessons_per_step=4"]
+    command += ["evaluation.problems=3", "evaluation.multiples=[1, 2]", "data.curriculum.chunks=[2, 3]"]
+    policies = ["policy", "evaluation.rivals.overwrite", "evaluation.baselines.rule_recall"]
+    command += [f"{policy}.options.question_tokens=60" for policy in policies]
+    command += [f"{policy}.options.memory_tokens=16" for policy in policies]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("rememr1", 5, 3)
+    assert set(summary["accuracy"]) == {"recall_before", "recall", "overwrite", "rule_recall"}
+    assert all(set(row) == {"1", "2"} for row in summary["accuracy"].values())
+    assert "recall_hit_rate" in summary
+    assert "question as the query" in (out / "report.html").read_text()
+    for folder in (out, out / "rivals" / "overwrite"):
+        assert (folder / "cold-start" / "checkpoints" / "step-000002").is_dir()
+        assert (folder / "checkpoints" / "step-000002").is_dir()
+    (out / "summary.json").unlink()
+    again = palimpsest(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    resumed = json.loads((out / "summary.json").read_text())
+    assert {**resumed, "wall_s": 0} == {**summary, "wall_s": 0}

@@ -127,8 +127,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
 
 
 def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
-    assert "did you mean optim.learning_rate?" in refused("train.learning_rate=1")
-    assert "did you mean optim.learning_rate?" in refused("learning_rate=1")
+    assert "did you mean optim.learning_rate" in refused("train.learning_rate=1")
+    assert "did you mean optim.learning_rate" in refused("learning_rate=1")
 
 
 def test_a_wrong_value_names_key_value_and_what_is_allowed() -> None:

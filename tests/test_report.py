@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from palimpsest.cli.jobs.methods import METHODS
 from palimpsest.evaluate.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.evaluate.report import Cell, Results, lead, visible, write_report
 from palimpsest.evaluate.samples import Sample
@@ -42,6 +43,8 @@ def results(**changes: Any) -> Results:
         "fidelity_after": None,
         "samples": [sample],
         "config": f"recipe: {ATTACK}",
+        "labels": METHODS["memagent"].labels,
+        "others": METHODS["memagent"].others,
     }
     return Results(**{**given, **changes})
 

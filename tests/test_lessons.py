@@ -1,0 +1,175 @@
+"""Lessons of a cold start: the form of replies, and nothing of what reinforcement learning has to teach."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.cli.jobs.methods import METHODS, Lengths
+from palimpsest.config.load import load_recipe, parse_config
+from palimpsest.config.schema import SyntheticConfig
+from palimpsest.data.world import PEOPLE
+from palimpsest.errors import ConfigError
+from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.gated import GatedPolicy, read_gates
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.prompts import read_slots
+from palimpsest.memory.recall import RecallPolicy
+from palimpsest.text.tags import RecallReply, read_recall_reply
+from palimpsest.train.lessons import Lessons
+from palimpsest.train.metrics import copied, sentences
+
+DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
+SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
+COUNT = 300
+
+
+def lessons(policy: Any, codec: Any) -> list[tuple[str, str, str]]:
+    """Kind, prompt and reply of each lesson."""
+    drawn = Lessons(policy, codec, DATA, 0).trajectories(COUNT)
+    return [
+        (
+            turn.name,
+            codec.decode(turn.prompt_ids, control=False),
+            codec.decode(turn.completion.token_ids, control=False),
+        )
+        for trajectory in drawn
+        for turn in trajectory.turns
+    ]
+
+
+def test_every_reply_is_well_formed_and_within_its_budget(tiny_codec: Any) -> None:
+    policy = RecallPolicy(**SIZES, reply_tokens=140)
+    asked = 0
+    for trajectory in Lessons(policy, tiny_codec, DATA, 0).trajectories(COUNT):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            reply = read_recall_reply(turn.completion.token_ids, tiny_codec)
+            assert isinstance(reply, RecallReply)
+            assert 0 < len(reply.update) <= policy.memory_tokens
+            assert reply.query is None or reply.query in PEOPLE
+            asked += reply.query is not None
+        assert turn.completion.token_ids[-1] == tiny_codec.stop_ids[-1]
+        assert len(turn.prompt_ids) + policy.written_tokens <= policy.required_context(tiny_codec)
+    assert 0.35 < asked / (0.6 * COUNT) < 0.65
+
+
+def test_what_is_written_and_asked_for_is_drawn_from_what_is_in_sight(tiny_codec: Any) -> None:
+    places = Counter[str]()
+    for kind, prompt, text in lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec):
+        if kind != "read":
+            continue
+        slots = read_slots(prompt)
+        assert slots is not None
+        update, _, recall = text.removeprefix("<update>").partition("</update>")
+        sight = slots["memory"] + "\n" + slots["section"]
+        assert copied(update, sight) == (len(sentences(update)), len(sentences(update)))
+        name = recall.removeprefix("<recall> ").removesuffix("</recall>")
+        assert not name or name in sight or name in slots["question"]
+        for sentence in sentences(update):
+            places["section" if sentence in slots["section"] else "memory"] += 1
+    assert 0.25 < places["section"] / places.total() < 0.75
+
+
+def test_what_is_written_does_not_depend_on_the_question(tiny_codec: Any) -> None:
+    """Of two facts in sight, one the question's relation and one not, each is written as often."""
+    related = others = wrote_related = wrote_others = 0
+    for kind, prompt, text in lessons(OverwritePolicy(**SIZES), tiny_codec):
+        slots = read_slots(prompt) if kind == "read" else None
+        if not slots:
+            continue
+        subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
+        for fact in dict.fromkeys(sentences(slots["section"])):
+            about = subject in fact
+            related, others = related + about, others + (not about)
+            wrote_related += about and fact in text
+            wrote_others += (not about) and fact in text
+    assert related > 10
+    assert abs(wrote_related / related - wrote_others / others) < 0.25
+
+
+def test_answers_come_from_both_memories_together_and_unknown_where_a_piece_is_missing(tiny_codec: Any) -> None:
+    answers = [(p, t) for kind, p, t in lessons(RecallPolicy(**SIZES), tiny_codec) if kind == "answer"]
+    known = [(p, t) for p, t in answers if "unknown" not in t]
+    assert 0.6 < len(known) / len(answers) < 0.9
+    spread = 0
+    for prompt, text in known:
+        answer = text.removeprefix("\\boxed{").removesuffix("}")
+        recalled, memory = prompt.partition("recall:")[2].split("\nMemory:")
+        assert answer in recalled + memory
+        subject = next(word for word in prompt.partition("\n")[2].partition("?")[0].split() if word in PEOPLE)
+        spread += (answer in recalled) != (subject in recalled)
+    assert spread > len(known) / 5  # a hop in each
+
+
+def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
+    ours, theirs = (lessons(policy, tiny_codec) for policy in (RecallPolicy(**SIZES), OverwritePolicy(**SIZES)))
+    for (kind, prompt, _), (other_kind, other_prompt, _) in zip(ours, theirs, strict=True):
+        assert kind == other_kind
+        if kind == "read":
+            mine, other = read_slots(prompt), read_slots(other_prompt)
+            assert mine is not None
+            assert other is not None
+            assert (mine["question"], mine["section"]) == (other["question"], other["section"])
+            assert other["memory"] in mine["memory"]  # which holds the recalled one besides
+
+
+def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:
+    policy = GatedPolicy(**SIZES, reply_tokens=140)
+    for trajectory in Lessons(policy, tiny_codec, DATA, 0).trajectories(40):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            assert getattr(read_gates(turn.completion.token_ids, tiny_codec), "memory", None)
+
+
+def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
+    with pytest.raises(ConfigError, match="FullContextPolicy has no templates and reply"):
+        Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
+    with pytest.raises(ConfigError, match="cold_start draws its lessons from the synthetic world"):
+        parse_config("data: {source: a.json}\ncold_start: {}")
+
+
+def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, tiny_model_folder: Path) -> None:
+    from palimpsest.cli.jobs.training import prepare, train_run
+    from palimpsest.train.run_folder import open_run
+
+    settings = [
+        f"model.path={tiny_model_folder}",
+        "train={steps: 1, prompts_per_step: 1, group_size: 2, optimizer_steps: 1, save_every: 1}",
+        "cold_start={steps: 2, lessons_per_step: 2}",
+        "policy.options.question_tokens=60",
+        "logging.sinks=[jsonl]",
+    ]
+    config = load_recipe("rememr1-quickstart", settings)
+    started: list[str] = []
+    for _ in range(2):
+        with open_run(tmp_path / "run", config, resume=True) as folder:
+            finished = train_run(folder, config, prepare(config), started.append)
+        assert finished.step == 1
+    assert started == [str(tmp_path / "run" / "cold-start" / "checkpoints" / "step-000002")] * 2
+    rows = (tmp_path / "run" / "cold-start" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 2
+    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "state_format" in row
+
+
+def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> None:
+    config = load_recipe("rememr1-quickstart", ["evaluation.problems=3"])
+    problems = Lengths().problems(config, 16)
+    assert [len((p.context or "").split("\n")) for p in problems] == [128] * 3
+    assert Lengths().heading(config, 16) == "128 chunks (16x)"
+    names = METHODS["rememr1"].names(config)
+    assert names == ("recall", "recall_before", "overwrite", "rule_recall")
+    assert set(names) == set(METHODS["rememr1"].labels)
+
+
+def test_rival_and_rule_have_the_agents_budgets() -> None:
+    config = load_recipe("rememr1-quickstart")
+    mine = config.policy.options
+    for other in (*config.evaluation.rivals.values(), *config.evaluation.baselines.values()):
+        shared = set(other.options) & set(mine) - {"query"}
+        assert {"memory_tokens", "chunk_size", "question_tokens", "answer_tokens"} <= shared
+        assert all(other.options[name] == mine[name] for name in shared)
