@@ -128,12 +128,15 @@ def key_tables() -> str:
     """Every key of the configuration, a table a section."""
     tables, plain = [], []
     for name, field in RunConfig.model_fields.items():
-        cls = field.annotation
-        if isinstance(cls, type) and issubclass(cls, BaseModel):
-            rows = list(keys_of(cls, f"{name}.", field.default))
+        section = section_in(field.annotation)
+        if section is not None:
+            rows = list(keys_of(section, f"{name}.", field.default))
             tables.append(f"### {name}\n\n" + HEADER + "\n".join(rows))
+            if field.default is None:
+                about = (section.__doc__ or "").strip().splitlines()[0]
+                plain.append(row(f"`{name}`", "section or `null`", "`null`", about))
         else:
-            plain.append(row(f"`{name}`", type_words(cls), yaml_words(field.default), ""))
+            plain.append(row(f"`{name}`", type_words(field.annotation), yaml_words(field.default), ""))
     return "\n\n".join(["### top level\n\n" + HEADER + "\n".join(plain), *tables])
 
 

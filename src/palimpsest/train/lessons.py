@@ -35,6 +35,7 @@ from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
 ANSWERS = 0.4  # share of answer lessons, evidence and all
 ASKS = 0.5  # share of replies with a query, where the policy can ask
+NOT_LAST = 0.75  # share of sections that end in a line break, as all but a document's last do
 KNOWN = 0.75  # share of answer lessons whose evidence is in sight
 
 _PEOPLE = frozenset(PEOPLE)
@@ -136,7 +137,7 @@ class Lessons:
         written = sorted(rng.sample(facts, count), key=facts.index)
         names = sorted({name for text in (scene.question, *sight) for name in _words(text) if name in _PEOPLE})
         query = self.codec.encode(f" {rng.choice(names)}") if looks_back and rng.random() < ASKS else None
-        section = self.codec.encode("- " + " ".join(scene.section) + "\n")
+        section = self.codec.encode("- " + " ".join(scene.section) + ("\n" if rng.random() < NOT_LAST else ""))
         slots = self._slots(scene.question, scene.memory, scene.recalled)
         return self.read.fill({**slots, "section": section}), self.policy.reply(self.codec, self._facts(written), query)
 
