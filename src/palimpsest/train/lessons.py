@@ -34,8 +34,8 @@ from palimpsest.train.skills import UNKNOWN
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
 ANSWERS = 0.4  # share of answer lessons, evidence and all
-ASKS = 0.5  # share of replies with a query, where the policy can ask
-NOT_LAST = 0.75  # share of sections that end in a line break, as all but a document's last do
+ASKS = 0.8  # share of replies with a query, where the policy can ask
+LAST = 0.25  # share of sections that end their document
 KNOWN = 0.75  # share of answer lessons whose evidence is in sight
 
 _PEOPLE = frozenset(PEOPLE)
@@ -50,6 +50,8 @@ class ReadScene:
     """Facts; none: the empty memory."""
     recalled: tuple[str, ...]
     section: tuple[str, ...]
+    last: bool
+    """Whether the section ends its document, and so in no line break."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Lessons:
         memory = facts(rng.randint(0, most))
         recalled = facts(rng.randint(1, most)) if rng.random() < 0.5 else ()
         section = facts(self.data.facts_per_chunk)
-        return ReadScene(evidence.question, memory, recalled, section)
+        return ReadScene(evidence.question, memory, recalled, section, last=rng.random() < LAST)
 
     def _answer_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> AnswerScene:
         statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
@@ -137,7 +139,7 @@ class Lessons:
         written = sorted(rng.sample(facts, count), key=facts.index)
         names = sorted({name for text in (scene.question, *sight) for name in _words(text) if name in _PEOPLE})
         query = self.codec.encode(f" {rng.choice(names)}") if looks_back and rng.random() < ASKS else None
-        section = self.codec.encode("- " + " ".join(scene.section) + ("\n" if rng.random() < NOT_LAST else ""))
+        section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
         slots = self._slots(scene.question, scene.memory, scene.recalled)
         return self.read.fill({**slots, "section": section}), self.policy.reply(self.codec, self._facts(written), query)
 
