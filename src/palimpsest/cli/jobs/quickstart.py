@@ -91,7 +91,8 @@ def run_quickstart(
             note(f"stopped after step {finished.step}; palimpsest quickstart {name} --out {out} --resume goes on")
             return
         models = {rival: task.model for rival, task in rivals.items()}
-        after = _evaluate_after(method, config, str(finished.checkpoint), models, trained, out, helpers, before)
+        weights = _weights(method, config, str(finished.checkpoint), models, trained, out)
+        after = _evaluate_after(config, weights, helpers, before)
     _publish(method, config, folder, samples_of([*before, *after]), time.monotonic() - started)
 
 
@@ -131,51 +132,61 @@ def _admit(method: Method, config: RunConfig, prepared: Prepared) -> None:
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
 
-def _evaluate_after(
-    method: Method,
-    config: RunConfig,
-    model: str,
-    rivals: Mapping[str, str],
-    trained: Mapping[str, int],
-    out: Path,
-    helpers: Sequence[Helper],
-    before: Sequence[Share],
-) -> list[Share]:
-    """Evaluate all trained weights in all processes, and wait for what is left of the work before.
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A trained model and who is evaluated on it."""
 
-    `rivals` are their models, `trained` the first helper's count of tasks at which each is there.
-    """
+    model: str
+    policies: tuple[str, ...]
+    tasks: int
+    """Tasks of the first helper after which the model is there."""
+    shares: tuple[Share, ...]
+    """One a process, the main process's first."""
+
+
+def _weights(
+    method: Method, config: RunConfig, model: str, rivals: Mapping[str, str], trained: Mapping[str, int], out: Path
+) -> list[Weights]:
+    """The agent's weights and each rival's; `trained` are the first helper's counts of tasks."""
     text, count = dump_config(config), config.evaluation.processes
-    mine: list[tuple[int, Share]] = []
-    shares: list[Share] = []
-    weights = {"after": (model, (method.agent, *config.evaluation.baselines), 0)}
-    weights |= {name: (rivals[name], (name,), trained[name]) for name in rivals}
-    for name, (path, policies, needed) in weights.items():
-        dealt = [Share(text, path, policies, out / "evaluations" / name, i, count, method.name) for i in range(count)]
-        for helper, share in zip(helpers, dealt[1:], strict=False):
-            if needed and helper is not helpers[0]:
-                helpers[0].wait(lambda: None, needed)
-            helper.hand(share)
-        mine.append((needed, dealt[0]))
-        shares += dealt
+
+    def weights(folder: str, path: str, policies: tuple[str, ...], tasks: int) -> Weights:
+        place = out / "evaluations" / folder
+        shares = tuple(Share(text, path, policies, place, i, count, method.name) for i in range(count))
+        return Weights(path, policies, tasks, shares)
+
+    own = weights("after", model, (method.agent, *config.evaluation.baselines), 0)
+    return [own, *(weights(name, path, (name,), trained[name]) for name, path in rivals.items())]
+
+
+def _evaluate_after(
+    config: RunConfig, weights: Sequence[Weights], helpers: Sequence[Helper], before: Sequence[Share]
+) -> list[Share]:
+    """Evaluate all trained weights in all processes, and wait for what is left of the work before."""
+    shares = [share for one in weights for share in one.shares]
     total = sum(share.episodes(config) for share in (*before, *shares))
-    played = shown = 0
+    mine = shown = 0
     with progress("evaluation", total) as tick:
 
         def show() -> None:
             nonlocal shown
-            seen = played + sum(helper.played for helper in helpers)
+            seen = mine + sum(helper.played for helper in helpers)
             tick(seen - shown)
             shown = seen
 
         def on_episode() -> None:
-            nonlocal played
-            played += 1
+            nonlocal mine
+            mine += 1
             show()
 
-        for needed, share in mine:
-            helpers[0].wait(show, needed)
-            play_share(share, on_episode)
+        for one in weights:
+            for helper, share in zip(helpers, one.shares[1:], strict=False):
+                if helper is not helpers[0]:  # the first trains the rivals and comes to this after them
+                    helpers[0].wait(show, one.tasks)
+                helper.hand(share)
+        for one in weights:
+            helpers[0].wait(show, one.tasks)
+            play_share(one.shares[0], on_episode)
         for helper in helpers:
             helper.wait(show)
     return shares
