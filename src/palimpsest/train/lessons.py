@@ -3,8 +3,8 @@
 For a reading policy that brings `templates(codec)` and `reply(codec, memory, query)`, without end:
 
     read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
-             facts drawn uniformly from what is in sight; where the policy can ask, ask for a name drawn uniformly from
-             what is in sight, or for none
+             facts drawn uniformly from what is in sight, or from the section alone; where the policy can ask, ask for a
+             name drawn uniformly from what is in sight, or for none
     answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
              say "unknown"
 
@@ -34,6 +34,8 @@ from palimpsest.train.skills import UNKNOWN
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
 ANSWERS = 0.4  # share of answer lessons, evidence and all
+SECTION_ALONE = 0.6  # share of replies that write what the section says and nothing older
+FULL = 0.6  # share of replies that write as much as fits
 ASKS = 0.8  # share of replies with a query, where the policy can ask
 LAST = 0.25  # share of sections that end their document
 KNOWN = 0.75  # share of answer lessons whose evidence is in sight
@@ -135,8 +137,10 @@ class Lessons:
         looks_back = "recalled" in self.read.slots
         sight = [*(scene.recalled if looks_back else ()), *scene.memory, *scene.section]
         facts = list(dict.fromkeys(sight))
-        count = min(len(facts), rng.randint(1, self._room(facts)))
-        written = sorted(rng.sample(facts, count), key=facts.index)
+        pool = list(dict.fromkeys(scene.section)) if rng.random() < SECTION_ALONE else facts
+        most = min(len(pool), self._room(pool))
+        count = most if rng.random() < FULL else rng.randint(1, most)
+        written = sorted(rng.sample(pool, count), key=facts.index)
         names = sorted({name for text in (scene.question, *sight) for name in _words(text) if name in _PEOPLE})
         query = self.codec.encode(f" {rng.choice(names)}") if looks_back and rng.random() < ASKS else None
         section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
