@@ -178,8 +178,6 @@ def _sample(
     measures: dict[str, float],
     codec: Codec,
 ) -> Sample:
-    before = [turn for turn in trajectory.turns if turn.name != "answer"]
-    memory = codec.decode(before[-1].completion.token_ids, control=False) if before else None
     size = problem.metadata.get("chunks", problem.metadata.get("num_docs"))
     return Sample(
         name=name,
@@ -187,7 +185,7 @@ def _sample(
         question=problem.question,
         answers=problem.answers,
         answer=trajectory.answer,
-        memory=memory,
+        memory=_last_memory(trajectory, codec),
         outcome=str(trajectory.outcome),
         value=grade.value,
         reason=grade.reason if grade.value is not None or grade.reason else str(trajectory.outcome),
@@ -199,6 +197,15 @@ def _sample(
         measures=measures,
         events=dict(Counter(event.kind for event in trajectory.events)),
     )
+
+
+def _last_memory(trajectory: Trajectory, codec: Codec) -> str | None:
+    """What the policy says its memory is, else the reply of the last turn before the answer."""
+    told = [event.detail["text"] for event in trajectory.events if event.kind == "memory"]
+    if told:
+        return str(told[-1])
+    before = [turn for turn in trajectory.turns if turn.name != "answer"]
+    return codec.decode(before[-1].completion.token_ids, control=False) if before else None
 
 
 def _summaries(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:

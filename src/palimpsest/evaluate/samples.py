@@ -35,7 +35,7 @@ class Sample:
     answer: str | None
     """Text of the answer turn."""
     memory: str | None
-    """Text of the last turn before the answer."""
+    """The last memory, as the policy tells it; without that, text of the last turn before the answer."""
     outcome: str
     value: float | None
     """None: ungraded, for `reason`."""
