@@ -33,7 +33,7 @@ from palimpsest.text.template import Template
 from palimpsest.train.skills import UNKNOWN
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
-ANSWERS = 0.4  # share of answer lessons, evidence and all
+ANSWERS = 0.6  # share of answer lessons, evidence and all
 SECTION_ALONE = 0.6  # share of replies that write what the section says and nothing older
 FULL = 0.6  # share of replies that write as much as fits
 ASKS = 0.8  # share of replies with a query, where the policy can ask
@@ -114,14 +114,17 @@ class Lessons:
         statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
         known = rng.random() < KNOWN
         held = statements if known else rng.sample(statements, rng.randint(0, len(statements) - 1))
-        others = (rng.choice((rival, near_miss, distractor))(world, evidence, rng) for _ in range(2 * most))
-        kept = tuple(other for other in others if other not in FILLER)
-        return AnswerScene(evidence.question, tuple(held), kept, evidence.answer if known else UNKNOWN)
+        others = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
+        return AnswerScene(evidence.question, tuple(held), others, evidence.answer if known else UNKNOWN)
 
     def _fact(self, world: World, evidence: Evidence, rng: random.Random) -> str:
         """A fact as documents have them, evidence now and then."""
         if rng.random() < 0.15:
             return world.sentence(*rng.choice(evidence.chain), rng)
+        return self._other(world, evidence, rng)
+
+    def _other(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+        """A fact that is not evidence, as documents have them."""
         while True:
             draw = rival if rng.random() < self.data.rivals else rng.choice((near_miss, distractor))
             if (sentence := draw(world, evidence, rng)) not in FILLER:
@@ -151,7 +154,8 @@ class Lessons:
         """Prompt and reply: the evidence dealt out over the slots that the policy has, other facts in what is left."""
         slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
         held = _deal(scene.evidence, slots, most, rng)
-        wanted = rng.randint(0, sum(most - len(slot) for slot in slots))
+        room = sum(most - len(slot) for slot in slots)
+        wanted = room if rng.random() < FULL else rng.randint(0, room)
         _deal(scene.others[:wanted], slots, most, rng)
         for slot in slots:
             rng.shuffle(slot)
