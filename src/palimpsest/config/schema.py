@@ -37,8 +37,8 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     hops: Literal[1, 2] = 1
-    near_miss: float = Field(0.1, ge=0, le=0.9)
-    """Share of sentences about the same person or the same relation as the evidence."""
+    near_misses: int = Field(4, ge=0, le=1000)
+    """Sentences about the same person, or of the same relation, as the evidence, however long the document."""
 
 
 class CurriculumConfig(Strict):
@@ -75,8 +75,8 @@ class RewardConfig(Strict):
     sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
     """`either` is the published evaluation's symmetric rule."""
     unsupported_penalty: float = Field(0.0, ge=0)
-    """Training only: subtracted times the share of sentences written into the memory that stand neither in the section
-    nor in the memory before, so that an agent doesn't fill its memory with invented facts."""
+    """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written into
+    the memory that stand neither in the section nor in the memory before, so that it doesn't fill with inventions."""
 
 
 class OverlongConfig(Strict):
@@ -159,9 +159,12 @@ class EngineConfig(Strict):
     """Sequences the sampler decodes at once."""
     prefill_tokens: int = Field(8192, ge=1)
     """Prompt tokens (padding included) of one prefill call."""
+    cache_tokens: int = Field(65_536, ge=0)
+    """Tokens whose keys and values the sampler keeps for prompts that begin alike; least recently used ones make room.
+    Their memory comes on top of the rows in use. 0 computes every prompt whole."""
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens (padding included) of one forward and backward pass of the learner. On a CPU about 2,048 are fastest
-    for a small model: what a pass keeps then stays in the caches."""
+    """Tokens of one prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger ones
+    share more; where little is shared, 2,048 are fastest for a small model on a CPU (they stay in caches)."""
 
 
 class TrainConfig(Strict):

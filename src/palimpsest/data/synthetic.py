@@ -2,8 +2,9 @@
 
 A document is `chunks` paragraphs, one a line, of `facts_per_chunk` sentences each. A one-hop question asks for one
 fact about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one
-Alice trusts drink?"). Around the evidence stand distractors, among them near misses: other facts about the same
-person, the same relation of other people, for two hops another tie of the subject and what is true of that person.
+Alice trusts drink?"). Around the evidence stand distractors, and a number of near misses that does not grow with the
+document: other facts about the same person, or the same relation of other people. Long documents hold more of both
+by chance.
 
 Guaranteed: a pure function of (seed, split, index, length); the evidence stands exactly once, each piece at a
 uniformly drawn paragraph and sentence of its own; no other sentence contradicts it; a person has one value per
@@ -14,6 +15,7 @@ Not covered: two documents share the world's people and values, so facts of one 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from palimpsest.config.schema import SyntheticConfig
@@ -21,8 +23,8 @@ from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, R
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
 
-NEAR_MISS = 0.1
-"""Share of sentences that are near misses on the evidence, unless said otherwise."""
+NEAR_MISSES = 4
+"""Near misses in a document, unless said otherwise."""
 FILLER_SHARE = 0.08
 
 
@@ -68,21 +70,26 @@ def draw_question(world: World, hops: int, rng: random.Random) -> Evidence:
     return Evidence(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
 
 
-def distractor(world: World, evidence: Evidence, rng: random.Random, near_miss: float = NEAR_MISS) -> str:
-    """A sentence that is not evidence: filler, a near miss, or any other fact."""
-    draw = rng.random()
-    if draw < FILLER_SHARE:
+def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """A sentence that is not evidence: filler, or any other fact."""
+    if rng.random() < FILLER_SHARE:
         return rng.choice(FILLER)
-    taken = {(s, r.name) for s, r in evidence.chain}
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), rng.choice(RELATIONS)))
+
+
+def near_miss(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """A fact with the subject, or else the relation, of one of the evidence's."""
+    subject, relation = rng.choice(evidence.chain)
+    if rng.random() < 0.5:
+        return _other_fact(world, evidence, rng, lambda: (subject, rng.choice(RELATIONS)))
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
+
+
+def _other_fact(world: World, evidence: Evidence, rng: random.Random, draw: Callable[[], tuple[str, Relation]]) -> str:
+    evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
     while True:
-        subject, relation = rng.choice(PEOPLE), rng.choice(RELATIONS)
-        if draw < FILLER_SHARE + near_miss:
-            near_subject, near_relation = rng.choice(evidence.chain)
-            if rng.random() < 0.5:
-                subject = near_subject
-            else:
-                relation = near_relation
-        if (subject, relation.name) not in taken:
+        subject, relation = draw()
+        if (subject, relation.name) not in evidence_keys:
             return world.sentence(subject, relation, rng)
 
 
@@ -94,7 +101,7 @@ def make_problem(
     chunks: int,
     facts_per_chunk: int = 5,
     hops: int = 1,
-    near_miss: float = NEAR_MISS,
+    near_misses: int = NEAR_MISSES,
 ) -> Problem:
     """Problem `index` of a split; its question does not depend on the document's length.
 
@@ -107,15 +114,17 @@ def make_problem(
     evidence = draw_question(world, hops, rng)
     statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
     rng = keyed_random(seed, "document", split, index, hops, chunks, facts_per_chunk)
-    places = rng.sample(range(chunks * facts_per_chunk), len(statements))
-    at = dict(zip(places, statements, strict=True))
-    sentences = [at.get(i) or distractor(world, evidence, rng, near_miss) for i in range(chunks * facts_per_chunk)]
+    total = chunks * facts_per_chunk
+    places = rng.sample(range(total), min(total, len(statements) + near_misses))
+    chosen = statements + [near_miss(world, evidence, rng) for _ in places[len(statements) :]]
+    at = dict(zip(places, chosen, strict=True))
+    sentences = [at.get(i) or distractor(world, evidence, rng) for i in range(total)]
     lines = ["- " + " ".join(sentences[i : i + facts_per_chunk]) for i in range(0, len(sentences), facts_per_chunk)]
     metadata = {
         "hops": hops,
         "chunks": chunks,
         "evidence": statements,
-        "evidence_chunks": [place // facts_per_chunk for place in places],
+        "evidence_chunks": [place // facts_per_chunk for place in places[: len(statements)]],
     }
     name = f"synthetic-{split}-{seed}-{hops}hop-{index}"
     return Problem(name, evidence.question, (evidence.answer,), "\n".join(lines), metadata)
@@ -140,7 +149,7 @@ class SyntheticSource:
                 chunks=chunks or self.config.chunks,
                 facts_per_chunk=self.config.facts_per_chunk,
                 hops=self.config.hops,
-                near_miss=self.config.near_miss,
+                near_misses=self.config.near_misses,
             )
             for i in range(count)
         ]

@@ -15,11 +15,29 @@ def _words(text: str) -> tuple[str, ...]:
 
 PEOPLE = _words(
     """
-    Alice Amelia Astrid Bella Bruno Carla Clara Daisy Daniel Diana Dora Edith Elena Elias Emma Esther Felix
-    Fiona Flora Frank Frida George Gloria Greta Hanna Helen Henry Hilda Hugo Irene Isaac Ivan Jacob Jasper Joan
-    Jonas Julia Karl Katya Laura Leo Louis Lucas Lucy Luna Marco Maria Martin Maya Mila Monica Nadia Nathan Nina
-    Nora Oliver Oscar Paula Pedro Peter Quentin Rita Robert Rosa Samuel Sara Simon Sofia Stella Theo Thomas Tina
-    Vera Victor Viola Walter Wanda Xavier Yara Zoe
+    Aaron Abel Abigail Ada Adam Adele Adrian Agatha Agnes Aidan Aisha Alan Albert Alec Alfred Alice Alma Alva Amelia
+    Amos Amy Ana Andrea Andrew Angela Anita Anna Anton Archie Ariel Arlene Arnold Arthur Astrid Audrey Aurora Axel
+    Barbara Barry Beatrice Bella Benedict Bernard Bertha Beth Betty Bianca Bjorn Blake Bonnie Boris Brenda Brian
+    Bridget Bruce Bruno Byron Caleb Calvin Camilla Carl Carla Carmen Carol Caspar Cecil Cedric Celia Charles Chloe
+    Chris Clara Claude Clement Clive Colin Conrad Cora Craig Curtis Cyril Cyrus Daisy Dale Damian Daniel Daphne
+    Darius Darren David Dean Deborah Delia Dennis Derek Diana Dirk Dominic Donald Dora Doreen Dorothy Douglas Duncan
+    Dylan Edgar Edith Edmund Edna Edward Edwin Eileen Elaine Elena Eli Elias Eliot Elsa Emil Emma Enid Enzo Eric
+    Erika Ernest Esther Ethan Eugene Eva Evelyn Ezra Fabian Fanny Fatima Felix Fergus Fiona Flora Floyd Frank Freda
+    Frida Gabriel Gail Gareth Gavin Gemma Geoffrey George Gerald Gideon Gilbert Giles Gloria Gordon Graham Greta
+    Gustav Hanna Harold Harriet Harvey Hector Helen Henry Herbert Herman Hilda Hiro Homer Horace Howard Hubert Hugo
+    Ian Ibrahim Ida Igor Imogen Ingrid Irene Iris Isaac Isabel Ivan Jack Jacob Jake Janet Jared Jason Jasper Jean
+    Jenny Jeremy Jerome Jesse Jill Joan Joel Jonas Joseph Joshua Joyce Judith Julia Justin Karen Karl Kate Katya
+    Keith Kenneth Kevin Kirk Klaus Knut Lance Lara Laura Leah Lena Leo Leon Leslie Lester Lewis Liam Lila Linda
+    Lionel Lisa Lloyd Lois Lorna Louis Lucas Lucy Luke Luna Luther Lydia Mabel Magnus Malcolm Marcel Marco Margaret
+    Maria Marion Martha Martin Mary Mateo Matilda Matthew Maud Maurice Max Maya Mia Michael Mila Miles Millie Mina
+    Miriam Mohamed Moira Molly Monica Morgan Moses Muriel Myra Nadia Nancy Naomi Nathan Neil Nelson Nicole Nigel
+    Nina Noah Noel Nora Norman Odette Olaf Oliver Omar Oscar Otto Owen Pablo Pamela Patrick Paul Paula Pavel Pedro
+    Percy Peter Petra Philip Phoebe Pierre Quentin Rachel Ralph Ramon Raymond Rebecca Regina Reuben Richard Rita
+    Robert Roger Roland Roman Ronald Rosa Roy Rudolf Rufus Rupert Russell Ruth Ryan Sabina Sadie Samuel Sandra Sara
+    Saul Sean Selma Sergei Seth Shane Sheila Sidney Silas Simon Sofia Sonia Stanley Stella Steven Stuart Susan Sven
+    Sybil Tamara Tanya Tara Teresa Terry Thea Theo Thomas Tilda Timothy Tina Tobias Todd Tom Toni Tracy Trevor
+    Tristan Trudy Ursula Valerie Vanessa Vera Vernon Victor Vincent Viola Vivian Walter Wanda Warren Wayne Wendy
+    Wilbur Willa Winston Xavier Yara Yolanda Yuri Yusuf Yvonne Zachary Zelda Zoe
     """
 )
 

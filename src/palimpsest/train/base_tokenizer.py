@@ -26,6 +26,22 @@ used take three film American born known city band album song team season series
 history family school member national United States English British Roman John William James born released located
 television actor director writer singer player football county district village river town north south east west"""
 
+FORMATS = (
+    "<update> Alice drinks tea.</update>",
+    "<recall>Alice</recall>",
+    "<think>",
+    "</think>",
+    '<tool_call>\n{"name": "search", "arguments": {"query": "Alice"}}\n</tool_call>',
+    '{"name": "prune_context", "arguments": {"memory": "Alice drinks tea.", "delete_ids": ["a1", "b2"]}}',
+    '"memory": "", "delete_ids": []',
+    "<tool_response>\n[id: c3] Alice drinks tea.\n</tool_response>",
+    "system\n",
+    "tool\n",
+    "FINAL_ANSWER: tea",
+    "FINAL_ANSWER: [",
+)
+"""Ways in which agents answer, so that tags and calls are few tokens."""
+
 
 def corpus() -> list[str]:
     """The lines the merges are learnt from; words of the world weigh most."""
@@ -44,6 +60,7 @@ def corpus() -> list[str]:
         "user\n",
         "assistant\n",
         " none",
+        *FORMATS,
     ] * 100
     lines += [" " + word for word in COMMON.split()] * 3
     return lines

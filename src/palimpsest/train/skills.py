@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from palimpsest.data.synthetic import Evidence, World, distractor, draw_question
+from palimpsest.data.synthetic import Evidence, World, distractor, draw_question, near_miss
 from palimpsest.data.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory.prompts import SHORT
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
 
 UNKNOWN = "unknown"
-NEAR_MISS = 0.25  # more than documents have by default: telling facts apart is a skill
+NEAR_MISS = 0.4  # share of sentences; more than documents have: telling facts apart is a skill
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Skills:
         section = self._section(world, evidence, rng, relevant=rng.random() < 0.3)
         facts = list(dict.fromkeys(memory + [s for s in section if s not in FILLER]))
         written: list[str]
-        if not memory and rng.random() < 0.15:
+        if not memory and rng.random() < 0.25:
             written = []
         elif memory and rng.random() < 0.1:
             written = memory
@@ -89,7 +89,7 @@ class Skills:
     def answer(self, rng: random.Random) -> Example:
         """Answer from a memory."""
         world, evidence = self._scene(rng)
-        known = rng.random() < 0.85
+        known = rng.random() < 0.75
         memory = self._statements(world, evidence, rng) if known else []
         memory = memory + self._facts(world, evidence, rng, rng.randint(0, 3 - len(memory)), relevant=False)
         rng.shuffle(memory)
@@ -99,9 +99,9 @@ class Skills:
     def direct(self, rng: random.Random, *, most: int = 6) -> Example:
         """Answer from a document of one to `most` paragraphs."""
         world, evidence = self._scene(rng)
-        known = rng.random() < 0.9
+        known = rng.random() < 0.75
         count = rng.randint(1, most)
-        sentences = [distractor(world, evidence, rng, NEAR_MISS) for _ in range(count * 5)]
+        sentences = [self._sentence(world, evidence, rng) for _ in range(count * 5)]
         if known:
             for place, statement in zip(
                 rng.sample(range(len(sentences)), len(evidence.chain)),
@@ -144,6 +144,10 @@ class Skills:
         world = World(random.Random(rng.random()))
         return world, draw_question(world, rng.choice((1, 1, 2)), rng)
 
+    def _sentence(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+        draw = near_miss if rng.random() < NEAR_MISS else distractor
+        return draw(world, evidence, rng)
+
     def _statements(self, world: World, evidence: Evidence, rng: random.Random) -> list[str]:
         return [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
 
@@ -152,7 +156,7 @@ class Skills:
     ) -> list[str]:
         facts: list[str] = []
         while len(facts) < count:
-            sentence = distractor(world, evidence, rng, NEAR_MISS)
+            sentence = self._sentence(world, evidence, rng)
             if relevant and rng.random() < 0.2:
                 sentence = rng.choice(self._statements(world, evidence, rng))
             if sentence not in FILLER and sentence not in facts:
@@ -160,7 +164,7 @@ class Skills:
         return facts
 
     def _section(self, world: World, evidence: Evidence, rng: random.Random, *, relevant: bool) -> list[str]:
-        section = [distractor(world, evidence, rng, NEAR_MISS) for _ in range(5)]
+        section = [self._sentence(world, evidence, rng) for _ in range(5)]
         if relevant:
             section[rng.randrange(5)] = rng.choice(self._statements(world, evidence, rng))
         return section
