@@ -79,7 +79,7 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
 
 
 def _training_grader(config: RunConfig, parts: Parts) -> Grades:
-    """The grader of rewards: the answer's, less what `reward.unsupported_penalty` asks for."""
+    """The grader of rewards: the answer's, lowered as `reward.unsupported_penalty` asks for."""
     penalty = config.reward.unsupported_penalty
     return FaithfulGrader(parts.grader, parts.engine.codec, penalty) if penalty else parts.grader
 
