@@ -75,8 +75,8 @@ class RewardConfig(Strict):
     sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
     """`either` is the published evaluation's symmetric rule."""
     unsupported_penalty: float = Field(0.0, ge=0)
-    """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written into
-    the memory that stand neither in the section nor in the memory before, so that it doesn't fill with inventions."""
+    """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written
+    into the memory that stand neither in the section nor in the memory before, so that it doesn't invent."""
 
 
 class OverlongConfig(Strict):

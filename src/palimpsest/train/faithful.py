@@ -3,8 +3,8 @@
     value = reward * max(0, 1 - penalty * (1 - copy fidelity of the episode's read turns))
 
 A reward for the answer alone never sees a made-up fact in a memory that holds nothing yet, and such facts keep out the
-true one later, the more often the longer the document. Ours; none of the published systems has it. A factor, because a penalty that is
-subtracted is best avoided by writing nothing at all (seen in training).
+true one later, the more often the longer the document. Ours; none of the published systems has it. A factor, because a
+penalty that is subtracted is best avoided by writing nothing at all (seen in training).
 
 Not covered: memories in other words than the text's; use it where faithful copying is wanted.
 """
