@@ -29,6 +29,7 @@ COMMANDS = (
     ["data", "inspect"],
     ["bench", "rollout"],
     ["bench", "train-step"],
+    ["bench", "forest"],
 )
 HEAVY = ("torch", "transformers", "tokenizers", "matplotlib", "pyarrow", "numpy", "jinja2", "wandb")
 

@@ -45,6 +45,11 @@ def test_advantages_of_every_baseline_sum_to_zero(rewards: list[float]) -> None:
         assert math.isclose(sum(baseline.advantages(rewards)), 0, abs_tol=1e-9)
 
 
+@given(st.floats(-5, 5), st.integers(2, 16))
+def test_equal_rewards_are_exactly_no_signal_to_the_standard_deviation(reward: float, count: int) -> None:
+    assert mean_std.advantages([reward] * count) == [0.0] * count
+
+
 @given(REWARDS)
 def test_leave_one_out_is_the_mean_baseline_stretched(rewards: list[float]) -> None:
     stretch = len(rewards) / (len(rewards) - 1)

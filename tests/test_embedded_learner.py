@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from conftest import build_llama
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
 from palimpsest.engines.embedded.build import build_engine
-from palimpsest.engines.embedded.hidden import hidden_at
 from palimpsest.engines.embedded.learner import EmbeddedLearner
 from palimpsest.engines.embedded.logprobs import token_logprobs
 from palimpsest.engines.embedded.model import check_budget, load_model, max_context
@@ -89,38 +87,7 @@ def test_the_gradient_is_that_of_separate_unpadded_segments(temperature: float) 
     for name, gradient in gradients(model).items():
         assert torch.allclose(gradient.double(), exact[name], atol=2e-6, rtol=1e-4), name
     assert stats["tokens_sum"] == sum(sum(item.segment.loss_mask) for item in batch.segments)
-    assert stats["padding_share"] < 0.3
-
-
-CLASSES = {
-    "Llama": {},
-    "Qwen2": {"num_key_value_heads": 2},
-    "Qwen3": {"num_key_value_heads": 2, "head_dim": 16},
-    "Mistral": {"num_key_value_heads": 2, "sliding_window": 64},
-    "GPTNeoX": {"num_key_value_heads": None},
-}
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_hidden_states_at_a_few_places_are_the_models_own(name: str, checkpointing: bool) -> None:
-    options = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, initializer_range=0.2, **options, **CLASSES[name])
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).float()
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train(checkpointing)
-    ids, places = torch.randint(VOCAB, (3, 40)), torch.tensor([3, 17, 39, 41, 79, 100])
-    ours = hidden_at(model, ids, places)
-    ours.square().sum().backward()
-    found = gradients(model)
-    model.zero_grad()
-    whole = model.eval().get_decoder()(input_ids=ids).last_hidden_state.flatten(0, 1)[places]
-    whole.square().sum().backward()
-    assert torch.allclose(ours, whole, atol=1e-5)
-    for key, gradient in gradients(model).items():
-        assert torch.allclose(found[key], gradient, atol=1e-4, rtol=1e-4), key
+    assert stats["logical_tokens_sum"] >= stats["physical_tokens_sum"]
 
 
 def test_the_cut_into_micro_batches_does_not_matter() -> None:
@@ -138,17 +105,17 @@ def test_the_cut_into_micro_batches_does_not_matter() -> None:
 def test_chunks_of_the_vocabulary_projection_change_neither_values_nor_gradients(entropy: bool) -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(8, 50)
-    targets, results = torch.randint(50, (23,)), []
-    start = torch.randn(23, 8)
+    rows, targets, results = torch.randint(17, (23,)), torch.randint(50, (23,)), []
+    start = torch.randn(17, 8)
     for elements in (50 * 4, 50 * 100):
         hidden = start.clone().requires_grad_()
         logprobs, spread = token_logprobs(
-            hidden, head, targets, 1.3, vocab=50, chunk_elements=elements, entropy_gradient=entropy
+            hidden, head, rows, targets, 1.3, vocab=50, chunk_elements=elements, entropy_gradient=entropy
         )
         assert spread.requires_grad is entropy
         (logprobs.sum() + (spread.sum() if entropy else 0)).backward()
         results.append((logprobs.detach(), spread.detach(), hidden.grad))
-    exact = (head(start) / 1.3).log_softmax(-1)
+    exact = (head(start[rows]) / 1.3).log_softmax(-1)
     assert torch.allclose(results[0][0], exact.gather(1, targets[:, None])[:, 0], atol=1e-6)
     assert torch.allclose(results[0][1], -(exact.exp() * exact).sum(-1), atol=1e-5)
     for few, many in zip(*results, strict=True):

@@ -141,7 +141,7 @@ def test_the_same_requests_give_the_same_bytes(model: Any) -> None:
 def test_what_else_is_in_the_batch_moves_log_probabilities_by_rounding_alone(model: Any) -> None:
     batch = grouped(4, 6)
     together = complete(EmbeddedSampler(model), batch)
-    one_by_one = complete(EmbeddedSampler(model, batch_slots=1, share_prefixes=False, fused=False), batch)
+    one_by_one = complete(EmbeddedSampler(model, batch_slots=1, cache_tokens=0, fused=False), batch)
     assert [c.token_ids for c in together] == [c.token_ids for c in one_by_one]
     pairs = zip(together, one_by_one, strict=True)
     assert max(abs(a - b) for x, y in pairs for a, b in zip(x.logprobs, y.logprobs, strict=True)) < 1e-5
@@ -150,7 +150,7 @@ def test_what_else_is_in_the_batch_moves_log_probabilities_by_rounding_alone(mod
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "generic"])
 def test_shared_prefixes_are_computed_once_and_change_nothing(model: Any, fused: bool) -> None:
     batch = grouped(4, 6)
-    sharing, plain = (EmbeddedSampler(model, fused=fused, share_prefixes=s) for s in (True, False))
+    sharing, plain = (EmbeddedSampler(model, fused=fused, cache_tokens=n) for n in (4096, 0))
     shared, whole = complete(sharing, batch), complete(plain, batch)
     assert [c.token_ids for c in shared] == [c.token_ids for c in whole]
     assert plain.stats()["computed_prompt_tokens"] == sum(map(len, batch))
@@ -163,10 +163,10 @@ def test_an_episode_that_grows_its_prompt_does_not_pay_for_its_past(model: Any) 
     sampler = EmbeddedSampler(model, batch_slots=2)
 
     async def go() -> None:
-        anchor = asyncio.ensure_future(sampler.generate([9] * 5, SamplingParams(max_tokens=60)))  # keeps it busy
+        anchor = asyncio.ensure_future(sampler.generate([9] * 5, SamplingParams(max_tokens=100)))  # keeps it busy
         prompt = prompts(1, low=40, high=40)[0]
         for turn in range(4):
-            completion = await sampler.generate(prompt, SamplingParams(max_tokens=4, seed=turn))
+            completion = await sampler.generate(prompt, SamplingParams(max_tokens=20, seed=turn))
             prompt = [*prompt, *completion.token_ids, 1, 2]
         await anchor
 

@@ -59,6 +59,14 @@ def test_what_an_earlier_turn_invented_is_a_source_for_the_next_but_was_paid_for
     assert grade.value == pytest.approx(0.5)
 
 
+def test_a_wrong_answer_is_not_worth_less_for_what_was_invented_and_nothing_falls_below_zero(tiny_codec: Any) -> None:
+    trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
+    for reward in (0.0, 1.0):
+        grade = FaithfulGrader(Fixed(reward), tiny_codec, 3.0).grade(Problem("p", QUESTION, ("x",)), trajectory)
+        assert grade.value == 0.0
+        assert grade.breakdown["outcome"] == reward
+
+
 def test_an_ungraded_episode_stays_ungraded(tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
     grade = FaithfulGrader(Fixed(None), tiny_codec, 1.0).grade(Problem("p", QUESTION, ("x",)), trajectory)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import subprocess
 import sys
 import time
 from typing import Any
+
+from palimpsest.bench.padded import padded_gradient, peak_mb
 
 WAYS = ("ours", "padded")
 
@@ -56,16 +57,16 @@ def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any
         if way == "ours":
             assert engine.learner is not None
             return float(engine.learner.forward_backward(batch)["loss_sum"])
-        return _padded(engine.model, batch, width, config)
+        return padded_gradient(engine.model, batch.segments, width, config.engine.micro_batch_tokens, config.loss)
 
-    before, best, loss = _peak_mb(), float("inf"), 0.0
+    before, best, loss = peak_mb(), float("inf"), 0.0
     for _ in range(repeats):
         engine.model.zero_grad(set_to_none=True)
         started = time.perf_counter()
         loss = once()
         best = min(best, time.perf_counter() - started)
     trained = sum(sum(item.segment.loss_mask) for item in batch.segments)
-    return {"seconds": best, "peak_mb": _peak_mb() - before, "loss": loss, "tokens": trained}
+    return {"seconds": best, "peak_mb": peak_mb() - before, "loss": loss, "tokens": trained}
 
 
 def _batch(vocab: int, segments: int, options: dict[str, Any]) -> Any:
@@ -85,49 +86,6 @@ def _batch(vocab: int, segments: int, options: dict[str, Any]) -> Any:
         segment = Segment(ids, mask, logprobs, turns)
         items.append(TrainSegment(segment, (advantage,) * len(ids), (1.0 / segments,) * len(ids)))
     return StepBatch(tuple(items))
-
-
-def _padded(model: Any, batch: Any, width: int, config: Any) -> float:
-    """The same gradient from rows of equal width and full logits, in micro-batches of as many tokens."""
-    import torch
-
-    from palimpsest.train.loss import policy_loss
-
-    rows = max(1, config.engine.micro_batch_tokens // width)
-    total = 0.0
-    for begin in range(0, len(batch.segments), rows):
-        part = batch.segments[begin : begin + rows]
-
-        def column(values: Any, fill: float, dtype: Any, part: Any = part) -> torch.Tensor:
-            return torch.tensor([[*v, *[fill] * (width - len(v))] for v in map(values, part)], dtype=dtype)
-
-        ids = column(lambda item: item.segment.token_ids, 0, torch.long)
-        mask = column(lambda item: item.segment.loss_mask, False, torch.bool)[:, 1:]
-        attention = column(lambda item: [1] * len(item.segment.token_ids), 0, torch.long)
-        logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1]
-        every = logits.float().log_softmax(-1)
-        entropy = -(every.detach().exp() * every.detach()).sum(-1)
-        logprobs = every.gather(-1, ids[:, 1:, None])[..., 0]
-        sampler = column(lambda item: item.segment.logprobs, 0.0, torch.float32)[:, 1:][mask]
-        loss, _ = policy_loss(
-            logprobs=logprobs[mask],
-            old_logprobs=sampler,
-            sampler_logprobs=sampler,
-            advantages=column(lambda item: item.advantages, 0.0, torch.float32)[:, 1:][mask],
-            weights=column(lambda item: item.weights, 0.0, torch.float32)[:, 1:][mask],
-            ref_logprobs=None,
-            entropy=entropy[mask],
-            config=config.loss,
-        )
-        loss.backward()
-        total += float(loss.detach())
-    return total
-
-
-def _peak_mb() -> float:
-    """Highest resident memory of this process so far (Linux counts kilobytes, macOS bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Measure speed on this machine.", invoke_without_command=True, rich_markup_mode=None)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 Model = Annotated[str, typer.Option(help="`embedded`, a Hugging Face folder or a hub id.")]
+
+
+@app.callback()
+def every(context: typer.Context) -> None:
+    """Measure speed on this machine. Without a name: list the benchmarks.
+
+    \b
+    Examples:
+      palimpsest bench
+      palimpsest bench forest --plot scaling.png
+    """
+    if context.invoked_subcommand is None:
+        from palimpsest.cli.jobs.measuring import list_benches
+
+        list_benches()
 
 
 @app.command("rollout")
@@ -39,3 +55,26 @@ def train_step(json: Json = False, model: Model = "embedded") -> None:
     from palimpsest.cli.jobs.measuring import run_bench
 
     run_bench("train-step", model=model, json=json)
+
+
+@app.command("forest")
+def forest(
+    json: Json = False,
+    model: Annotated[
+        str, typer.Option(help="Its size is taken; weights are random, the window is longer.")
+    ] = "embedded",
+    size: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of bench.forest.Sizes; repeatable.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write cost over work to this PNG.")] = None,
+) -> None:
+    """Training every shared token once beside training segments one by one, and beside TRL, where installed.
+
+    \b
+    Examples:
+      palimpsest bench forest
+      palimpsest bench forest --json --plot scaling.png
+      palimpsest bench forest --size group=8 --size section=500
+      PALIMPSEST_TRL_PYTHON=/opt/trl/bin/python palimpsest bench forest
+    """
+    from palimpsest.cli.jobs.measuring import run_forest
+
+    run_forest(model=model, json=json, size=tuple(size or ()), plot=plot)

@@ -117,8 +117,8 @@ class RewardConfig(Strict):
     sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
     """`either` is the published evaluation's symmetric rule."""
     unsupported_penalty: float = Field(0.0, ge=0)
-    """Training only: subtracted times the share of sentences written into the memory that stand neither in the section
-    nor in the memory before, so that an agent doesn't fill its memory with invented facts."""
+    """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written
+    into the memory that stand neither in the section nor in the memory before, so that it doesn't invent."""
     state: StateRewardConfig | None = None
     gates: GateRewardConfig | None = None
 
@@ -215,9 +215,12 @@ class EngineConfig(Strict):
     """Sequences the sampler decodes at once."""
     prefill_tokens: int = Field(8192, ge=1)
     """Prompt tokens (padding included) of one prefill call."""
+    cache_tokens: int = Field(65_536, ge=0)
+    """Tokens whose keys and values the sampler keeps for prompts that begin alike; least recently used ones make room.
+    Their memory comes on top of the rows in use. 0 computes every prompt whole."""
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens (padding included) of one forward and backward pass of the learner. On a CPU about 2,048 are fastest
-    for a small model: what a pass keeps then stays in the caches."""
+    """Tokens of one prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger ones
+    share more; where little is shared, 2,048 are fastest for a small model on a CPU (they stay in caches)."""
 
 
 class TrainConfig(Strict):

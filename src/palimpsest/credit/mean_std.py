@@ -25,5 +25,7 @@ def advantages(rewards: Sequence[float]) -> list[float]:
     """
     if len(rewards) == 1:
         return list(rewards)
+    if min(rewards) == max(rewards):  # the mean's rounding error over the epsilon would be a signal
+        return [0.0] * len(rewards)
     mean, deviation = fmean(rewards), stdev(rewards)
     return [(reward - mean) / (deviation + EPSILON) for reward in rewards]

@@ -4,18 +4,18 @@ The recipe behind the model inside the package; `palimpsest base-model --out DIR
 Copying is grown first, from the easiest case, because nothing else is learnt well without it (measured: 2,400 steps
 of the plain mixture ended at a copy fidelity of 0.1):
 
-    stage         share    what
-    few_words      7 %     repeats over 64 words
-    all_words      8 %     repeats over all words, copy
-    ambiguous     23 %     repeats in which one word does not tell the next, copy
-    mixture       62 %     read, copy, answer, direct, and a few repeats
+    few_words     repeats over 64 words
+    all_words     repeats over all words, copy
+    ambiguous     repeats in which one word does not tell the next, copy; until both are learnt
+    mixture       read, copy, answer, direct, and a few repeats
+    polish        facts are written in reading order, so that sampling names somebody off the page less often
+    focus         more answering from one or two paragraphs
 
-Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and
-stays at 0.88 of the values; with them and `copy` it finds the subject within 150 steps. Two more stages
-polish (facts are written in reading order, so that sampling names somebody who isn't on the page less often) and focus
-(answering from one or two paragraphs).
+Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and stays
+at 0.88 of the values; with them and `copy` it comes to find the subject, suddenly and at a step that differs from seed
+to seed: so that stage ends by its losses, and the others after a number of steps.
 
-AdamW, constant learning rate to 50 % of the steps, then linear to 1 % of it.
+AdamW, one for the first four stages, a fresh one for each of the last two.
 
 Guaranteed: seeded, so the same machine and thread count give the same weights.
 Not covered: bit-equality across machines.
@@ -24,10 +24,13 @@ Not covered: bit-equality across machines.
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -44,7 +47,15 @@ class BaseModelConfig:
     """Size, data and schedule of the embedded model."""
 
     seed: int = 0
-    steps: int = 3000
+    few_words_steps: int = 210
+    all_words_steps: int = 240
+    ambiguous_steps: int = 2000
+    """At most so many; the stage ends earlier once its losses, over 50 steps, are below the next two."""
+    ambiguous_repeat_loss: float = 1.25
+    """Nats a token."""
+    ambiguous_copy_loss: float = 1.2
+    """Nats a token; most of it is the order of the facts, which nothing tells."""
+    mixture_steps: int = 1900
     learning_rate: float = 2e-3
     warmup_steps: int = 40
     weight_decay: float = 0.01
@@ -55,8 +66,6 @@ class BaseModelConfig:
     max_context: int = 1024
     vocab_size: int = 2752
     few_words: int = 64
-    until: tuple[float, float, float] = (0.07, 0.15, 0.38)
-    """Share of the steps at which each of the first three stages ends."""
     polish_steps: int = 1000
     """Further steps, with a fresh optimiser, in which facts are written in reading order."""
     focus_steps: int = 900
@@ -66,7 +75,9 @@ class BaseModelConfig:
 
     @property
     def total_steps(self) -> int:
-        return self.steps + self.polish_steps + self.focus_steps
+        """The most that all stages can take."""
+        early = self.few_words_steps + self.all_words_steps + self.ambiguous_steps
+        return early + self.mixture_steps + self.polish_steps + self.focus_steps
 
 
 def new_model(config: BaseModelConfig) -> Any:
@@ -111,90 +122,100 @@ def nll(model: Any, examples: Sequence[Example]) -> Tensor:
     return nn.functional.cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), targets_N)
 
 
-def examples_of(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
-    """The batches of one step, one for each skill of its stage."""
-    rng = keyed_random(config.seed, "base-model", "data", step)
-    few = keyed_random(config.seed, "base-model", "words").sample(skills.words, config.few_words)
-    progress = step / config.steps
-    few_end, all_end, ambiguous_end = config.until
-    if progress < few_end:
-        return [[skills.repeat(rng, few, ambiguous=0.0) for _ in range(32)]]
-    if progress < ambiguous_end:
-        ambiguous = 0.5 if progress >= all_end else 0.0
-        repeats = [skills.repeat(rng, ambiguous=ambiguous) for _ in range(24)]
-        return [repeats, [skills.copy(rng) for _ in range(24 if ambiguous else 12)]]
-    return [
-        [skills.read(rng, in_order=False) for _ in range(20)],
-        [skills.copy(rng) for _ in range(10)],
-        [skills.answer(rng) for _ in range(16)],
-        [skills.direct(rng, most=2) for _ in range(20)],
-        [skills.repeat(rng) for _ in range(8)],
-    ]
-
-
-def polish_examples(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
-    """The batches of one step of the polish."""
-    rng = keyed_random(config.seed, "polish", step)
-    kinds = ((skills.read, 40), (skills.copy, 8), (skills.answer, 16), (skills.direct, 4))
-    return [[draw(rng) for _ in range(count)] for draw, count in kinds]
-
-
-def focus_examples(skills: Skills, config: BaseModelConfig, step: int) -> list[list[Example]]:
-    """The batches of one step of the last stage."""
-    rng = keyed_random(config.seed, "focus", step)
-    return [
-        [skills.read(rng) for _ in range(32)],
-        [skills.direct(rng, most=2) for _ in range(24)],
-        [skills.answer(rng) for _ in range(12)],
-        [skills.copy(rng) for _ in range(6)],
-    ]
+Batches = list[list[Example]]
+"""One batch for each skill of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """So many steps of one optimiser."""
+class Stage:
+    """At most `steps` of the same mixture of skills."""
 
+    name: str
     steps: int
     learning_rate: Callable[[int], float]
-    examples: Callable[[int], list[list[Example]]]
-    weights: Callable[[int], Sequence[float]]
-    """Weight of each batch's loss, for so many batches."""
+    draw: Callable[[random.Random], Batches]
+    weights: tuple[float, ...]
+    """Of each batch's loss; they add up to 1."""
+    until: tuple[float, ...] | None = None
+    """Ends once the mean losses of the last 50 steps are below these."""
+    fresh_optimizer: bool = False
+
+    def ended(self, losses: Sequence[Sequence[float]]) -> bool:
+        """Whether it is over after `losses` [step][batch]."""
+        if len(losses) >= self.steps:
+            return True
+        if self.until is None or len(losses) < WINDOW:
+            return False
+        means = (fmean(column) for column in zip(*losses[-WINDOW:], strict=True))
+        return all(mean < bound for mean, bound in zip(means, self.until, strict=True))
 
 
-def phases(skills: Skills, config: BaseModelConfig) -> tuple[Phase, ...]:
+WINDOW = 50
+
+
+def stages(skills: Skills, config: BaseModelConfig) -> tuple[Stage, ...]:
     """From random weights to the mixture, the polish, the focus."""
+    few = keyed_random(config.seed, "base-model", "words").sample(skills.words, config.few_words)
+    peak, second = config.learning_rate, config.polish_learning_rate
 
-    def decaying(steps: int) -> Callable[[int], float]:
-        def rate(step: int) -> float:
-            warmup = min(1.0, (step + 1) / config.warmup_steps)
-            return config.polish_learning_rate * warmup * (0.01 + 0.99 * (1 - step / steps))
+    def warm(step: int) -> float:
+        return peak * min(1.0, (step + 1) / config.warmup_steps)
 
-        return rate
+    def falling(rate: float, steps: int, start: float) -> Callable[[int], float]:
+        """Constant up to the share `start` of the steps, then linear to 1 % of it."""
+        return lambda step: rate * min(1.0, 0.01 + 0.99 * (1 - step / steps) / (1 - start))
 
+    def warm_falling(steps: int) -> Callable[[int], float]:
+        fall = falling(second, steps, 0.0)
+        return lambda step: fall(step) * min(1.0, (step + 1) / config.warmup_steps)
+
+    def many(*kinds: tuple[Callable[[random.Random], Example], int]) -> Callable[[random.Random], Batches]:
+        return lambda rng: [[draw(rng) for _ in range(count)] for draw, count in kinds]
+
+    repeat_few = partial(skills.repeat, words=few, ambiguous=0.0)
+    repeat_all = partial(skills.repeat, ambiguous=0.0)
+    shuffled, short = partial(skills.read, in_order=False), partial(skills.direct, most=2)
     return (
-        Phase(
-            config.steps,
-            lambda step: config.learning_rate * _schedule(step, config),
-            lambda step: examples_of(skills, config, step),
-            lambda count: [1 / count] * count,
+        Stage("few_words", config.few_words_steps, warm, many((repeat_few, 32)), (1.0,)),
+        Stage(
+            "all_words", config.all_words_steps, lambda _: peak, many((repeat_all, 24), (skills.copy, 12)), (0.5, 0.5)
         ),
-        Phase(
+        Stage(
+            "ambiguous",
+            config.ambiguous_steps,
+            lambda _: peak,
+            many((skills.repeat, 24), (skills.copy, 24)),
+            (0.5, 0.5),
+            until=(config.ambiguous_repeat_loss, config.ambiguous_copy_loss),
+        ),
+        Stage(
+            "mixture",
+            config.mixture_steps,
+            falling(peak, config.mixture_steps, 0.4),
+            many((shuffled, 20), (skills.copy, 10), (skills.answer, 16), (short, 20), (skills.repeat, 8)),
+            (0.2,) * 5,
+        ),
+        Stage(
+            "polish",
             config.polish_steps,
-            decaying(config.polish_steps),
-            lambda step: polish_examples(skills, config, step),
-            lambda count: [3 / 6, 1 / 6, 1 / 6, 1 / 6],
+            warm_falling(config.polish_steps),
+            many((skills.read, 40), (skills.copy, 8), (skills.answer, 16), (skills.direct, 4)),
+            (3 / 6, 1 / 6, 1 / 6, 1 / 6),
+            fresh_optimizer=True,
         ),
-        Phase(
+        Stage(
+            "focus",
             config.focus_steps,
-            decaying(config.focus_steps),
-            lambda step: focus_examples(skills, config, step),
-            lambda count: [2 / 6, 2 / 6, 1 / 6, 1 / 6],
+            warm_falling(config.focus_steps),
+            many((skills.read, 32), (short, 24), (skills.answer, 12), (skills.copy, 6)),
+            (2 / 6, 2 / 6, 1 / 6, 1 / 6),
+            fresh_optimizer=True,
         ),
     )
 
 
 def train_base_model(
-    folder: Path, config: BaseModelConfig, on_step: Callable[[int, dict[str, float]], None] | None = None
+    folder: Path, config: BaseModelConfig, on_step: Callable[[int, str, list[float]], None] | None = None
 ) -> dict[str, Any]:
     """Train, write the Hugging Face folder with `training.json` beside the weights, return its content."""
     from transformers.utils.logging import disable_progress_bar
@@ -205,17 +226,21 @@ def train_base_model(
     model = new_model(config)
     started = time.monotonic()
     done = 0
-    for phase in phases(skills, config):
-        optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=config.weight_decay)
-        for step in range(phase.steps):
-            losses = _step(model, optimizer, phase, step)
+    optimizer = _optimizer(model, config)
+    for stage in stages(skills, config):
+        if stage.fresh_optimizer:
+            optimizer = _optimizer(model, config)
+        losses: list[list[float]] = []
+        while not stage.ended(losses):
+            losses.append(_step(model, optimizer, stage, config.seed, len(losses)))
             if on_step is not None:
-                on_step(done + step, losses)
-        done += phase.steps
+                on_step(done + len(losses) - 1, stage.name, losses[-1])
+        done += len(losses)
     disable_progress_bar()
     model.save_pretrained(str(folder))
     report = {
         "config": asdict(config),
+        "steps": done,
         "wall_s": round(time.monotonic() - started),
         "threads": torch.get_num_threads(),
     }
@@ -223,23 +248,21 @@ def train_base_model(
     return report
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer, phase: Phase, step: int) -> dict[str, float]:
+def _optimizer(model: Any, config: BaseModelConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=config.weight_decay)
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, stage: Stage, seed: int, step: int) -> list[float]:
+    """The loss of each batch, in nats a token."""
     for group in optimizer.param_groups:
-        group["lr"] = phase.learning_rate(step)
-    losses: dict[str, float] = {}
-    batches = phase.examples(step)
-    for batch, weight in zip(batches, phase.weights(len(batches)), strict=True):
+        group["lr"] = stage.learning_rate(step)
+    losses = []
+    batches = stage.draw(keyed_random(seed, "base-model", stage.name, step))
+    for batch, weight in zip(batches, stage.weights, strict=True):
         loss = nll(model, batch)
         (loss * weight).backward()
-        losses[f"loss_{len(losses)}"] = loss.item()
+        losses.append(loss.item())
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return losses
-
-
-def _schedule(step: int, config: BaseModelConfig) -> float:
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    progress = step / config.steps
-    return 1.0 if progress < 0.5 else 0.01 + 0.99 * 2 * (1 - progress)

@@ -94,10 +94,10 @@ class Trainer:
         metrics |= credit_metrics(batch.metrics for batch in batches) | learnt
         if self.curriculum and chunks is not None:
             metrics |= {"curriculum/chunks": float(chunks), "curriculum/stage": float(self.curriculum.stage)}
-            if self.curriculum.update(metrics.get("reward/mean")):
+            if self.curriculum.update(metrics.get("grade/outcome", metrics.get("reward/mean"))):
                 self.loggers.message(f"step {step}: documents grow from {chunks} to {self.curriculum.chunks} chunks")
         self._watch_signal(step, played)
-        learnt_tokens = metrics.get("policy/input_tokens", 0.0)
+        learnt_tokens = metrics.get("policy/logical_tokens", 0.0)
         timings = _stage_timings(played, learnt_tokens, rollout_s, learn_s) | sampler_rates | learner_timings
         return Report(metrics, timings, played)
 

@@ -46,7 +46,9 @@ from palimpsest.types import Group, Problem, StopReason, Trajectory, Turn
 Metrics = dict[str, float]
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-_COUNTS = frozenset({"tokens_sum", "segments_sum", "input_tokens_sum"})  # of a pass; other sums are over tokens
+_COUNTS = frozenset(
+    {"tokens_sum", "segments_sum", "logical_tokens_sum", "physical_tokens_sum"}
+)  # of a pass; other sums are over tokens
 _MARKS = " \t\r-*•"
 _CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text needs to hold
 _MEMORY_ROLLOUTS = 4  # of each group, in training: decoding every prompt of a 7B run would take minutes a step
@@ -299,8 +301,18 @@ def _folded(name: str, values: Sequence[float]) -> float:
 
 
 def rates(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Metrics:
-    """Growth of counters over `seconds`, as `rollout/NAME_per_s`."""
-    return {f"rollout/{name}_per_s": (value - before.get(name, 0.0)) / seconds for name, value in after.items()}
+    """Growth of counters over `seconds`, as `rollout/NAME_per_s`, and the prefix cache's hit rate meanwhile.
+
+    >>> rates({"prompt_tokens": 100.0}, {"prompt_tokens": 500.0, "computed_prompt_tokens": 100.0}, 2.0)
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'rollout/prompt_tokens_per_s': 200.0, 'rollout/computed_prompt_tokens_per_s': 50.0,
+     'rollout/cache_hit_rate': 0.75}
+    """
+    growth = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    found = {f"rollout/{name}_per_s": value / seconds for name, value in growth.items()}
+    if growth.get("prompt_tokens") and "computed_prompt_tokens" in growth:
+        found["rollout/cache_hit_rate"] = 1 - growth["computed_prompt_tokens"] / growth["prompt_tokens"]
+    return found
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -31,11 +31,11 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
         report = train_base_model(
             out,
             config,
-            lambda _, losses: tick(note="loss " + " ".join(f"{loss:.3f}" for loss in losses.values())),
+            lambda _, stage, losses: tick(note=f"{stage}, loss " + " ".join(f"{loss:.3f}" for loss in losses)),
         )
     report["figures"] = skill_figures(str(out))
     (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
-    note(f"{out}: {config.total_steps} steps in {report['wall_s']} s")
+    note(f"{out}: {report['steps']} steps in {report['wall_s']} s")
     note(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
 
 

@@ -102,7 +102,7 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
 
 
 def _training_grader(config: RunConfig, parts: Parts) -> Grades:
-    """The grader of rewards: the answer's, what single turns are worth, less `reward.unsupported_penalty`."""
+    """The grader of rewards: the answer, what single turns are worth, lowered as `reward.unsupported_penalty` asks."""
     reward, codec = config.reward, parts.engine.codec
     grader: Grader = parts.grader
     if reward.state is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.learner import EmbeddedLearner
 from palimpsest.engines.embedded.model import load_model, model_path
 from palimpsest.engines.embedded.sampler import EmbeddedSampler
@@ -24,7 +25,8 @@ class Engine:
 
 
 def set_threads(threads: int) -> None:
-    """Threads of this process, and repeatable results where they cost nothing (CPU)."""
+    """Threads and memory of this process, and repeatable results where they cost nothing (CPU)."""
+    keep_freed_memory()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(not torch.cuda.is_available(), warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
@@ -35,7 +37,12 @@ def build_engine(config: RunConfig, *, train: bool = True) -> Engine:
     set_threads(config.engine.threads)
     model = load_model(config.model)
     codec = Codec.load(model_path(config.model))
-    sampler = EmbeddedSampler(model, batch_slots=config.engine.batch_slots, prefill_tokens=config.engine.prefill_tokens)
+    sampler = EmbeddedSampler(
+        model,
+        batch_slots=config.engine.batch_slots,
+        prefill_tokens=config.engine.prefill_tokens,
+        cache_tokens=config.engine.cache_tokens,
+    )
     learner = None
     if train:
         learner = EmbeddedLearner(

@@ -224,7 +224,7 @@ class FusedForward:
         work = _Work.of(decode, prefill)
         decoded = _Decoded(decode, self._groups, self._dim) if decode is not None else None
         turn = self._turns(int(work.positions.max()) + 1)[torch.from_numpy(work.positions)][:, None]
-        store = self._places(work.rows, work.positions)
+        store = self._pool.places(work.rows, work.positions)
         hidden = F.embedding(torch.from_numpy(work.tokens), self._embedding)
         spans, last = work.spans, len(self._layers) - 1
         for index, (layer, pool) in enumerate(zip(self._layers, self._pool.layers, strict=True)):
@@ -294,10 +294,3 @@ class FusedForward:
             cos, sin = self._model.get_decoder().rotary_emb(self._embedding, torch.arange(size)[None])
             self._rotation = torch.complex(cos[0, :, : self._dim // 2], sin[0, :, : self._dim // 2])
         return self._rotation
-
-    def _places(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """[N * 2 * G] places of each token's keys, then values, among the pool's [2, R, G, C] vectors."""
-        capacity = self._pool.capacity
-        parts = np.arange(2)[None, :, None] * self._pool.rows + rows[:, None, None]
-        places = (parts * self._groups + np.arange(self._groups)) * capacity + positions[:, None, None]
-        return torch.from_numpy(places.reshape(-1))

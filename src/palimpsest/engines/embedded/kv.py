@@ -1,13 +1,12 @@
 """The pool of key-value rows: one row holds one sequence.
 
-The first rows are decoded, the rest keep finished sequences as prefixes for later requests (`rows.py`). A request in
-flight owns one row, and rows in use are kept near the front, so that a decode step reads `pool[:n]` as a view,
-without gathering.
+A request in flight owns one row, and rows in use are kept near the front, so that a decode step reads `pool[:n]` as a
+view, without gathering. What is kept for later requests lies elsewhere (`radix.py`).
 
 Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
 `engine.batch_slots` accordingly.
 
-Axes: L layers, R rows, H key-value heads, C capacity in tokens, D head size.
+Axes: L layers, R rows, H key-value heads, C capacity in tokens, D head size, N tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from palimpsest.errors import ModelError
@@ -81,3 +82,9 @@ class KVPool:
         """Copy the first `length` tokens of row `source` into row `target`."""
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def places(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """[N * 2 * H] places of each token's keys, then values, among a layer's [2, R, H, C] vectors."""
+        parts = np.arange(2)[None, :, None] * self.rows + rows[:, None, None]
+        places = (parts * self.shape.heads + np.arange(self.shape.heads)) * self.capacity + positions[:, None, None]
+        return torch.from_numpy(places.reshape(-1)).to(self.shape.device)

@@ -1,12 +1,12 @@
-"""Policy-gradient and supervised training of the weights that the sampler reads.
+"""Policy-gradient and supervised training of the weights that the sampler reads, on packed prefix forests.
 
-Guaranteed: the gradient of a step is the sum over its segments, however they are cut into micro-batches (segments
-whose gradient is exactly 0, as all their advantages are and no KL or entropy term needs them, are not computed: they
-are in the denominators, not in the learner's metrics);
-log-probabilities are taken at the sampling temperature and only where the loss mask is set; a saved folder opens with
-`from_pretrained` and restores weights and optimiser bit for bit.
-Not covered: sharing of prefixes between segments (each is computed whole); several devices. The reference model of
-the KL term is not saved: it is the model the run started from, and a fingerprint of it is checked on load.
+Guaranteed: the gradient of a step is the sum over its segments, however they are packed and cut into micro-batches
+(segments whose gradient is exactly 0, as all their advantages are and no KL or entropy term needs them, are not
+computed: they are in the denominators, not in the learner's metrics); what segments of a micro-batch have in common
+from their start is computed once; log-probabilities are taken at the sampling temperature and only where the loss mask
+is set; a saved folder opens with `from_pretrained` and restores weights and optimiser bit for bit.
+Not covered: several devices. The reference model of the KL term is not saved: it is the model the run started from,
+and a fingerprint of it is checked on load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
-from palimpsest.engines.embedded.batches import MicroBatch, micro_batches, with_signal
+from palimpsest.engines.embedded.batches import with_signal
+from palimpsest.engines.embedded.forest import Forest, build_forests
+from palimpsest.engines.embedded.forest_model import adopt
 from palimpsest.engines.embedded.hidden import hidden_at
 from palimpsest.engines.embedded.logprobs import token_logprobs
 from palimpsest.engines.embedded.model import max_context
@@ -59,6 +61,7 @@ class EmbeddedLearner:
         self._temperature = temperature or 1.0
         self._micro_batch_tokens = micro_batch_tokens
         self._on_publish = on_publish
+        adopt(model)
         self.max_context = max_context(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self._optimizer = Optimizer(model.named_parameters(), optim, total_steps)
@@ -85,20 +88,20 @@ class EmbeddedLearner:
     def forward_backward(self, batch: StepBatch) -> Stats:
         """Accumulate the gradient of one optimiser step; see `Learner.forward_backward`."""
         started = time.perf_counter()
-        layouts = self._lay_out(batch)
+        forests = self._lay_out(batch)
         old = self._old_logprobs(batch)
         sums: dict[str, float] = {}
         largest_gap = 0.0
         self._model.train(bool(getattr(self._model, "is_gradient_checkpointing", False)))
         try:
-            for layout in layouts:
-                parts, gap = self._micro_step(layout, old)
+            for forest in forests:
+                parts, gap = self._micro_step(forest, old)
                 for name, value in parts.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
                 largest_gap = max(largest_gap, gap)
         finally:
             self._model.eval()
-        return sums | self._layout_stats(layouts, time.perf_counter() - started) | {"logprob_gap_max": largest_gap}
+        return sums | self._forest_stats(forests, time.perf_counter() - started) | {"logprob_gap_max": largest_gap}
 
     def step(self) -> Stats:
         """See `Learner.step`."""
@@ -132,10 +135,7 @@ class EmbeddedLearner:
         try:
             facts = json.loads((inner / "learner.json").read_text())
             tensors = load_file(inner / "optimizer.safetensors")
-            with torch.random.fork_rng():
-                saved = type(self._model).from_pretrained(
-                    folder, dtype=self._model.dtype, use_safetensors=True, attn_implementation="sdpa"
-                )
+            saved = _saved_weights(self._model, folder)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start anew") from None
@@ -151,54 +151,56 @@ class EmbeddedLearner:
 
     # ---- parts ----------------------------------------------------------------------------------------------
 
-    def _lay_out(self, batch: StepBatch) -> list[MicroBatch]:
+    def _lay_out(self, batch: StepBatch) -> list[Forest]:
         device = self._model.get_input_embeddings().weight.device
         chosen = with_signal(batch.segments) if self._skips_silent else None
-        return micro_batches(batch.segments, self._micro_batch_tokens, self.max_context, device, chosen)
+        exact = torch.promote_types(self._model.dtype, torch.float32)
+        return build_forests(batch.segments, self._micro_batch_tokens, self.max_context, device, chosen, dtype=exact)
 
-    def _micro_step(self, layout: MicroBatch, old: list[Tensor] | None) -> tuple[dict[str, Tensor], float]:
+    def _micro_step(self, forest: Forest, old: list[Tensor] | None) -> tuple[dict[str, Tensor], float]:
         """Loss and gradient of one micro-batch; its sums, and the largest gap to the sampler's log-probabilities."""
-        logprobs, entropy = self._forward(self._model, layout)
+        logprobs, entropy = self._forward(self._model, forest)
         if self._objective == "nll":
-            loss, sums = nll_loss(logprobs=logprobs, weights=layout.weights)
+            loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
             sums["entropy_sum"] = entropy.sum()
         else:
-            loss, sums = self._policy_loss(layout, logprobs, entropy, old)
+            loss, sums = self._policy_loss(forest, logprobs, entropy, old)
         loss.backward()
         self._optimizer.collect()
-        return sums, float((logprobs.detach() - layout.sampler_logprobs).abs().max())
+        return sums, float((logprobs.detach() - forest.sampler_logprobs).abs().max())
 
     def _policy_loss(
-        self, layout: MicroBatch, logprobs: Tensor, entropy: Tensor, old: list[Tensor] | None
+        self, forest: Forest, logprobs: Tensor, entropy: Tensor, old: list[Tensor] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config = self._loss_config
         if config.old_logprobs == "sampler":
-            before = layout.sampler_logprobs
+            before = forest.sampler_logprobs
         elif old is None:
             before = logprobs.detach()
         else:
-            before = torch.cat([old[i] for i in layout.indices])
+            before = torch.cat([old[i] for i in forest.indices])
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = self._forward(self._reference, layout)[0]
+                reference = self._forward(self._reference, forest)[0]
         return policy_loss(
             logprobs=logprobs,
             old_logprobs=before,
-            sampler_logprobs=layout.sampler_logprobs,
-            advantages=layout.advantages,
-            weights=layout.weights,
+            sampler_logprobs=forest.sampler_logprobs,
+            advantages=forest.advantages,
+            weights=forest.weights,
             ref_logprobs=reference,
             entropy=entropy,
             config=config,
         )
 
-    def _forward(self, model: Any, layout: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: Any, forest: Forest) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under `model`."""
         return token_logprobs(
-            hidden_at(model, layout.input_ids, layout.predicts),
+            hidden_at(model, forest),
             model.get_output_embeddings(),
-            layout.targets,
+            forest.predicts,
+            forest.targets,
             self._temperature,
             vocab=self.vocab,
             entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
@@ -208,9 +210,9 @@ class EmbeddedLearner:
     def _logprobs_of(self, batch: StepBatch) -> list[Tensor]:
         """Log-probabilities of each segment's trained tokens under the present weights."""
         result: list[Tensor] = [torch.empty(0)] * len(batch.segments)
-        for layout in self._lay_out(batch):
-            parts = self._forward(self._model, layout)[0].split(layout.counts)
-            for index, part in zip(layout.indices, parts, strict=True):
+        for forest in self._lay_out(batch):
+            parts = self._forward(self._model, forest)[0].split(forest.counts)
+            for index, part in zip(forest.indices, parts, strict=True):
                 result[index] = part
         return result
 
@@ -221,24 +223,41 @@ class EmbeddedLearner:
             raise ValueError("loss.old_logprobs=recompute: call prepare(batches) before forward_backward(batch)")
         return self._prepared[id(batch)][1]
 
-    def _layout_stats(self, layouts: list[MicroBatch], seconds: float) -> dict[str, float]:
-        real = sum(layout.real_tokens for layout in layouts)
-        laid_out = sum(layout.input_ids.numel() for layout in layouts)
+    def _forest_stats(self, forests: list[Forest], seconds: float) -> dict[str, float]:
+        logical = sum(forest.logical_tokens for forest in forests)
+        physical = sum(forest.physical_tokens for forest in forests)
         return {
-            "segments_sum": float(sum(len(layout.indices) for layout in layouts)),
-            "input_tokens_sum": float(real),
+            "segments_sum": float(sum(len(forest.indices) for forest in forests)),
+            "logical_tokens_sum": float(logical),
+            "physical_tokens_sum": float(physical),
+            "reuse": logical / physical if physical else 1.0,
             "learner_s_sum": seconds,
-            "learner_tokens_per_s": real / seconds if seconds > 0 else 0.0,
-            "padding_share": 1 - real / laid_out if laid_out else 0.0,
+            "learner_tokens_per_s": logical / seconds if seconds > 0 else 0.0,
         }
 
     @torch.no_grad()
-    def _copy_weights(self, saved: Any, folder: Path) -> None:
-        theirs = dict(saved.named_parameters())
+    def _copy_weights(self, theirs: dict[str, Tensor], folder: Path) -> None:
+        adapted = hasattr(self._model, "peft_config")
         for name, p in self._model.named_parameters():
+            if adapted and not p.requires_grad:
+                continue  # adapters alone are saved
             if name not in theirs or theirs[name].shape != p.shape:
                 raise CheckpointError(f"checkpoint {folder}: weight {name} does not fit the model of this run")
             p.copy_(theirs[name])
+
+
+def _saved_weights(model: Any, folder: Path) -> dict[str, Tensor]:
+    """What `save` wrote, by the names of `model`'s parameters; of a model wrapped by peft, its adapters."""
+    if hasattr(model, "peft_config"):
+        stored = load_file(folder / "adapter_model.safetensors")  # its names leave out the adapter's
+        return {n: stored[s] for n, _ in model.named_parameters() if (s := _without_adapter(n, model)) in stored}
+    with torch.random.fork_rng():
+        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, attn_implementation="sdpa")
+    return dict(saved.named_parameters())
+
+
+def _without_adapter(name: str, model: Any) -> str:
+    return name.replace(f".{model.active_adapter}.", ".")
 
 
 def _fingerprint(model: Any) -> str:

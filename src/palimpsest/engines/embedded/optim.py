@@ -40,7 +40,8 @@ class Optimizer:
         self._config, self._total_steps = config, total_steps
         self._model = {name: p for name, p in named if p.requires_grad}
         self._masters = {
-            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for name, p in self._model.items()
+            name: p if p.dtype in (torch.float32, torch.float64) else nn.Parameter(p.detach().float())
+            for name, p in self._model.items()
         }
         matrices = [p for p in self._masters.values() if p.ndim >= 2]
         others = [p for p in self._masters.values() if p.ndim < 2]

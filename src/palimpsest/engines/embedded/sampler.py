@@ -2,15 +2,15 @@
 
 Every `generate` is a request. One task admits waiting requests into free rows, carries every row in use on by one
 token, hands finished ones back, and lets the loop run the episodes that were waiting for them; there is no barrier
-between turns, episodes or groups. New prompts and decoded tokens share one call of the model. A prefix that a
-request in flight, or one that has just finished, has already computed is copied instead of computed again.
+between turns, episodes or groups. New prompts and decoded tokens share one call of the model. A prefix that another
+request has computed is copied instead of computed again (`radix.py`).
 
 Guaranteed: token t of a request is drawn with the uniform of (its seed, t); a failure of one request fails that
 request alone; the same requests in the same order give the same bytes. Stored prefixes are dropped when the weights
 change and whenever nothing is in flight, so that a batch never depends on the one before.
 Not covered: independence of a logit's last bits from what else is in the batch, since matrix products of other heights
 round differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not: all of 12,160
-sampled ids equal, log-probabilities within 1e-6 nats.
+sampled ids equal, log-probabilities within 1e-6 nats. So it is with the prefix cache on, off or full.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from palimpsest.engines.embedded.forward import Decode, Forward, HFForward, Pref
 from palimpsest.engines.embedded.fused import pick_forward
 from palimpsest.engines.embedded.kv import KVPool, KVShape
 from palimpsest.engines.embedded.model import max_context
+from palimpsest.engines.embedded.radix import Copy, PrefixCache
 from palimpsest.engines.embedded.rows import Rows
 from palimpsest.engines.embedded.sampling import draw, uniforms
 from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
-MIN_SHARED = 16  # tokens worth waiting one prefill call for, or keeping a finished sequence for
-KEPT_BYTES = 256 << 20  # memory for finished sequences, as prefixes of later requests
+MIN_SHARED = 16  # tokens worth waiting one prefill call for, or storing
+CACHE_TOKENS = 65_536
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,8 @@ class _Request:
     row: int = -1
     computed: int = 0
     """Prompt tokens that were not copied."""
+    stored: int = 0
+    """Tokens of its sequence that the prefix cache has."""
     version: int = 0
 
 
@@ -58,18 +61,18 @@ class EmbeddedSampler:
         *,
         batch_slots: int = 128,
         prefill_tokens: int = 8192,
+        cache_tokens: int = CACHE_TOKENS,
         fused: bool = True,
-        share_prefixes: bool = True,
     ) -> None:
-        """`fused=False` keeps the model's own forward; `share_prefixes=False` computes every prompt whole."""
+        """`cache_tokens=0` computes every prompt whole; `fused=False` keeps the model's own forward."""
         self._model = model
         self.max_context = max_context(model)
         self._prefill_tokens = prefill_tokens
-        self._share = share_prefixes
         self._pool = KVPool(KVShape.of(model))
+        self._cache = PrefixCache(self._pool, cache_tokens)
         self._slots = batch_slots
         self._vocab = int(model.get_output_embeddings().weight.shape[0])
-        self._rows = Rows(batch_slots, 0, self._vocab)
+        self._rows = Rows(batch_slots, self._vocab)
         self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
         self._waiting: list[_Request] = []
         self._requests: dict[int, _Request] = {}
@@ -101,17 +104,20 @@ class EmbeddedSampler:
         return await request.future
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and seconds spent computing."""
-        return dict(self._stats)
+        """Counters since the start, and seconds spent computing.
+
+        `computed_prompt_tokens` over `prompt_tokens` is the share that the prefix cache didn't have.
+        """
+        return {**self._stats, "evicted_tokens": float(self._cache.evicted)}
 
     def publish(self, version: int) -> None:
         """The shared weights are now those of `version`; sequences in flight go on with them.
 
-        What they hold already was computed with other weights, so nothing is shared until they are done.
+        What they hold already was computed with other weights, so it is never shared.
         """
         self._version = version
         self._forward.refresh()
-        self._rows.forget()
+        self._cache.clear()
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         if not prompt_ids:
@@ -146,9 +152,10 @@ class EmbeddedSampler:
         self._empty_rows()  # not in a `finally`: an abandoned task is destroyed at any later time
 
     def _empty_rows(self) -> None:
-        """Nothing is in flight: forget what every row holds."""
-        self._rows = Rows(self._slots, self._rows.kept, self._vocab)
+        """Nothing is in flight: forget what was computed."""
+        self._rows = Rows(self._slots, self._vocab)
         self._rows.widen(self._pool.capacity)
+        self._cache.clear()
 
     def _abandon(self) -> None:
         """Drop what another event loop, which is closed by now, left behind: its callers are gone."""
@@ -170,18 +177,22 @@ class EmbeddedSampler:
         for request in [r for r in self._requests.values() if r.future.done()]:
             self._stats["cancelled"] += 1
             self._leave(request)
+        self._cache.flush()
         self._waiting = [r for r in self._waiting if not r.future.done()]
 
     def _leave(self, request: _Request) -> None:
-        """Free the row, keeping its sequence as a prefix for others if computing it cost something."""
-        del self._requests[request.row]
-        self._rows.release(request.row)
-        if request.version != self._version:
-            self._rows.valid[request.row] = 0
-        elif self._share and self._rows.kept and request.computed >= MIN_SHARED:
-            target = self._rows.oldest_kept()
-            self._pool.copy(request.row, target, int(self._rows.valid[request.row]))
-            self._rows.duplicate(request.row, target)
+        """Free the row, keeping its sequence as a prefix for others."""
+        row = request.row
+        del self._requests[row]
+        self._rows.release(row)
+        self._store(request)
+
+    def _store(self, request: _Request) -> None:
+        """Let later requests begin with what is computed of this one, unless it is little."""
+        row, length = request.row, int(self._rows.valid[request.row])
+        if length - request.stored >= MIN_SHARED and request.version == self._version:
+            self._cache.insert(self._rows.tokens[row, :length], row)
+            request.stored = length
 
     # ---- one step -------------------------------------------------------------------------------------------
 
@@ -196,9 +207,7 @@ class EmbeddedSampler:
             return
         state = self._rows
         long = [r for r in batch if r.computed > 1]
-        for request in batch:  # one token left to compute is a decoded token like any other
-            state.valid[request.row] = len(request.prompt) - request.computed
-        prefill = self._prefill(long) if long else None
+        prefill = self._prefill(long) if long else None  # one token left to compute is decoded like any other
         going = state.active.copy()
         if prefill is not None:
             going[prefill.rows] = False
@@ -209,8 +218,11 @@ class EmbeddedSampler:
         if prefill is not None:
             state.valid[prefill.rows] = [len(r.prompt) for r in long]
             rows = np.concatenate([rows, prefill.rows])
+            for request in long:
+                self._store(request)
         self._stats["steps"] += 1
         self._sample(logits, rows)
+        self._cache.flush()
 
     def _prefill(self, batch: list[_Request]) -> Prefill:
         starts = np.array([len(r.prompt) - r.computed for r in batch])
@@ -248,67 +260,57 @@ class EmbeddedSampler:
     # ---- rows -----------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Grow the pool to the longest waiting request and to the rows it takes."""
-        longest = max(len(r.prompt) + r.params.max_tokens for r in self._waiting)
-        if self._pool.rows == 0:
-            row_bytes = self._pool.shape.token_bytes * max(longest, 1)
-            kept = min(self._slots, KEPT_BYTES // row_bytes) if self._share else 0
-            self._rows = Rows(self._slots, int(kept), self._vocab)
-        self._pool.reserve(self._slots + self._rows.kept, longest)
+        """Grow the pool to the longest waiting request."""
+        self._pool.reserve(self._slots, max(len(r.prompt) + r.params.max_tokens for r in self._waiting))
         self._rows.widen(self._pool.capacity)
 
     def _admit(self) -> list[_Request]:
-        """Give free rows to waiting requests and copy the prefixes they share with stored sequences.
+        """Give free rows to waiting requests and copy the prefixes that are stored.
 
         A request that shares much more with another of this step than with anything stored waits for the next step,
         so that the rollouts of a group compute their common prompt once.
         """
         batch: list[_Request] = []
-        copies: list[tuple[int, int, int]] = []
+        copies: list[Copy] = []
         left: list[_Request] = []
         width = 0
         for index, request in enumerate(self._waiting):
             if not self._rows.free:
                 left += self._waiting[index:]
                 break
-            row, length = self._stored(request)
-            if self._share and self._pending(request, batch) - length >= MIN_SHARED:
+            stored = self._cache.match(request.prompt[:-1])  # the last token's logits are always computed
+            if self._pending(request, batch) - len(stored) >= MIN_SHARED:
                 left.append(request)
                 continue
-            size = len(request.prompt) - length
+            size = len(request.prompt) - len(stored)
             if batch and max(width, size) * (len(batch) + 1) > self._prefill_tokens:
                 left += self._waiting[index:]
                 break
             width = max(width, size)
-            self._place(request, length)
+            self._place(request, len(stored))
             batch.append(request)
-            if length and row != request.row:
-                copies.append((row, request.row, length))
+            if len(stored):
+                copies.append((request.row, 0, stored))
+        self._cache.load(copies)
         self._waiting = left
-        for copy in copies:  # in order: a row may be read here before a later request overwrites it
-            self._pool.copy(*copy)
         return batch
 
     def _place(self, request: _Request, stored: int) -> None:
-        """Take the lowest free row, of whose sequence `stored` tokens are (about to be) in the pool."""
+        """Take the lowest free row, of which `stored` tokens are about to be copied from the cache."""
         request.row = self._rows.assign(request.prompt, request.params)
-        request.computed, request.version = len(request.prompt) - stored, self._version
-        self._rows.valid[request.row] = 0  # nothing may be copied from it before this step is done
+        request.stored, request.computed, request.version = stored, len(request.prompt) - stored, self._version
+        self._rows.valid[request.row] = stored
         self._requests[request.row] = request
         self._stats["requests"] += 1
         self._stats["prompt_tokens"] += len(request.prompt)
         self._stats["computed_prompt_tokens"] += request.computed
 
-    def _stored(self, request: _Request) -> tuple[int, int]:
-        if not self._share or any(other.version != self._version for other in self._requests.values()):
-            return self._rows.free[0], 0
-        source = self._rows.source(request.prompt, self._rows.free[0])
-        self._rows.touch(source.row)
-        return source.row, source.length
-
     def _pending(self, request: _Request, batch: list[_Request]) -> int:
-        rows = np.array([r.row for r in batch if r.computed > 1])
-        return int(self._rows.common(request.prompt, rows).max()) if len(rows) else 0
+        """Tokens the request will find stored after this step because one of `batch` computes them."""
+        if not self._cache.capacity or not batch:
+            return 0
+        shared = int(self._rows.common(request.prompt, np.array([r.row for r in batch])).max())
+        return min(shared, self._cache.capacity)
 
     def _compact(self) -> None:
         """Move the highest rows into holes once more than a quarter of the rows to decode are holes."""

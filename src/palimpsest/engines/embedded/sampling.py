@@ -41,7 +41,7 @@ def log_probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
 
     `temperature` is a number or [N].
     """
-    logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if isinstance(temperature, Tensor):
         logits = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     elif temperature not in (0.0, 1.0):

@@ -1,0 +1,103 @@
+"""Batches of the shapes that agents with a managed memory leave behind, filled with random tokens.
+
+Every figure of a shape (reuse, tokens) follows from its numbers, so that a reader can check it by hand. Axes: T tokens
+of a segment.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.types import Segment
+
+Piece = tuple[list[int], bool]  # token ids, whether they were sampled
+
+
+def segment(pieces: Sequence[Piece], advantage: float = 1.0, weight: float = 1.0) -> TrainSegment:
+    """[T] the pieces end to end.
+
+    >>> segment([([5, 6], False), ([7], True)]).segment.loss_mask
+    (False, False, True)
+    """
+    ids = tuple(i for ids, _ in pieces for i in ids)
+    mask = tuple(sampled for ids, sampled in pieces for _ in ids)
+    logprobs = tuple(-7.0 if sampled else 0.0 for sampled in mask)
+    turns = tuple(0 if sampled else -1 for sampled in mask)
+    size = len(ids)
+    return TrainSegment(Segment(ids, mask, logprobs, turns), (advantage,) * size, (weight,) * size)
+
+
+class Shapes:
+    """Draws batches; the same calls in the same order give the same tokens."""
+
+    def __init__(self, vocab: int, seed: int = 0) -> None:
+        self._draw, self._vocab = random.Random(seed), vocab
+
+    def ids(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._vocab) for _ in range(count)]
+
+    def own(self, context: int, sampled: int, rounds: int = 2) -> list[Piece]:
+        """Tool results and sampled tokens in turn."""
+        parts = [(self.ids(n // rounds), s) for _ in range(rounds) for n, s in ((context, False), (sampled, True))]
+        return [part for part in parts if part[0]]
+
+    def batch(self, rows: Sequence[Sequence[Piece]]) -> StepBatch:
+        weight = 1.0 / max(1, sum(len(ids) for row in rows for ids, sampled in row if sampled))
+        return StepBatch(tuple(segment(row, self._draw.choice((-1.0, 1.0)), weight) for row in rows))
+
+    def memact(self, trajectories: int, prompt: int, segments: int, own: int, sampled: int) -> StepBatch:
+        """Trajectories over one prompt; after each prune a segment begins anew from the prompt."""
+        root: Piece = (self.ids(prompt), False)
+        return self.batch([[root, *self.own(own - sampled, sampled)] for _ in range(trajectories * segments)])
+
+    def reading(
+        self, group: int, section: int, memory: int, response: int, question: int
+    ) -> tuple[StepBatch, StepBatch]:
+        """One read turn of a MemAgent group: the same turns with the memory first, and with the section first."""
+        text, asked = (self.ids(section), False), (self.ids(question), False)
+        turns = [((self.ids(memory), False), (self.ids(response), True)) for _ in range(group)]
+        memory_first = self.batch([[asked, before, text, after] for before, after in turns])
+        section_first = self.batch([[text, asked, before, after] for before, after in turns])
+        return memory_first, section_first
+
+    def chain(self, levels: int, segments: int, physical: int, reuse: float) -> StepBatch:
+        """A trunk that is left at `levels` places by equally many segments, with the tokens and reuse asked for.
+
+        With trunk P and own tokens O of R segments: P + R O physical tokens and R P (levels + 1) / (2 levels) + R O
+        logical ones.
+        """
+        trunk = round((reuse - 1) * physical / (segments * (levels + 1) / (2 * levels) - 1))
+        own = (physical - trunk) // segments
+        pieces = [self.ids(trunk * (i + 1) // levels - trunk * i // levels) for i in range(levels)]
+        rows = []
+        for level in range(levels):
+            shared: Piece = ([i for piece in pieces[: level + 1] for i in piece], False)
+            rows += [[shared, *self.own(own // 2, own // 2)] for _ in range(segments // levels)]
+        return self.batch(rows)
+
+    def star(self, segments: int, prefix: int, own: int) -> StepBatch:
+        """Segments over one prefix."""
+        return self.memact(segments, prefix, 1, own, own // 2)
+
+    def rows(self, count: int, length: int, sampled: int) -> StepBatch:
+        """Segments that share nothing."""
+        return self.batch([self.own(length - sampled, sampled) for _ in range(count)])
+
+    def tree(self, depth: int, branches: int = 2, longest: int = 12) -> StepBatch:
+        """Random trees of up to `depth` levels whose inner tokens may be sampled as well."""
+        rows: list[list[Piece]] = []
+
+        def grow(path: list[Piece], left: int) -> None:
+            piece: Piece = (self.ids(self._draw.randint(1, longest)), bool(path) and self._draw.random() < 0.6)
+            grown = [*path, piece]
+            if left == 1 or self._draw.random() < 0.15:
+                rows.append([*grown, (self.ids(2), True)])
+                return
+            for _ in range(self._draw.randint(1, branches)):
+                grow(grown, left - 1)
+
+        for _ in range(2):
+            grow([], depth)
+        return self.batch(rows)

@@ -1,0 +1,105 @@
+"""Segments for the tests of the prefix forest, and the exact gradient they have on their own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.types import Segment
+
+VOCAB = 200
+
+
+def credited(ids: Sequence[int], mask: Sequence[bool], draw: random.Random) -> TrainSegment:
+    """A segment with log-probabilities, advantages and weights of its own for every token."""
+    return TrainSegment(
+        Segment(
+            tuple(ids),
+            tuple(mask),
+            tuple(-draw.uniform(3, 7) if m else 0.0 for m in mask),
+            tuple(0 if m else -1 for m in mask),
+        ),
+        tuple(draw.uniform(-1, 1) for _ in mask),
+        tuple(draw.uniform(0.001, 0.02) for _ in mask),
+    )
+
+
+def grown(draw: random.Random, *, depth: int, length: int, vocab: int = VOCAB, branches: int = 3) -> list[list[int]]:
+    """Rows of a random tree of `depth` levels below its root; some end at inner nodes, some stand there twice."""
+    rows: list[list[int]] = []
+
+    def grow(prefix: list[int], levels: int) -> None:
+        row = prefix + [draw.randrange(vocab) for _ in range(draw.randint(1 if prefix else 2, length))]
+        if levels == 0 or draw.random() < 0.2:
+            rows.extend([row] * draw.choice((1, 1, 2)))
+        for _ in range(draw.randint(1, branches) if levels else 0):
+            grow(row, levels - 1)
+
+    grow([], depth)
+    draw.shuffle(rows)
+    return rows
+
+
+def batch_of_rows(rows: Sequence[Sequence[int]], draw: random.Random, share: float = 0.4) -> StepBatch:
+    """`rows` as segments; about `share` of the tokens of each is trained, the last one always."""
+    masks = [[i > 0 and (draw.random() < share or i == len(row) - 1) for i in range(len(row))] for row in rows]
+    return StepBatch(tuple(credited(row, mask, draw) for row, mask in zip(rows, masks, strict=True)))
+
+
+def exact(model: Any) -> Any:
+    """A copy in float64 throughout; transformers' RMSNorm would still go through float32."""
+    model = copy.deepcopy(model).double()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = functools.partial(_norm, module)
+    return model
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    return module.weight * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def apart(model: Any, batch: StepBatch) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the clipped policy gradient with every segment in a forward pass of its own.
+
+    Written out anew: PPO's clip at 0.2, the dual clip at 3.
+    """
+    model.zero_grad(set_to_none=True)
+    total = 0.0
+    for item in batch.segments:
+        where = torch.tensor(item.segment.loss_mask).nonzero()[:, 0]
+        if not len(where):
+            continue
+        ids = torch.tensor(item.segment.token_ids)
+        every = model(input_ids=ids[None], use_cache=False).logits[0, where - 1].log_softmax(-1)
+        logprobs = every.gather(1, ids[where][:, None])[:, 0]
+        given = [item.segment.logprobs, item.advantages, item.weights]
+        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype)[where] for x in given)
+        ratio = (logprobs - sampler).exp()
+        loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
+        loss = torch.where(advantages < 0, torch.minimum(loss, -3 * advantages), loss)
+        (weights * loss).sum().backward()
+        total += float((weights * loss).sum().detach())
+    return total, gradients(model)
+
+
+def largest_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Of all parameters, the largest difference relative to the parameter's largest gradient.
+
+    Gradients of a ten-thousandth of the model's largest are what cancelled out: those of queries and keys where there
+    is hardly a key to choose from. Their errors are relative to that.
+    """
+    assert found.keys() == wanted.keys()
+    noise = 1e-4 * max(float(g.abs().max()) for g in wanted.values())
+    return max(float((found[n] - g).abs().max()) / max(float(g.abs().max()), noise) for n, g in wanted.items())
