@@ -1,0 +1,369 @@
+r"""Tool calls in a model's reply, found in its text. Nothing of a reply is ever evaluated.
+
+    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number       Hermes, Qwen 2.5 and 3
+    llama3    {"name": ..., "parameters": {...}}, several with ; between them            Llama 3.1 to 3.3
+              the whole reply, or all after <|python_tag|>
+    mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]                       Mistral, tokenizers v1 to v7
+              [TOOL_CALLS]name[ARGS]{...}, any number, [CALL_ID]id before [ARGS] or not  later ones
+
+What is complete is a `ToolCall`, everything else that sets out to be a call is a `Malformed` whose reason can be shown
+to the model: no exception escapes, and no malformed call is lost in silence. What might be a quotation is not taken for
+a call: thinking, up to the first `</think>`, isn't looked at, and a malformed call of which it can't be told how far it
+goes takes the rest of the reply with it. In hermes that is one with a string left open, a tag inside, text beside its
+JSON, or beyond the limits; in the other styles, which have no closing tag, any whose JSON can't be read.
+
+JSON is taken strictly: keys once, no NaN, no infinity (1e999 is one), no half of a surrogate pair, no line breaks in
+strings but `\n`.
+
+Guaranteed: the spans are in order and apart; time is linear in the reply, and at most `MAX_JSON_CHARS` characters are
+read as JSON, to a depth of `MAX_DEPTH`, whatever the length of the reply.
+Not covered: Llama's `<function=name>` tags and Python calls; thinking that begins after the first `</think>`; whether
+the tool exists and the arguments suit it (tool_arguments.py). `[TOOL_CALLS]` is a control token of some vocabularies:
+the reply must be decoded with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CallStyle = Literal["hermes", "llama3", "mistral"]
+
+MAX_JSON_CHARS = 65_536
+"""Characters of all calls of a reply together; about four times what 4096 tokens hold."""
+MAX_DEPTH = 16
+"""Of objects and arrays inside each other, the call itself being the first."""
+MAX_CALLS = 64
+"""Calls of a reply, malformed ones included; those beyond are one more `Malformed`."""
+MAX_NAME_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A complete call."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    """JSON values: dict, list, str, int, float, bool, None."""
+    start: int
+    end: int
+    """Characters [start, end) of the reply, tags included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Something that set out to be a call, and why it isn't one."""
+
+    reason: str
+    """One line that a model can be shown."""
+    start: int
+    end: int
+
+
+def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
+    """The calls of a reply, in order.
+
+    >>> reply = 'So: <tool_call>{"name": "search", "arguments": {"query": "Oslo"}}</tool_call> <tool_call>{"na'
+    >>> for found in find_calls(reply, "hermes"):
+    ...     print(found)
+    ToolCall(name='search', arguments={'query': 'Oslo'}, start=4, end=77)
+    Malformed(reason='<tool_call> is not closed; the rest of the reply was not read', start=78, end=93)
+    >>> find_calls('{"name": "search", "parameters": "Oslo"}', "llama3")
+    (Malformed(reason='"parameters" must be a JSON object, not a string', start=0, end=40),)
+    >>> [call.name for call in find_calls('[TOOL_CALLS]search[ARGS]{"query": "Oslo"}', "mistral")]
+    ['search']
+    """
+    reader = _Reader(text, _ARGUMENT_KEYS[style])
+    said_from = _after_thinking(text)
+    if said_from is not None:
+        try:
+            _FINDERS[style](reader, said_from)
+        except _Full:
+            reader.found[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.found[-1].start, len(text))
+    return tuple(reader.found)
+
+
+class _Unreadable(Exception):
+    """Characters that are no JSON value; `bounded` if it is certain where they end."""
+
+    def __init__(self, reason: str, *, bounded: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.bounded = reason, bounded
+
+
+class _Full(Exception):
+    """More calls than a reply may have."""
+
+
+@dataclass
+class _Reader:
+    """What has been found in a reply, and how much of it was read as JSON."""
+
+    text: str
+    argument_keys: tuple[str, ...]
+    found: list[ToolCall | Malformed] = field(default_factory=list)
+    visited: int = 0
+
+    def add(self, found: ToolCall | Malformed) -> None:
+        self.found.append(found)
+        if len(self.found) > MAX_CALLS:
+            raise _Full
+
+    def refuse(self, reason: str, start: int, end: int | None = None) -> None:
+        """Without an `end` it reaches to the end of the reply, as what follows may be a quotation in it."""
+        if end is None:
+            reason, end = f"{reason}; the rest of the reply was not read", len(self.text)
+        self.add(Malformed(reason, start, end))
+
+    def add_value(self, value: Any, start: int, end: int) -> None:
+        """A whole call as JSON."""
+        try:
+            name, arguments = _name_and_arguments(value, self.argument_keys)
+        except _Unreadable as fault:
+            self.refuse(fault.reason, start, end)
+        else:
+            self.add(ToolCall(name, arguments, start, end))
+
+    def value(self, start: int, stop: int | None = None) -> tuple[Any, int]:
+        """The JSON object that begins at `start`, and where it ends."""
+        stop = len(self.text) if stop is None else stop
+        if not self.text.startswith("{", start):
+            raise _Unreadable(f"expected a JSON object, found {_shown(self.text[start : min(stop, start + 41)])}")
+        left = MAX_JSON_CHARS - self.visited
+        limit = min(stop, start + left)
+        try:
+            end = _end_of_value(self.text, start, limit)
+        except _Unreadable as fault:
+            self.visited += limit - start
+            if limit < stop:
+                raise _Unreadable(f"the calls of a reply may have {MAX_JSON_CHARS} characters together") from fault
+            raise
+        self.visited += end - start
+        return _loaded(self.text[start:end]), end
+
+
+_STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[\[\]{}]', re.DOTALL)
+
+
+def _end_of_value(text: str, start: int, stop: int) -> int:
+    """Where the object or array at `start` closes; brackets are counted, not matched."""
+    depth = 0
+    for match in _STRUCTURE.finditer(text, start, stop):
+        mark = text[match.start()]  # not match[0], which would copy the string
+        if mark == '"':
+            if not match[1]:
+                raise _Unreadable("the JSON is cut short: a string is not closed")
+        elif mark in "{[":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _Unreadable(f"the JSON is nested deeper than {MAX_DEPTH}")
+        else:
+            depth -= 1
+            if depth == 0:
+                return match.end()
+    raise _Unreadable("the JSON is cut short: a bracket is not closed", bounded=True)
+
+
+def _loaded(piece: str) -> Any:
+    """The value of JSON whose depth and length are bounded."""
+    try:
+        value = json.loads(piece, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as fault:
+        what = fault.msg[:1].lower() + fault.msg[1:]
+        raise _Unreadable(f"not JSON: {what} at character {fault.pos} of it", bounded=True) from None
+    except UnicodeEncodeError:
+        raise _Unreadable("a string holds half of a surrogate pair: write the character itself", bounded=True) from None
+    except ValueError:  # an integer beyond the interpreter's limit of digits
+        raise _Unreadable("a number has too many digits", bounded=True) from None
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Unreadable(f"the key {_shown(twice)} stands there twice", bounded=True)
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise _Unreadable(f"{name} is not JSON: give a number or null", bounded=True)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise _Unreadable(f"the number {_shown(digits)} is too large", bounded=True)
+    return number
+
+
+def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """Of a call as JSON; `id` and `type` may stand beside them."""
+    given = [key for key in argument_keys if key in value]
+    if "name" not in value or not given:
+        lacking = argument_keys[0] if "name" in value else "name"
+        raise _Unreadable(f'a call needs "name" and "{argument_keys[0]}": "{lacking}" is missing')
+    strange = [key for key in value if key not in ("name", "id", "type", given[0])]
+    if strange:
+        raise _Unreadable(f'a call has no key {_shown(strange[0])}: what the tool is given goes inside "{given[0]}"')
+    arguments = value[given[0]]
+    if not isinstance(arguments, dict):
+        raise _Unreadable(f'"{given[0]}" must be a JSON object, not {_kind(arguments)}')
+    return _checked_name(value["name"]), arguments
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise _Unreadable(f'"name" must be a string, not {_kind(name)}')
+    if not name.strip():
+        raise _Unreadable('"name" is empty')
+    if len(name) > MAX_NAME_CHARS:
+        raise _Unreadable(f'"name" has {len(name)} characters, at most {MAX_NAME_CHARS} are allowed')
+    return name
+
+
+def _kind(value: Any) -> str:
+    kinds = {
+        bool: "a boolean",
+        str: "a string",
+        int: "a number",
+        float: "a number",
+        list: "an array",
+        dict: "an object",
+    }
+    return kinds.get(type(value), "null")
+
+
+def _shown(text: str) -> str:
+    """A quotation short enough for a message, on one line."""
+    short = text[:40]
+    return json.dumps(short + "..." if len(text) > 40 else short) if text else "nothing"
+
+
+def _after_thinking(text: str) -> int | None:
+    """Where the reply proper begins, None if it never does."""
+    closing = re.search("</think(?:ing)?>", text)
+    if closing is not None:
+        return closing.end()
+    return None if text.lstrip().startswith(("<think>", "<thinking>")) else 0
+
+
+_BLANK = re.compile(r"[ \t\r\n]*+")
+_BETWEEN = re.compile(r"[ \t\r\n;,]*+")
+
+
+def _skip(text: str, start: int, what: re.Pattern[str] = _BLANK) -> int:
+    match = what.match(text, start)
+    return start if match is None else match.end()
+
+
+_TAG = re.compile("<(/?)tool_call>")
+
+
+def _find_hermes(reader: _Reader, start: int) -> None:
+    text = reader.text
+    while (tag := _TAG.search(text, start)) is not None:
+        start = tag.end()
+        if tag[1]:
+            reader.refuse("</tool_call> without <tool_call>", tag.start(), start)
+            continue
+        closing = _TAG.search(text, start)
+        if closing is None:
+            return reader.refuse("<tool_call> is not closed", tag.start())
+        if not closing[1]:
+            return reader.refuse("<tool_call> inside <tool_call>", tag.start())
+        try:
+            _read_tagged(reader, tag.start(), start, closing)
+        except _Unreadable as fault:
+            if not fault.bounded:
+                return reader.refuse(fault.reason, tag.start())
+            reader.refuse(fault.reason, tag.start(), closing.end())
+        start = closing.end()
+
+
+def _read_tagged(reader: _Reader, outer: int, inner: int, closing: re.Match[str]) -> None:
+    """One call between its tags."""
+    value, end = reader.value(_skip(reader.text, inner), closing.start())
+    rest = _skip(reader.text, end)
+    if rest < closing.start():
+        raise _Unreadable(
+            f"after the JSON of a call stands {_shown(reader.text[rest : min(closing.start(), rest + 41)])}"
+        )
+    reader.add_value(value, outer, closing.end())
+
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+def _find_llama3(reader: _Reader, start: int) -> None:
+    text = reader.text
+    begin = _skip(text, start)
+    marker = text.find(_PYTHON_TAG, start)
+    if not text.startswith("{", begin):
+        if marker < 0:
+            return  # a reply in words
+        begin = _skip(text, marker + len(_PYTHON_TAG))
+    at, first = begin, marker if 0 <= marker < begin else begin
+    while at == begin or text.startswith("{", at):
+        try:
+            value, end = reader.value(at)
+        except _Unreadable as fault:
+            return reader.refuse(fault.reason, first)
+        reader.add_value(value, first, end)
+        at = first = _skip(text, end, _BETWEEN)
+
+
+_MARKER = "[TOOL_CALLS]"
+_NAMED = re.compile(r"\s*+([\w.\-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)")
+
+
+def _find_mistral(reader: _Reader, start: int) -> None:
+    text = reader.text
+    while (marker := text.find(_MARKER, start)) >= 0:
+        begin = marker + len(_MARKER)
+        try:
+            if (named := _NAMED.match(text, begin)) is not None:
+                arguments, start = reader.value(named.end())
+                reader.add(ToolCall(_checked_name(named[1]), arguments, marker, start))
+            else:
+                start = _read_array(reader, marker, _skip(text, begin))
+        except _Unreadable as fault:
+            first = max([marker, *(found.end for found in reader.found[-1:])])
+            return reader.refuse(fault.reason, _skip(text, first, _BETWEEN))
+
+
+def _read_array(reader: _Reader, marker: int, start: int) -> int:
+    """The calls of `[{...}, {...}]`, each with its own span, the first with the marker; where the array ends."""
+    text = reader.text
+    if not text.startswith("[", start):
+        raise _Unreadable(
+            f"after {_MARKER} stands neither an array of calls nor name[ARGS]: {_shown(text[start : start + 41])}"
+        )
+    at, first = _skip(text, start + 1), marker
+    while True:
+        value, end = reader.value(at)
+        reader.add_value(value, first, end)
+        at = _skip(text, end)
+        if text.startswith("]", at):
+            return at + 1
+        if not text.startswith(",", at):
+            raise _Unreadable(f'after a call in the array stands {_shown(text[at : at + 41])}, not "," or "]"')
+        at = first = _skip(text, at + 1)
+
+
+_ARGUMENT_KEYS: Mapping[CallStyle, tuple[str, ...]] = {
+    "hermes": ("arguments",),
+    "llama3": ("parameters", "arguments"),
+    "mistral": ("arguments",),
+}
+_FINDERS: Mapping[CallStyle, Callable[[_Reader, int], None]] = {
+    "hermes": _find_hermes,
+    "llama3": _find_llama3,
+    "mistral": _find_mistral,
+}

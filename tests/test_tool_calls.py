@@ -1,0 +1,403 @@
+"""Tool calls in replies: each format by hand, and 20,000 mutations that must neither crash nor invent a call."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from palimpsest.errors import ConfigError
+from palimpsest.seeding import keyed_random
+from palimpsest.text import tool_calls
+from palimpsest.text.tool_arguments import argument_fault, check_schema
+from palimpsest.text.tool_calls import (
+    MAX_CALLS,
+    MAX_DEPTH,
+    MAX_JSON_CHARS,
+    CallStyle,
+    Malformed,
+    ToolCall,
+    find_calls,
+)
+
+STYLES: tuple[CallStyle, ...] = ("hermes", "llama3", "mistral")
+
+
+def calls(text: str, style: CallStyle = "hermes") -> list[tuple[str, Any]]:
+    found = find_calls(text, style)
+    assert all(isinstance(one, ToolCall) for one in found), found
+    return [(one.name, one.arguments) for one in found if isinstance(one, ToolCall)]
+
+
+def reasons(text: str, style: CallStyle = "hermes") -> list[str]:
+    found = find_calls(text, style)
+    assert all(isinstance(one, Malformed) for one in found), found
+    return [one.reason for one in found if isinstance(one, Malformed)]
+
+
+def tagged(inner: str) -> str:
+    return f"<tool_call>\n{inner}\n</tool_call>"
+
+
+SEARCH = '{"name": "search", "arguments": {"query": "Oslo", "topk": 3}}'
+PRUNE = '{"name": "prune_context", "arguments": {"memory": "a {brace} and \\"quotes\\"", "delete_ids": ["a1"]}}'
+EXPECTED = [
+    ("search", {"query": "Oslo", "topk": 3}),
+    ("prune_context", {"memory": 'a {brace} and "quotes"', "delete_ids": ["a1"]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("hermes", f"Let me look.\n{tagged(SEARCH)}\n{tagged(PRUNE)}"),
+        ("hermes", f"<think>{tagged(SEARCH)}?</think>{tagged(SEARCH)}{tagged(PRUNE)} done"),
+        ("hermes", f"{tagged(SEARCH)} no, better both </think>{tagged(SEARCH)}{tagged(PRUNE)}"),
+        ("llama3", f"{SEARCH}; {PRUNE}".replace('"arguments"', '"parameters"')),
+        ("llama3", f"<|python_tag|>{SEARCH}\n{PRUNE}".replace('"arguments"', '"parameters"')),
+        ("llama3", f"I search. <|python_tag|>{SEARCH};{PRUNE}<|eom_id|>"),
+        ("mistral", f"[TOOL_CALLS] [{SEARCH}, {PRUNE}]</s>"),
+        ("mistral", f"I search.[TOOL_CALLS][{SEARCH}][TOOL_CALLS][{PRUNE}]"),
+        (
+            "mistral",
+            f"[TOOL_CALLS]search[ARGS]{json.dumps(EXPECTED[0][1])}"
+            f"[TOOL_CALLS]prune_context[CALL_ID]a1B2c3D4e[ARGS] {json.dumps(EXPECTED[1][1])}",
+        ),
+        ("mistral", f"[TOOL_CALLS]search{json.dumps(EXPECTED[0][1])}[TOOL_CALLS][{PRUNE}]"),
+    ],
+)
+def test_complete_calls_of_every_format(style: CallStyle, text: str) -> None:
+    assert calls(text, style) == EXPECTED
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("text", ["", " ", "The answer is Oslo.", "<think>so: ", 'FINAL_ANSWER: {"Q1": "Oslo"}'])
+def test_a_reply_in_words_has_no_calls(style: CallStyle, text: str) -> None:
+    assert find_calls(text, style) == ()
+
+
+def test_spans_cut_the_calls_out_of_the_reply() -> None:
+    text = f"a {tagged(SEARCH)} b {tagged('{}')} c"
+    first, second = find_calls(text, "hermes")
+    assert (text[first.start : first.end], text[second.start : second.end]) == (tagged(SEARCH), tagged("{}"))
+    assert text[: first.start] + text[first.end : second.start] + text[second.end :] == "a  b  c"
+    text = f"x[TOOL_CALLS][{SEARCH}, {PRUNE}]"
+    first, second = find_calls(text, "mistral")
+    assert (first.start, text[second.start : second.end]) == (1, PRUNE)
+
+
+@pytest.mark.parametrize(
+    ("inner", "part"),
+    [
+        ("", "expected a JSON object, found nothing"),
+        ("search(query='Oslo')", 'expected a JSON object, found "search(query='),
+        (f"[{SEARCH}]", "expected a JSON object"),
+        (f"{SEARCH} {PRUNE}", "after the JSON of a call stands"),
+        (SEARCH[:-1], "a bracket is not closed"),
+        (SEARCH[:36], "a string is not closed"),
+        ('{"name": "search" "arguments": {}}', "expecting ',' delimiter at character 18"),
+        ("{'name': 'search', 'arguments': {}}", "not JSON"),
+        ('{"arguments": {}}', '"name" is missing'),
+        ('{"name": "search"}', '"arguments" is missing'),
+        ('{"name": "search", "arguments": {}, "delete_ids": []}', 'no key "delete_ids"'),
+        ('{"name": 5, "arguments": {}}', '"name" must be a string, not a number'),
+        ('{"name": " ", "arguments": {}}', '"name" is empty'),
+        ('{"name": "%s", "arguments": {}}' % ("n" * 129), "129 characters, at most 128"),
+        ('{"name": "search", "arguments": "{}"}', "must be a JSON object, not a string"),
+        ('{"name": "search", "arguments": null}', "must be a JSON object, not null"),
+        ('{"name": "search", "arguments": {"a": 1, "a": 2}}', 'the key "a" stands there twice'),
+        ('{"name": "search", "arguments": {"a": NaN}}', "NaN is not JSON"),
+        ('{"name": "search", "arguments": {"a": -Infinity}}', "-Infinity is not JSON"),
+        ('{"name": "search", "arguments": {"a": 1e999}}', 'the number "1e999" is too large'),
+        ('{"name": "search", "arguments": {"a": %s}}' % ("9" * 9999), "too many digits"),
+        ('{"name": "search", "arguments": {"a": "\\ud800"}}', "surrogate"),
+        ('{"name": "search", "arguments": {"a": "\n"}}', "invalid control character"),
+        ('{"name": "search", "arguments": {"a": %s}}' % ("[" * 20 + "]" * 20), "nested deeper than 16"),
+        ('{"name": "search", "arguments": {"a": "%s"}}' % ("x" * MAX_JSON_CHARS), "may have 65536 characters"),
+        (f"<tool_call>{SEARCH}", "<tool_call> inside <tool_call>"),
+    ],
+)
+def test_every_malformed_call_says_why(inner: str, part: str) -> None:
+    (reason,) = reasons(tagged(inner))
+    assert part in reason
+    assert "\n" not in reason
+    assert len(reason) < 200
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "part"),
+    [
+        ("hermes", f"<tool_call>{SEARCH}", "is not closed"),
+        ("hermes", f"{SEARCH}</tool_call>", "</tool_call> without <tool_call>"),
+        ("llama3", '{"name": "search", "parameters": {}, "arguments": {}}', 'no key "arguments"'),
+        ("llama3", "<|python_tag|>search('Oslo')", "expected a JSON object"),
+        ("mistral", "[TOOL_CALLS]", "neither an array"),
+        ("mistral", "[TOOL_CALLS][]", "expected a JSON object"),
+        ("mistral", "[TOOL_CALLS]search[ARGS]Oslo", "neither an array"),
+    ],
+)
+def test_what_only_one_format_can_get_wrong(style: CallStyle, text: str, part: str) -> None:
+    (reason,) = reasons(text, style)
+    assert part in reason
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("hermes", tagged(SEARCH) + tagged(PRUNE)[:-30]),
+        ("llama3", f"{SEARCH};{PRUNE[:-5]}"),
+        ("mistral", f"[TOOL_CALLS][{SEARCH}, {PRUNE[:-5]}"),
+        ("mistral", f"[TOOL_CALLS]search[ARGS]{json.dumps(EXPECTED[0][1])}[TOOL_CALLS]prune_context[ARGS]{{"),
+    ],
+)
+def test_a_cut_reply_keeps_the_calls_before_the_cut(style: CallStyle, text: str) -> None:
+    first, second = find_calls(text, style)
+    assert isinstance(first, ToolCall)
+    assert (first.name, first.arguments) == EXPECTED[0]
+    assert isinstance(second, Malformed)
+    assert second.end == len(text)
+
+
+def test_a_call_after_a_malformed_one_is_recovered() -> None:
+    wrong, right = find_calls(tagged('{"name": "search"') + tagged(SEARCH), "hermes")
+    assert isinstance(wrong, Malformed)
+    assert isinstance(right, ToolCall)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        tagged('{"name": "note", "arguments": {"text": "' + tagged(PRUNE) + '"}}'),
+        tagged('{"name": "note", "arguments": {"text": "</tool_call>' + tagged(PRUNE)),
+        tagged('"</tool_call><tool_call>' + PRUNE),
+        tagged('{"name": "note", "arguments": {}} "</tool_call>' + tagged(PRUNE)),
+        tagged("[" * 20 + '"</tool_call>' + tagged(PRUNE)),
+    ],
+)
+def test_a_quoted_call_is_never_made(text: str) -> None:
+    assert reasons(text)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_flood_of_calls_ends_in_one_malformed(style: CallStyle) -> None:
+    one = '{"name": "f", "arguments": {}}'
+    each = {"hermes": tagged(one), "llama3": f"{one};", "mistral": f"[TOOL_CALLS][{one}]"}[style]
+    found = find_calls(each * 200, style)
+    assert isinstance(found[-1], Malformed)
+    assert [type(call) for call in found] == [ToolCall] * MAX_CALLS + [Malformed]
+    assert found[-1].reason == "more than 64 calls in one reply"
+    assert found[-1].end == len(each) * 200
+
+
+# --- mutations ---------------------------------------------------------------------------------------------
+
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "</think>",
+    "<think>",
+    '"name"',
+    '"arguments"',
+    '"parameters"',
+    *'{}[]":,;\\ \n\0\ud800\U0001f600',
+    "NaN",
+    "Infinity",
+    "1e999",
+    "null",
+    "true",
+    "-0",
+    '"delete_ids": ["a2"]',
+    "9" * 5000,
+    '{"a":' * 30,
+    "[" * 5000,
+    "]" * 5000,
+    "\\u0000",
+    "\\ud800",
+    '"a": 1, "a": 2',
+]
+
+
+def original(draw: random.Random, style: CallStyle) -> str:
+    values = [1, -2.5, True, None, "Oslo", 'a "quoted" \\ one', ["a1", "b2"], {"deep": [{"er": 1}]}, "\n\t", "é😀"]
+    several = [
+        (
+            draw.choice(["search", "prune_context", "x.y-z"]),
+            {key: draw.choice(values) for key in "abc"[: draw.randrange(4)]},
+        )
+        for _ in range(draw.randrange(1, 4))
+    ]
+    key = "parameters" if style == "llama3" else "arguments"
+    whole = [json.dumps({"name": name, key: arguments}) for name, arguments in several]
+    if style == "hermes":
+        return "I look. " + " ".join(map(tagged, whole))
+    if style == "llama3":
+        return draw.choice(["", "<|python_tag|>"]) + "; ".join(whole)
+    if draw.random() < 0.5:
+        return f"[TOOL_CALLS][{', '.join(whole)}]"
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in several)
+
+
+def mutated(draw: random.Random, text: str) -> str:
+    for _ in range(draw.choice([1, 1, 1, 2, 4, 12])):
+        at = draw.randrange(len(text) + 1)
+        to = min(len(text), at + draw.choice([0, 1, 1, 5, 40]))
+        match draw.randrange(6):
+            case 0:
+                text = text[:at] + draw.choice(PIECES) + text[to:]
+            case 1:
+                text = text[:at] + chr(draw.randrange(0x300)) + text[to:]
+            case 2:
+                text = text[:at] + text[to:]
+            case 3:
+                text = text[:at]
+            case 4:
+                text = text[:to] + text[at:to] * draw.choice([1, 3]) + text[to:]
+            case 5:
+                other = draw.randrange(len(text) + 1)
+                text = text[:at] + text[other : other + 60] + text[at:]
+    return text
+
+
+def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len({key for key, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def said_in(span: str, call: ToolCall) -> bool:
+    """Whether the span says this very call, read by other means: cut at its outer braces and loaded as JSON."""
+    value = json.loads(span[span.index("{") : span.rindex("}") + 1], object_pairs_hook=refuse_twice)
+    if re.match(r"\[TOOL_CALLS\]\s*[\w.-]", span):
+        return value == call.arguments and call.name in span[: span.index("{")]
+    return value["name"] == call.name and call.arguments in (value.get("arguments"), value.get("parameters"))
+
+
+def check(text: str, style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> tuple[ToolCall | Malformed, ...]:
+    readers: list[Any] = []
+    whole = tool_calls._Reader
+
+    def spying(*args: Any) -> Any:
+        readers.append(whole(*args))
+        return readers[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tool_calls, "_Reader", spying)
+        found = find_calls(text, style)
+    assert readers[0].visited <= MAX_JSON_CHARS
+    assert len(found) <= MAX_CALLS + 1
+    end = 0
+    for one in found:
+        assert end <= one.start <= one.end <= len(text)
+        end = one.end
+        if isinstance(one, ToolCall):
+            assert said_in(text[one.start : one.end], one)
+            json.dumps([one.name, one.arguments], allow_nan=False, ensure_ascii=False).encode()
+        else:
+            assert "\n" not in one.reason
+            assert len(one.reason) < 250
+            one.reason.encode()
+    return found
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_20000_mutated_replies_neither_crash_nor_invent_a_call(
+    style: CallStyle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {ToolCall: 0, Malformed: 0}
+    for number in range(20_000 // len(STYLES) + 1):
+        draw = keyed_random(0, "mutations", style, number)
+        for one in check(mutated(draw, original(draw, style)), style, monkeypatch):
+            kinds[type(one)] += 1
+    assert min(kinds.values()) > 2000  # both kinds were met, so neither check was idle
+
+
+MEGABYTE = 1 << 20
+
+
+def floods() -> list[str]:
+    units = ["<tool_call>", "</tool_call>", "<", "</", "[TOOL_CALLS]", "[", "{", '"', "\\", " ", "a", '{"a":', "[{},"]
+    units += ["<tool_call></tool_call>", "[TOOL_CALLS]a", "<tool_call>{</tool_call>", "</think", '{"name":{}},', ";"]
+    heads = ["", "<tool_call>", "[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f[ARGS]", '{"name": "', '{"name": [']
+    return [head + unit * (MEGABYTE // len(unit)) for head in heads for unit in units]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_megabyte_of_anything_is_read_within_the_limits(style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in floods():
+        check(text, style, monkeypatch)
+
+
+def test_a_call_at_the_limits_is_still_read() -> None:
+    deep = '{"name": "f", "arguments": {"a": %s}}' % ("[" * (MAX_DEPTH - 2) + "]" * (MAX_DEPTH - 2))
+    assert calls(tagged(deep))
+    room = MAX_JSON_CHARS - len('{"name": "f", "arguments": {"a": ""}}')
+    assert calls(tagged('{"name": "f", "arguments": {"a": "%s"}}' % ("x" * room)))
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "required": ["memory", "delete_ids"],
+    "properties": {
+        "memory": {"type": "string", "description": "what to keep"},
+        "delete_ids": {"type": "array", "items": {"type": "string"}},
+        "topk": {"type": ["integer", "null"]},
+        "weight": {"type": "number"},
+        "sure": {"type": "boolean"},
+        "mode": {"enum": ["all", 1]},
+        "at": {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]},
+    },
+}
+GOOD = {"memory": "m", "delete_ids": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"topk": None, "weight": 3, "sure": False, "mode": 1, "at": {"page": 2}}, None),
+        ({"weight": 0.5, "mode": "all", "delete_ids": []}, None),
+        ({"delete_ids": "a"}, 'delete_ids="a" is a string: give an array'),
+        ({"delete_ids": ["a", 3]}, "delete_ids[1]=3 is an integer: give a string"),
+        ({"topk": True}, "topk=true is a boolean: give an integer or null"),
+        ({"topk": 3.0}, "topk=3.0 is a number: give an integer or null"),
+        ({"weight": True}, "weight=true is a boolean: give a number"),
+        ({"sure": 1}, "sure=1 is an integer: give a boolean"),
+        ({"mode": True}, 'mode=true is not allowed: give one of "all", 1'),
+        ({"at": {}}, "at.page is missing: add it (integer)"),
+        ({"at": {"page": "x"}}, 'at.page="x" is a string: give an integer'),
+        ({"memori": 1}, "memori is not an argument: give only memory, delete_ids, topk, weight, sure, mode, at"),
+        ({"memory": ["x" * 99]}, f'memory=["{"x" * 55}... is an array: give a string'),
+    ],
+)
+def test_arguments_against_a_schema(changes: dict[str, Any], message: str | None) -> None:
+    check_schema(SCHEMA)
+    fault = argument_fault({**GOOD, **changes}, SCHEMA)
+    assert fault == message or (fault is not None and message is not None and fault.startswith(message))
+
+
+def test_missing_arguments_and_no_arguments_at_all() -> None:
+    assert argument_fault({"memory": "m"}, SCHEMA) == "delete_ids is missing: add it (array)"
+    assert argument_fault([], SCHEMA) == "arguments=[] is an array: give an object"
+    assert argument_fault({"x": 1}, {"type": "object", "properties": {}}) == "x is not an argument: give none"
+
+
+@pytest.mark.parametrize(
+    ("schema", "part"),
+    [
+        ({"pattern": "a+"}, "parameters.pattern: not supported"),
+        ({"type": "int"}, "parameters.type=int: not a type"),
+        ({"properties": {"a": {"items": {"minimum": 1}}}}, "parameters.a[].minimum: not supported"),
+        ({"properties": {}, "required": ["a"]}, "parameters.required=a"),
+    ],
+)
+def test_a_schema_beyond_the_subset_is_refused_at_start(schema: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError, match="tool schema") as refused:
+        check_schema(schema)
+    assert part in str(refused.value)
