@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.learner import EmbeddedLearner
 from palimpsest.engines.embedded.model import load_model, model_path
 from palimpsest.engines.embedded.sampler import EmbeddedSampler
@@ -25,8 +24,7 @@ class Engine:
 
 
 def set_threads(threads: int) -> None:
-    """Threads and memory of this process, and repeatable results where they cost nothing (CPU)."""
-    keep_freed_memory()
+    """Threads of this process, and repeatable results where they cost nothing (CPU)."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(not torch.cuda.is_available(), warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid

@@ -28,6 +28,7 @@ from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.batches import with_signal
 from palimpsest.engines.embedded.forest import Forest, build_forests
 from palimpsest.engines.embedded.forest_model import adopt
+from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.hidden import hidden_at
 from palimpsest.engines.embedded.logprobs import token_logprobs
 from palimpsest.engines.embedded.model import max_context
@@ -61,6 +62,7 @@ class EmbeddedLearner:
         self._temperature = temperature or 1.0
         self._micro_batch_tokens = micro_batch_tokens
         self._on_publish = on_publish
+        keep_freed_memory()
         adopt(model)
         self.max_context = max_context(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
