@@ -27,11 +27,24 @@ COMMANDS = (
     ["recipes", "list"],
     ["recipes", "show"],
     ["data", "inspect"],
+    ["retrieval", "serve"],
     ["bench", "rollout"],
     ["bench", "train-step"],
     ["bench", "forest"],
 )
-HEAVY = ("torch", "transformers", "tokenizers", "matplotlib", "pyarrow", "numpy", "jinja2", "wandb")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "matplotlib",
+    "pyarrow",
+    "numpy",
+    "jinja2",
+    "wandb",
+    "bm25s",
+    "starlette",
+    "uvicorn",
+)
 
 
 def environment() -> dict[str, str]:

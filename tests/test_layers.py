@@ -23,7 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 """From the bottom up. A module imports from its own unit and from lower levels; units of the bottom may name each
 other."""
 
-SIDEWAYS = {("cli", "bench"), ("credit", "rollout")}
+SIDEWAYS = {("cli", "bench"), ("credit", "rollout"), ("tools", "data")}
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
 HEAVY = {

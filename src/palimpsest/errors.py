@@ -42,6 +42,10 @@ class SamplerError(PalimpsestError):
     """The sampler could not complete a request; the episode ends as `Outcome.SAMPLER_FAILED`."""
 
 
+class SearchError(PalimpsestError):
+    """A search service could not be reached, or did not answer as one."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name closest to `name` as a hint for an error message, or an empty string.
 

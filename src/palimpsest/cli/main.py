@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from palimpsest.cli import bench, data, evaluate, model, quickstart, recipes, train
+from palimpsest.cli import bench, data, evaluate, model, quickstart, recipes, retrieval, train
 from palimpsest.errors import PalimpsestError
 
 _USER_ERRNO = {
@@ -40,6 +40,7 @@ app.command("sft", short_help="Supervised cold start on trajectories.")(train.sf
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(retrieval.app, name="retrieval")
 app.command("check", short_help="Try a memory policy against the contract.")(model.check)
 app.command("base-model")(model.base_model)
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,39 @@
+"""`palimpsest retrieval`: search over a corpus as a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Search over a corpus as a service.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def group() -> None:
+    """Search over a corpus as a service."""
+
+
+@app.command("serve")
+def serve(
+    corpus: Annotated[Path, typer.Option(help="Passages (JSON, JSON lines, parquet), or HotpotQA, 2Wiki, MuSiQue.")],
+    index: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the index; without it one for this run.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address; other than loopback needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="PALIMPSEST_RETRIEVAL_TOKEN", help="Asked of every request.")
+    ] = None,
+) -> None:
+    """Index a corpus and answer POST /retrieve until SIGTERM.
+
+    \b
+    Examples:
+      palimpsest retrieval serve --corpus passages.jsonl --index indexes/passages
+      palimpsest retrieval serve --corpus 2wiki_corpus.json --port 8100
+    """
+    from palimpsest.cli.jobs.retrieving import run_serve
+
+    run_serve(corpus, index, host, port, token)

@@ -1,0 +1,86 @@
+"""Passages for search: one object a row, or the paragraphs of a question file.
+
+    passages    {text} or {contents}, with title, id and any further fields; JSON array, JSON lines or parquet
+    hotpotqa    HotpotQA, 2WikiMultiHopQA: the paragraphs of every question, each once
+    musique     MuSiQue: likewise
+
+Guaranteed: a passage keeps the fields of its row and always has an `id`, the row's own or its number in the corpus;
+what is wrong with a row is said in one line with file and row.
+Not covered: two passages of one id (both are kept); passages of equal text in files of passages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from palimpsest.data import fields, formats
+from palimpsest.data.rows import Row, read_rows
+from palimpsest.errors import DataError, nearest
+
+BODIES = ("text", "contents")
+"""Keys that hold a passage's text; the first that is there counts."""
+
+_QUESTIONS = {"hotpotqa": formats.hotpotqa, "musique": formats.musique}
+
+
+def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
+    """The passages of `path` in order. Raises DataError, at the row that is wrong and not before."""
+    seen: set[tuple[str, str]] = set()
+    count = 0
+    for row in read_rows(path):
+        for passage in _passages(row, seen):
+            yield _identified(row, passage, count)
+            count += 1
+
+
+def searched_text(passage: dict[str, Any]) -> str:
+    """What of a passage is searched: its title and its text.
+
+    >>> searched_text({"id": "7", "title": "Rome", "text": "A city."})
+    'Rome\\nA city.'
+    """
+    body = next(passage[key] for key in BODIES if key in passage)
+    return f"{passage['title']}\n{body}" if passage.get("title") else str(body)
+
+
+def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    body = next((key for key in BODIES if row.values.get(key) is not None), None)
+    if body is not None:
+        yield _passage(row, body)
+        return
+    for name, parse in _QUESTIONS.items():
+        if not formats.missing(formats.named(name), row.values):
+            for paragraph in parse(row, "").paragraphs or ():
+                title, _, text = paragraph.partition("\n")
+                if (title, text) not in seen:
+                    seen.add((title, text))
+                    yield {"title": title, "text": text}
+            return
+    hints = "".join({nearest(key, row.values): None for key in BODIES})
+    raise DataError(
+        f"{row.where}: no 'text' or 'contents'{hints} (there: {', '.join(row.values) or 'nothing'}); a corpus holds "
+        "passages with title and text, or HotpotQA, 2WikiMultiHopQA or MuSiQue questions with their paragraphs"
+    )
+
+
+def _passage(row: Row, body: str) -> dict[str, Any]:
+    passage = {str(key): value for key, value in row.values.items() if value is not None}
+    for key in ("title", body):
+        if key in passage:
+            passage[key] = fields.text(row, passage[key], key, blank=True)
+    return passage
+
+
+def _identified(row: Row, passage: dict[str, Any], count: int) -> dict[str, Any]:
+    """`passage` with an id, as JSON would give it back."""
+    own = passage.get("id", passage.get("_id"))
+    identified = {"id": str(count) if own is None else own} | passage
+    try:
+        found: dict[str, Any] = orjson.loads(orjson.dumps(identified))
+    except (TypeError, orjson.JSONDecodeError) as error:
+        raise DataError(f"{row.where}: a field is not JSON ({error}); leave it out of the corpus") from None
+    return found

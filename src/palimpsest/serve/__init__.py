@@ -1,0 +1,1 @@
+"""Servers: retrieval over a corpus."""

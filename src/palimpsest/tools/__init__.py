@@ -1,0 +1,1 @@
+"""Tools an agent calls: search and its backends."""

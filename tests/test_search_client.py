@@ -1,0 +1,99 @@
+"""The client against servers that answer, stall, fail and lie; on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from palimpsest.errors import SearchError
+from palimpsest.tools.client import RemoteSearch
+from palimpsest.tools.search import Hit
+
+GOOD = json.dumps({"result": [[{"document": {"id": "1"}, "score": 2.5}]]})
+
+
+@asynccontextmanager
+async def server(*replies: tuple[int, str] | None) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Gives one reply after the other, the last for ever; None: never answers. Keeps what it was sent."""
+    requests: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(
+            next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")).split()[1]
+        )
+        requests.append(head + await reader.readexactly(length))
+        reply = replies[min(len(requests), len(replies)) - 1]
+        if reply is None:
+            await asyncio.sleep(5)
+        else:
+            status, body = reply
+            head_out = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            writer.write((head_out + body).encode())
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", requests
+    finally:
+        listening.close()
+
+
+async def test_hits_come_back_and_the_token_is_sent() -> None:
+    async with server((200, GOOD)) as (url, requests), RemoteSearch(url, token="secret") as client:
+        assert await client.search(["q"], 3) == [[Hit({"id": "1"}, 2.5)]]
+        assert await client.search([], 3) == []
+    (request,) = requests
+    assert b"authorization: bearer secret" in request.lower()
+    assert json.loads(request.partition(b"\r\n\r\n")[2]) == {"queries": ["q"], "topk": 3, "return_scores": True}
+
+
+async def test_a_busy_a_failing_and_a_stalling_server_are_asked_again() -> None:
+    replies = ((503, "full"), (500, "oops"), (429, "slow down"), None, (200, GOOD))
+    async with server(*replies) as (url, requests), RemoteSearch(url, pause=0.01, timeout=0.3) as client:
+        assert await client.search(["q"], 1) == [[Hit({"id": "1"}, 2.5)]]
+    assert len(requests) == len(replies)
+
+
+async def test_it_gives_up_after_so_many_attempts() -> None:
+    async with server((503, "full")) as (url, requests), RemoteSearch(url, attempts=3, pause=0.01) as client:
+        with pytest.raises(SearchError, match="gave up after 3 attempts: status 503"):
+            await client.search(["q"], 1)
+    assert len(requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((400, "bad query"), "status 400: 'bad query'"),
+        ((401, "token"), "status 401"),
+        ((200, "<html>"), "not the answer of a retrieval server"),
+        ((200, '{"result": [[{"document": {}}]]}'), "not the answer"),
+        ((200, '{"result": 3}'), "not the answer"),
+        ((200, '{"result": []}'), "0 results for 1 queries"),
+    ],
+)
+async def test_what_another_attempt_would_not_mend_is_an_error_at_once(reply: tuple[int, str], said: str) -> None:
+    async with server(reply) as (url, requests), RemoteSearch(url) as client:
+        with pytest.raises(SearchError, match=said) as caught:
+            await client.search(["q"], 1)
+    assert len(requests) == 1
+    assert "\n" not in str(caught.value)
+
+
+async def test_the_event_loop_goes_on_while_a_server_stalls() -> None:
+    async with server(None) as (url, _), RemoteSearch(url, attempts=2, timeout=0.3, pause=0.1) as client:
+        waiting = asyncio.create_task(client.search(["q"], 1))
+        longest = 0.0
+        while not waiting.done():
+            before = time.perf_counter()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.perf_counter() - before)
+        with pytest.raises(SearchError, match=r"no answer within 0\.3 s"):
+            await waiting
+    assert longest < 0.2
