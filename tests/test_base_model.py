@@ -80,7 +80,7 @@ def test_a_stage_ends_by_its_losses_or_its_steps() -> None:
 def test_the_recipe_learns_to_copy_random_words(tmp_path: Path) -> None:
     losses: list[float] = []
     others = ("all_words_steps", "ambiguous_steps", "mixture_steps", "polish_steps", "focus_steps")
-    config = BaseModelConfig(few_words_steps=160, **dict.fromkeys(others, 0))
+    config = BaseModelConfig(few_words_steps=240, **dict.fromkeys(others, 0))
     train_base_model(tmp_path / "m", config, lambda _step, _stage, loss: losses.append(loss[0]))
     assert losses[0] > 6
-    assert min(losses[-20:]) < 2.5  # 64 words without copying: 4.2 nats
+    assert min(losses[-20:]) < 3.0  # 64 words without copying: 4.2 nats
