@@ -26,13 +26,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palimpsest.errors import ConfigError
-from palimpsest.memory.overwrite import OverwritePolicy, answered
+from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.prompts import prompt_set
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Cutter, Fault, find_parts, the_one
 from palimpsest.text.template import Template, user_turn
-from palimpsest.types import Completion, Outcome, Problem
+from palimpsest.types import Completion, Problem
 
 _GATES = {"check": ("no", "yes"), "next": ("continue", "end")}
 """Tag to what it says closed and open."""
@@ -86,16 +86,13 @@ class GatedPolicy(OverwritePolicy):
             *codec.encode("</update><next>continue</next>"),
         ]
 
-    async def run(self, problem: Problem, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
         """Read until the exit gate opens or the document ends, then answer."""
         codec = model.codec
-        self.admit(problem, codec)
-        if not problem.context or not problem.context.strip():
-            return Answered(None, Outcome.EMPTY_CONTEXT)
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(prompt_set(self.prompts).empty_memory)
-        chunks = self.document_chunks(problem.context, model)
+        chunks = self.document_chunks(context, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}
             notes = {"chunk": index, "memory_tokens": len(memory), "memory": codec.decode(memory)}
@@ -106,13 +103,8 @@ class GatedPolicy(OverwritePolicy):
             if decision.exit and self.early_exit:
                 model.event("exit", chunk=index, unread=len(chunks) - index - 1)
                 break
-        completion = await model.generate(
-            answer.fill({"question": question, "memory": memory}),
-            name="answer",
-            max_tokens=self.answer_tokens,
-            memory_tokens=len(memory),
-        )
-        return answered(completion, codec)
+        prompt = answer.fill({"question": question, "memory": memory})
+        return await self.answer(prompt, model, memory_tokens=len(memory))
 
     def _decide(self, completion: Completion, model: Model) -> Decision:
         decision = read_gates(completion.token_ids, model.codec)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.chunks import Boundary, Overlong, split, truncate
@@ -116,25 +117,31 @@ class OverwritePolicy:
         return list(memory)
 
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Read every chunk, then answer."""
-        codec = model.codec
-        self.admit(problem, codec)
+        """Read the document as `read_document` does, then answer; without a document there is nothing to read."""
+        self.admit(problem, model.codec)
         if not problem.context or not problem.context.strip():
             return Answered(None, Outcome.EMPTY_CONTEXT)
+        return await self.read_document(problem, problem.context, model)
+
+    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
+        """Read every chunk, then answer."""
+        codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(prompt_set(self.prompts).empty_memory)
-        for index, chunk in enumerate(self.document_chunks(problem.context, model)):
+        for index, chunk in enumerate(self.document_chunks(context, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(
                 prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
             )
             memory = self._next_memory(memory, completion, model)
         prompt = answer.fill({"question": question, "memory": memory})
-        completion = await model.generate(
-            prompt, name="answer", max_tokens=self.answer_tokens, memory_tokens=len(memory)
-        )
-        return answered(completion, codec)
+        return await self.answer(prompt, model, memory_tokens=len(memory))
+
+    async def answer(self, prompt: list[int], model: Model, **notes: Any) -> Answered:
+        """The last turn."""
+        completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
+        return answered(completion, model.codec)
 
     def _next_memory(self, memory: list[int], completion: Completion, model: Model) -> list[int]:
         written = list(model.codec.strip_stop(completion.token_ids))

@@ -32,14 +32,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.memory.overwrite import OverwritePolicy, answered
+from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.prompts import prompt_set
 from palimpsest.memory.retrievers import RETRIEVERS, History, check_retriever
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Fault, RecallReply, read_recall_reply
 from palimpsest.text.template import Template, user_turn
-from palimpsest.types import Completion, Outcome, Problem
+from palimpsest.types import Completion, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,14 @@ class RecallPolicy(OverwritePolicy):
         ids = [*codec.encode("<update>"), *memory, *codec.encode("</update>")]
         return ids if query is None else [*ids, *codec.encode("<recall>"), *query, *codec.encode("</recall>")]
 
-    async def run(self, problem: Problem, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec, prompts = model.codec, prompt_set(self.prompts)
-        self.admit(problem, codec)
-        if not problem.context or not problem.context.strip():
-            return Answered(None, Outcome.EMPTY_CONTEXT)
         read, answer = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
         memory, recalled = codec.encode(prompts.empty_memory), None
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
-        chunks = self.document_chunks(problem.context, model)
+        chunks = self.document_chunks(context, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
             values["section"] = chunk
@@ -135,9 +132,7 @@ class RecallPolicy(OverwritePolicy):
             recalled = self._look_back(reply, problem.question, history, model)
             memory = self._next(memory, reply, index, history, model)
         values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
-        notes = _in_sight(memory, recalled, codec)
-        completion = await model.generate(answer.fill(values), name="answer", max_tokens=self.answer_tokens, **notes)
-        return answered(completion, codec)
+        return await self.answer(answer.fill(values), model, **_in_sight(memory, recalled, codec))
 
     def _read_reply(self, completion: Completion, model: Model) -> RecallReply | None:
         """The reply's parts, None if it's malformed."""

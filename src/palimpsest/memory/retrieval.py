@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from palimpsest.errors import ConfigError
-from palimpsest.memory.overwrite import OverwritePolicy, answered
+from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.prompts import prompt_set
 from palimpsest.memory.retrievers import RETRIEVERS, History, check_retriever
 from palimpsest.text.codec import Codec
-from palimpsest.types import Outcome, Problem
+from palimpsest.types import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,14 @@ class RetrievalPolicy(OverwritePolicy):
         """Window the model needs: `overwrite`'s and one more memory."""
         return OverwritePolicy.required_context(self, codec) + self.memory_tokens
 
-    async def run(self, problem: Problem, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec = model.codec
-        self.admit(problem, codec)
-        if not problem.context or not problem.context.strip():
-            return Answered(None, Outcome.EMPTY_CONTEXT)
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(prompt_set(self.prompts).empty_memory)
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
-        for index, chunk in enumerate(self.document_chunks(problem.context, model)):
+        for index, chunk in enumerate(self.document_chunks(context, model)):
             seen = memory + (self._past(problem.question, memory, history, model) if self.look_up == "every" else [])
             prompt = read.fill({"question": question, "memory": seen, "section": chunk})
             completion = await model.generate(
@@ -62,13 +59,8 @@ class RetrievalPolicy(OverwritePolicy):
                 history.add(index - 1, memory, codec.decode(memory))
             memory = self._next_memory(memory, completion, model)
         seen = memory + self._past(problem.question, memory, history, model)
-        completion = await model.generate(
-            answer.fill({"question": question, "memory": seen}),
-            name="answer",
-            max_tokens=self.answer_tokens,
-            memory_tokens=len(memory),
-        )
-        return answered(completion, codec)
+        prompt = answer.fill({"question": question, "memory": seen})
+        return await self.answer(prompt, model, memory_tokens=len(memory))
 
     def _past(self, question: str, memory: list[int], history: History, model: Model) -> list[int]:
         """The past memory that is appended; empty if there is none, or it's the present one."""
