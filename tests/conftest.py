@@ -100,6 +100,16 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: 
     return folder
 
 
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of the published files: $PALIMPSEST_DATA, or ../shared/data beside the checkout."""
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = Path(os.environ.get("PALIMPSEST_DATA", beside))
+    if not (folder / "hotpotqa_train_100.json").is_file():
+        pytest.skip(f"no published data at {folder}; set PALIMPSEST_DATA to the folder with hotpotqa_train_100.json")
+    return folder
+
+
 @dataclass(frozen=True)
 class Done:
     """How a command ended."""

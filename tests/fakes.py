@@ -114,9 +114,9 @@ class HashLearner:
 class NumberedSource:
     """Problems named after (step, round, place); the context is as long as the curriculum says."""
 
-    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         return [
-            Problem(f"p{step}-{round}-{i}", "yes? ", ("yes",), "fact. " * (chunks or 1), {"evidence": ["yes"]})
+            Problem(f"p{step}-{round}-{i}", "yes? ", ("yes",), "fact. " * (size or 1), {"evidence": ["yes"]})
             for i in range(count)
         ]
 

@@ -98,8 +98,9 @@ def largest_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     """Of all parameters, the largest difference relative to the parameter's largest gradient.
 
     Gradients of a ten-thousandth of the model's largest are what cancelled out: those of queries and keys where there
-    is hardly a key to choose from. Their errors are relative to that.
+    is hardly a key to choose from. Their errors are relative to that. Where every token is clipped, all are exactly
+    zero, and errors count as they are.
     """
     assert found.keys() == wanted.keys()
-    noise = 1e-4 * max(float(g.abs().max()) for g in wanted.values())
+    noise = 1e-4 * max(float(g.abs().max()) for g in wanted.values()) or 1.0
     return max(float((found[n] - g).abs().max()) / max(float(g.abs().max()), noise) for n, g in wanted.items())

@@ -118,7 +118,7 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(
         (("eval", "--chunks", "4,x"), "expected lengths such as 4,64,256"),
         (("eval", "--data", "dev.json", "--chunks", "4"), "--documents"),
         (("eval", "--policy", "nowhere:Policy"), "nowhere"),
-        (("sft", "memagent-quickstart", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("sft", "memagent-quickstart", "--from", "nowhere.jsonl"), "nowhere.jsonl"),
     ],
 )
 def test_a_wrong_word_on_the_command_line_is_one_line(
@@ -262,7 +262,9 @@ def test_records_that_do_not_fit_the_model_are_refused_before_training(
     group = Group(Problem("p3", "?", ("x",)), (trajectory,), (Grade(1.0),))
     (tmp_path / "records.jsonl.zst").write_bytes(encode_groups([group]))
     records, out = str(tmp_path / "records.jsonl.zst"), tmp_path / "out"
-    message = refused("sft", "memagent-quickstart", records, f"model.path={tiny_model_folder}", "--out", str(out))
+    message = refused(
+        "sft", "memagent-quickstart", "--from", records, f"model.path={tiny_model_folder}", "--out", str(out)
+    )
     assert "problem p3, rollout 1, turn 0" in message
     assert what in message
     assert not out.exists()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Run, build_llama
-from palimpsest.bench import forest, forest_cuda, grpo_step
+from palimpsest.bench import forest, forest_cuda, grpo_step, retrieval, rollout, train_step
 from palimpsest.bench.padded import padded_gradient, plain_gradient
 from palimpsest.bench.shapes import Shapes
 from palimpsest.engines.protocol import StepBatch
@@ -126,7 +126,75 @@ def test_the_plot_is_a_png(tmp_path: Path) -> None:
 
 def test_bench_without_a_name_lists_the_benchmarks(palimpsest: Run) -> None:
     shown = palimpsest("bench").stdout
-    assert all(name in shown for name in ("rollout", "train-step", "forest"))
+    assert all(name in shown for name in ("rollout", "train-step", "forest", "all"))
+
+
+def broken(**options: Any) -> dict[str, Any]:
+    raise RuntimeError("the neighbour left\nand took the key")
+
+
+def without_vllm(**options: Any) -> dict[str, Any]:
+    return {"ours_tokens_per_s": 5.0, "ratio_vllm": None}
+
+
+def speechless(*sizes: Any, **options: Any) -> dict[str, Any]:
+    return {"seconds": 2.0}
+
+
+def one_of_each_kind(patch: pytest.MonkeyPatch) -> None:
+    """One lacks a peer, one fails, two are well; there is no GPU."""
+    for module, run in ((rollout, without_vllm), (train_step, broken), (retrieval, speechless), (forest, speechless)):
+        patch.setattr(module, "run", run)
+    patch.setattr(forest_cuda, "available", lambda: False)
+
+
+def test_all_benchmarks_go_on_where_one_fails_or_lacks_what_it_needs(
+    palimpsest: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_of_each_kind(monkeypatch)
+    done = palimpsest("bench", "all", "--size", "small", "--json")
+    found = json.loads(done.stdout)
+    assert {name: each["status"] for name, each in found.items()} == {
+        "rollout": "ok",
+        "train-step": "failed",
+        "retrieval": "ok",
+        "forest": "ok",
+        "forest-cuda": "skipped",
+    }
+    assert found["train-step"]["notes"] == ["the neighbour left"]
+    assert found["forest-cuda"]["notes"] == ["no CUDA device here"]
+    assert "vLLM is not installed" in found["rollout"]["notes"][0]
+    assert found["forest"] == {"status": "ok", "notes": [], "figures": {"seconds": 2.0}}
+    assert done.returncode == 1  # one failed
+
+
+def test_all_benchmarks_print_a_table_each(palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_of_each_kind(monkeypatch)
+    monkeypatch.setattr(train_step, "run", speechless)
+    done = palimpsest("bench", "all")
+    assert done.returncode == 0  # a peer or a device that isn't there is no failure
+    assert "bench forest-cuda: skipped: no CUDA device here" in done.stdout
+    assert "PALIMPSEST_VLLM_PYTHON" in done.stdout
+    assert done.stdout.count("2.00") == 3
+
+
+@pytest.mark.slow
+def test_each_engine_replays_the_same_plan_in_a_process_of_its_own(tmp_path: Path) -> None:
+    found = rollout.run(chunks=(1, 2), group_size=2, rounds=2, vllm_python="")
+    assert found["episodes"] == 4
+    assert found["turns"] == 2 * 2 + 2 * 3  # a turn for every chunk, and the answer
+    for name in ("ours", "transformers", "transformers_cb"):
+        assert found[f"{name}_tokens_per_s"] > 0
+    assert found["vllm_tokens_per_s"] is None
+    assert found["ratio_transformers"] > 0
+
+
+@pytest.mark.slow
+def test_both_ways_of_a_training_step_have_one_loss() -> None:
+    found = train_step.run(segments=8, repeats=1)
+    assert found["loss_gap"] < 1e-5
+    assert found["ours_s"] > 0
+    assert found["padded_s"] > 0
 
 
 @pytest.mark.parametrize("change", ["nothing=3", "group=0", "group"])
@@ -153,3 +221,14 @@ def test_the_script_has_a_dry_run() -> None:
         timeout=120,
     )
     assert json.loads(done.stdout)["forests"], done.stderr
+
+
+def test_retrieval_figures_at_a_tiny_size() -> None:
+    found = retrieval.run(retrieval.TINY)
+    assert json.loads(json.dumps(found)) == found
+    for side in ("direct", "server", "client"):
+        assert 0 < found[f"{side}_p50"] <= found[f"{side}_p99"]
+        assert found[f"{side}_queries_per_s"] > 0
+    assert found["limit_mean"] == pytest.approx(found["direct_mean"] * found["clients"] / found["cores"])
+    asked = [query for seed in range(10) for query in retrieval.queries_of(retrieval.Sizes(), seed)]
+    assert len(set(asked)) > 0.99 * len(asked)  # so good as none comes from the cache

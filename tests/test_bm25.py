@@ -200,7 +200,8 @@ def test_a_build_killed_anywhere_leaves_a_whole_index_or_none_and_starts_clean(t
     code = (
         "import os, sys, signal\n"
         "from pathlib import Path\n"
-        "from palimpsest.tools import bm25, index_folder\n"
+        "from palimpsest import files\n"
+        "from palimpsest.tools import bm25, passages\n"
         "for n in range(100):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
@@ -211,11 +212,11 @@ def test_a_build_killed_anywhere_leaves_a_whole_index_or_none_and_starts_clean(t
         "                left[0] -= 1\n"
         "                return function(*a, **k)\n"
         "            return run\n"
-        "        bm25.np.save = mortal(bm25.np.save)\n"
-        "        index_folder.sha256 = mortal(index_folder.sha256)\n"
-        "        index_folder._sync = mortal(index_folder._sync)\n"
-        "        index_folder.os.replace = mortal(os.replace)\n"
-        "        index_folder.shutil.rmtree = mortal(index_folder.shutil.rmtree)\n"
+        "        passages.np.save = mortal(passages.np.save)\n"
+        "        files.sha256 = mortal(files.sha256)\n"
+        "        files.sync = mortal(files.sync)\n"
+        "        files.os.replace = mortal(os.replace)\n"
+        "        files.shutil.rmtree = mortal(files.shutil.rmtree)\n"
         "        found = bm25.Bm25Index.of_corpus(Path(sys.argv[1]), Path(sys.argv[2]))\n"
         "        os._exit(0 if left[0] else 1)\n"
         "    _, status = os.waitpid(pid, 0)\n"
@@ -249,7 +250,7 @@ def test_a_build_killed_while_it_reads_the_corpus_starts_clean(tmp_path: Path) -
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen([sys.executable, "-c", code, str(corpus), str(tmp_path / "index")], env=environment)
-    aside = tmp_path / ".index.building" / "passages.jsonl"
+    aside = tmp_path / ".index.partial" / "passages.jsonl"
     deadline = time.monotonic() + 30
     while not (aside.exists() and aside.stat().st_size > 100_000):
         assert time.monotonic() < deadline
@@ -265,15 +266,6 @@ def test_a_build_killed_while_it_reads_the_corpus_starts_clean(tmp_path: Path) -
 
 
 # ---- real passages -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def real_data() -> Path:
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    folder = Path(os.environ.get("PALIMPSEST_DATA", beside))
-    if not (folder / "2wiki_corpus_6119.json").is_file():
-        pytest.skip(f"no published data at {folder}; set PALIMPSEST_DATA to the folder with 2wiki_corpus_6119.json")
-    return folder
 
 
 def test_every_title_of_2wiki_finds_its_passage(real_data: Path, tmp_path: Path) -> None:

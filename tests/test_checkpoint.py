@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from palimpsest import files
 from palimpsest.errors import CheckpointError
-from palimpsest.train import atomic
 from palimpsest.train.checkpoint import Checkpoints, verify
 
 OPERATIONS = ("write_file", "write_plain", "sync", "rename", "remove_tree")
@@ -31,9 +31,9 @@ def write_state(step: int) -> Callable[[Path], None]:
     """What a learner writes: two files, one of them in a folder."""
 
     def write(folder: Path) -> None:
-        atomic.write_plain(folder / "model.safetensors", content(step))
+        files.write_plain(folder / "model.safetensors", content(step))
         (folder / "learner").mkdir()
-        atomic.write_plain(folder / "learner" / "optimizer.safetensors", content(-step))
+        files.write_plain(folder / "learner" / "optimizer.safetensors", content(-step))
 
     return write
 
@@ -94,7 +94,7 @@ def crash_at(operation: int, part: float, monkeypatch: pytest.MonkeyPatch) -> It
 
     with monkeypatch.context() as patch:
         for name in OPERATIONS:
-            patch.setattr(atomic, name, shim(name, getattr(atomic, name)))
+            patch.setattr(files, name, shim(name, getattr(files, name)))
         yield done
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import pytest
 import yaml
 
 from conftest import Run
+from palimpsest.tools.bm25 import Bm25Index
 
 SOURCE = Path(__file__).parent.parent / "src"
 COMMANDS = (
     ["quickstart"],
     ["train"],
     ["sft"],
+    ["cold-start"],
     ["eval"],
     ["check"],
     ["base-model"],
@@ -28,6 +31,8 @@ COMMANDS = (
     ["recipes", "show"],
     ["data", "inspect"],
     ["retrieval", "serve"],
+    ["judge", "check"],
+    ["bench", "all"],
     ["bench", "rollout"],
     ["bench", "train-step"],
     ["bench", "forest"],
@@ -42,6 +47,7 @@ HEAVY = (
     "jinja2",
     "wandb",
     "bm25s",
+    "httpx",
     "starlette",
     "uvicorn",
 )
@@ -126,6 +132,35 @@ def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: P
     assert other.returncode == 2
     assert "holds another evaluation" in other.stderr
     assert palimpsest(*command, "--seed", "1", "--force").returncode == 0
+
+
+def test_eval_of_an_agent_that_searches_an_index_grades_its_final_answer(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    (tmp_path / "corpus.json").write_text(json.dumps([{"title": "Anna", "text": "Anna likes blue."}]))
+    Bm25Index.of_corpus(tmp_path / "corpus.json", tmp_path / "index")
+    (tmp_path / "asked.json").write_text(json.dumps([{"question": "What does Anna like?", "answers": ["blue"]}]))
+    out = tmp_path / "out"
+    done = palimpsest(
+        "eval", "--policy", "prune", "--model", str(tiny_model_folder), "--data", str(tmp_path / "asked.json"),
+        "--set", f"tools={{search: {{source: {tmp_path / 'index'}}}}}", "--set", "prompts=short",
+        "--set", "turn_tokens=32", "--set", "context_tokens=400", "--set", "max_turns=3", "--out", str(out),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["reward"] == "final_answer"
+    assert summary["evaluations"][0]["graded"] == 1
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "full_context"])
+def test_a_policy_that_reads_documents_is_refused_where_there_are_none(
+    policy: str, palimpsest: Run, tiny_model_folder: Path
+) -> None:
+    command = ["eval", "--policy", policy, "--model", str(tiny_model_folder), "--data", "synthetic_search"]
+    done = palimpsest(*command, "--limit", "1", "--set", "question_tokens=400")
+    assert done.returncode == 2
+    assert "reads documents and these problems have none" in done.stderr
+    assert "choose one of prune, tool_window, summary" in done.stderr
 
 
 def test_eval_plays_a_policy_from_a_users_own_file(
@@ -246,3 +281,39 @@ def test_quickstart_of_recall_trains_agent_and_rival_and_goes_on_where_it_was(
     assert again.returncode == 0, again.stderr
     resumed = json.loads((out / "summary.json").read_text())
     assert {**resumed, "wall_s": 0} == {**summary, "wall_s": 0}
+
+
+@pytest.mark.slow
+def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    out = tmp_path / "run"
+    command = ["quickstart", "memact", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += ["train.steps=2", "train.prompts_per_step=2", "train.optimizer_steps=1", "train.group_size=2"]
+    command += ["cold_start.steps=2", "cold_start.lessons_per_step=4", "cold_start.distinct=4"]
+    command += ["cold_start.objectives=[1, 2]", "data.curriculum.objectives=[1, 2]"]
+    command += ["evaluation.problems=3", "evaluation.objectives=[1, 2]"]
+    others = ("no_prune", "sliding_window", "summary")
+    for policy in ("policy", *(f"evaluation.baselines.{name}" for name in others)):
+        command += [f"{policy}.options.context_tokens=500", f"{policy}.options.turn_tokens=60"]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == [
+        "method", "seed", "training_objectives", "wall_s", "accuracy", "all_right", "input_tokens_per_episode",
+        "prunes_per_episode", "mean_prunes_per_episode", "segments_per_trajectory", "mean_segments_per_trajectory",
+    ]  # fmt: skip
+    assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 2)
+    for key in ("accuracy", "all_right", "input_tokens_per_episode"):
+        assert set(summary[key]) == {"prune_before", "prune", *others}
+        assert all(set(row) == {"1", "2"} for row in summary[key].values())
+    assert min(value for row in summary["input_tokens_per_episode"].values() for value in row.values()) > 0
+    assert set(summary["prunes_per_episode"]) == set(summary["segments_per_trajectory"]) == {"1", "2"}
+    assert summary["mean_segments_per_trajectory"] >= 1
+    figures = {"reward", "prunes", "context", "episode-tokens", "accuracy", "tokens"}
+    assert {path.stem for path in (out / "plots").iterdir()} == figures
+    report = (out / "report.html").read_text()
+    assert "Prunes per sampled episode over training" in report
+    assert not re.search(r"chunk|document|copy fidelity", report.partition("<h2>Configuration")[0].partition("<h1>")[2])
+    (out / "summary.json").unlink()
+    again = palimpsest(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert {**json.loads((out / "summary.json").read_text()), "wall_s": 0} == {**summary, "wall_s": 0}

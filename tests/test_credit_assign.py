@@ -228,6 +228,9 @@ def test_metrics_of_a_batch() -> None:
             "reward_mean": 0.75,
             "reward_std": math.sqrt(3) / 4,
             "advantage_abs_mean": 0.25,
+            "segments_per_trajectory": 1.25,  # 5 segments of the 4 graded trajectories
+            "effective_weight_max": 2,  # 4 tokens of 8 in one trajectory of four
+            "effective_weight_min": 0.5,
         }
     )
 

@@ -1,7 +1,6 @@
 """The published files themselves, where they are at hand: $PALIMPSEST_DATA, or ../shared/data beside the checkout."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -11,15 +10,6 @@ from palimpsest.data.inspect import inspect_source
 from palimpsest.data.problems import read_problems, read_records
 from palimpsest.data.source import FileSource
 from palimpsest.reward.grader import measure
-
-
-@pytest.fixture(scope="module")
-def real_data() -> Path:
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    folder = Path(os.environ.get("PALIMPSEST_DATA", beside))
-    if not (folder / "hotpotqa_train_100.json").is_file():
-        pytest.skip(f"no published data at {folder}; set PALIMPSEST_DATA to the folder with hotpotqa_train_100.json")
-    return folder
 
 
 def gold_paragraphs(row: dict) -> set[str]:

@@ -112,7 +112,7 @@ def test_build_source_reads_what_the_recipe_names(tmp_path: Path, ten: Path) -> 
     assert [p.id for p in build_source(config, split="eval").problems(step=0, count=4)] == ["e0"]
     same = build_source(DataConfig(source=str(ten)), split="eval").problems(step=0, count=2)
     assert [p.id for p in same] == ["p0", "p1"]
-    synthetic = build_source(DataConfig(), split="train").problems(step=0, count=2, chunks=3)
+    synthetic = build_source(DataConfig(), split="train").problems(step=0, count=2, size=3)
     assert len(synthetic) == 2
     with pytest.raises(DataError, match="no such file"):
         build_source(DataConfig(source=str(tmp_path / "absent.json")), split="train")

@@ -6,11 +6,15 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.aggregate import Aggregate, CreditedSegment, weigh
-from palimpsest.credit.dcpo import credit, effective_weights, sample_segments
+from palimpsest.credit.assign import credit_group
+from palimpsest.credit.dcpo import effective_weights, sample_segments
+from palimpsest.seeding import Key
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
 
@@ -32,6 +36,14 @@ def random_group(draw: random.Random) -> Group:
     size = draw.randrange(2, 9)
     rewards = [draw.choice([0.0, 1.0, -0.1, draw.random()]) for _ in range(size)]
     return group(rewards, [[draw.randrange(1, 5) for _ in range(draw.randrange(1, 7))] for _ in range(size)])
+
+
+def dcpo(segments: int | None = None, **changes: Any) -> CreditConfig:
+    return CreditConfig(baseline="mean_std", segments=segments, **changes)
+
+
+def credit(played: Group, key: tuple[Key, ...], n: int | None = None) -> tuple[CreditedSegment, ...]:
+    return credit_group(played, dcpo(n), key).rows
 
 
 def rollout_of(row: CreditedSegment) -> int:
@@ -143,8 +155,10 @@ def test_the_order_of_trajectories_changes_nothing(n: int | None) -> None:
         shuffled = Group(
             played.problem, tuple(played.trajectories[i] for i in order), tuple(played.grades[i] for i in order)
         )
-        one, other = credit(played, (number,), n), credit(shuffled, (number,), n)
-        assert [(row.segment, row.trajectory) for row in one] == [(row.segment, row.trajectory) for row in other]
+        one, other = (
+            sorted(credit(each, (number,), n), key=lambda row: row.segment.token_ids) for each in (played, shuffled)
+        )
+        assert [row.segment for row in one] == [row.segment for row in other]  # prompts name their rollout
         for mine, yours in zip(one, other, strict=True):
             assert mine.advantages == pytest.approx(yours.advantages, abs=1e-12)
 
@@ -180,10 +194,21 @@ def test_cutting_a_segment_at_a_turn_changes_no_pull_under_aggregate_trajectory(
 def test_effective_weight_of_each_trajectory(aggregate: Aggregate, n: int | None, expected: list[float]) -> None:
     rows = credit(group([1.0, 0.0], [(2, 2, 2), (2,)]), (0,), n)
     shares = effective_weights(rows, weigh(rows, aggregate))
-    assert [shares[(0,), rollout] for rollout in (0, 1)] == pytest.approx(expected)
+    assert [shares[0, rollout] for rollout in (0, 1)] == pytest.approx(expected)
+
+
+def test_shares_of_the_documented_group() -> None:
+    def share(aggregate: Aggregate, n: int | None, seed: int = 0) -> float:
+        rows = credit(group([1.0, 0.0], [(3, 2, 1), (2,)]), (seed,), n)
+        return round(effective_weights(rows, weigh(rows, aggregate))[0, 0], 2)
+
+    assert [share(mode, None) for mode in ("token", "prompt", "segment", "trajectory")] == [0.75, 0.75, 0.75, 0.5]
+    assert share("segment", 4) == 0.5
+    assert {share("token", 4, seed) for seed in range(40)} == {0.56, 0.5, 0.43}
+    assert {share("prompt", 4, seed) for seed in range(40)} == {0.56, 0.5, 0.43}
 
 
 def test_two_trajectories_of_one_rollout_number_are_refused() -> None:
     twice = Group(Problem("p", "?", ("a",)), (trajectory(0, 1), trajectory(0, 2)), (Grade(1.0), Grade(0.0)))
     with pytest.raises(ValueError, match="group p: two trajectories"):
-        credit(twice, (0,))
+        credit(twice, (0,), 3)

@@ -7,7 +7,6 @@ the prompt its turn saw and the tokens sampled before it.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from forests import exact
 from palimpsest.config.schema import CreditConfig, LossConfig, OptimConfig
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.assign import assign
@@ -73,19 +73,6 @@ def scorer(model: Any) -> Score:
         return logits[token] - torch.logsumexp(logits, 0)
 
     return score
-
-
-def exact(model: Any) -> Any:
-    """A copy in float64 throughout; transformers' RMSNorm would still go through float32."""
-    model = copy.deepcopy(model).double()
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = functools.partial(root_mean_square_norm, module)
-    return model
-
-
-def root_mean_square_norm(module: Any, x: Tensor) -> Tensor:
-    return module.weight * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
 
 
 class Case:

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "palimpsest"
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "seeding", "config", "engines.protocol"),
+    ("types", "errors", "files", "seeding", "config", "engines.protocol"),
     ("text",),
     ("memory", "tools", "reward", "data"),
     ("rollout", "credit"),
@@ -23,7 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 """From the bottom up. A module imports from its own unit and from lower levels; units of the bottom may name each
 other."""
 
-SIDEWAYS = {("cli", "bench"), ("credit", "rollout"), ("tools", "data")}
+SIDEWAYS = {("cli", "bench"), ("credit", "rollout"), ("tools", "data"), ("memory", "tools")}
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
 HEAVY = {
@@ -32,6 +32,7 @@ HEAVY = {
     "tokenizers": ("engines.embedded", "engines.scale", "train", "text", "bench"),
     "ray": ("engines.scale",),
     "vllm": ("engines.scale", "bench"),  # bench measures it, in an interpreter of its own
+    "peft": ("engines.embedded", "engines.scale"),
     "matplotlib": ("evaluate",),
     "pyarrow": ("data",),
 }

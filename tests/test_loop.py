@@ -111,7 +111,7 @@ def test_documents_grow_when_the_reward_is_reached_and_a_resume_knows_the_length
     assert config.data.curriculum is not None
     expected, model = [], Curriculum(config.data.curriculum)
     for row in rows:
-        expected.append(model.chunks)
+        expected.append(model.size)
         model.update(row["reward/mean"])
     assert [row["curriculum/chunks"] for row in rows] == expected
     assert len(set(expected)) > 1
@@ -144,10 +144,10 @@ class SignalsItself(NumberedSource):
     def __init__(self, number: signal.Signals) -> None:
         self.number = number
 
-    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         if step == 1:  # counted from 0
             os.kill(os.getpid(), self.number)
-        return super().problems(step=step, count=count, round=round, chunks=chunks)
+        return super().problems(step=step, count=count, round=round, size=size)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -30,7 +30,7 @@ def results(**changes: Any) -> Results:
     given: dict[str, Any] = {
         "method": "memagent",
         "seed": 3,
-        "training_chunks": 4,
+        "trained": 4,
         "wall_s": 90.0,
         "cells": {
             "agent": {1: cell(10, 500), 4: cell(9, 2000)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +89,58 @@ def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
     ((hit,),) = json.loads(content)["result"]
     assert hit["document"] == PASSAGES[7]
     assert hit["score"] > 0
+
+
+def test_keys_the_original_may_leave_out_or_send_as_null(url: str) -> None:
+    for body in (b'{"queries": ["river1"], "topk": null}', b'{"queries": ["river1"]}'):
+        (hits,) = httpx.post(f"{url}/retrieve", content=body).json()["result"]
+        assert [set(hit) for hit in hits] == [{"document"}] * 5
+
+
+def test_a_reader_cannot_change_what_the_next_one_gets(url: str) -> None:
+    """C9.16: the original pops fields from the documents of its cache."""
+    scored, plain = ({"queries": ["river2"], "topk": 2, "return_scores": wanted} for wanted in (True, False))
+    answers = [ask(url, **body) for body in (scored, plain, scored, plain)]
+    assert answers[0] == answers[2] != answers[1] == answers[3]
+
+
+def test_requests_at_once_get_their_own_answers_and_one_that_leaves_harms_no_one(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+
+    async def many() -> list[Any]:
+        _, leaving = await asyncio.open_connection(host, int(port))
+        leaving.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        await leaving.drain()
+        leaving.close()
+        async with httpx.AsyncClient(timeout=60) as client:
+            bodies = [{"queries": [f"place{i % 30} unseen{i}"], "topk": 1} for i in range(60)]
+            return await asyncio.gather(*(client.post(f"{url}/retrieve", json=body) for body in bodies))
+
+    found = [answer.json()["result"][0][0]["document"]["id"] for answer in asyncio.run(many())]
+    assert found == [str(i % 30) for i in range(60)]
+
+
+@pytest.mark.slow
+def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
+    path, folder = tmp_path / "c.jsonl", tmp_path / "index"
+    path.write_text("\n".join(json.dumps({"id": i, "text": f"common number{i}"}) for i in range(60_000)))
+    command = [sys.executable, "-m", "palimpsest.cli.main", "retrieval", "serve", "--port", "0"]
+    child = subprocess.Popen(
+        [*command, "--corpus", str(path), "--index", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+    )
+    aside = tmp_path / ".index.partial" / "passages.jsonl"
+    while not (aside.exists() and aside.stat().st_size > 100_000):
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.kill()
+    assert child.communicate()[0] == b""
+    assert aside.exists()
+    assert not folder.exists()
+    with process(path, "--index", str(folder)) as (address, _):
+        assert ask(address, queries=["number4711"], topk=1)["result"][0][0]["document"]["id"] == 4711
+    assert not aside.exists()
 
 
 @pytest.mark.parametrize(

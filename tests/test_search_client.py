@@ -86,7 +86,22 @@ async def test_what_another_attempt_would_not_mend_is_an_error_at_once(reply: tu
     assert "\n" not in str(caught.value)
 
 
+async def test_searches_that_wait_travel_together_and_a_refused_one_fails_alone() -> None:
+    """One request is under way; the three searches behind it go in the next, which is refused, then one by one."""
+    replies = (None, (400, "a query is too long"), (200, GOOD), (400, "too long"), (200, GOOD))
+    async with server(*replies) as (url, requests), RemoteSearch(url, connections=1, timeout=2, attempts=1) as client:
+        searches = [asyncio.create_task(client.search(["first"], 1))]
+        while not requests:
+            await asyncio.sleep(0.01)
+        searches += [asyncio.create_task(client.search([query], 1)) for query in ("a", "long", "b")]
+        answers = await asyncio.gather(*searches, return_exceptions=True)
+    bodies = [json.loads(request.partition(b"\r\n\r\n")[2])["queries"] for request in requests]
+    assert bodies == [["first"], ["a", "long", "b"], ["a"], ["long"], ["b"]]
+    assert [isinstance(answer, SearchError) for answer in answers] == [True, False, True, False]
+
+
 async def test_the_event_loop_goes_on_while_a_server_stalls() -> None:
+    """C9.15: the original calls a blocking client from a coroutine."""
     async with server(None) as (url, _), RemoteSearch(url, attempts=2, timeout=0.3, pause=0.1) as client:
         waiting = asyncio.create_task(client.search(["q"], 1))
         longest = 0.0

@@ -85,16 +85,18 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path):
 def test_records_are_read_from_a_file_or_a_folder_and_filtered_by_grade(tmp_path: Path):
     (tmp_path / "step-000001.jsonl.zst").write_bytes(encode_groups(sample_groups(2)))
     shutil.copy(tmp_path / "step-000001.jsonl.zst", tmp_path / "step-000002.jsonl.zst")
-    assert len(read_trajectories(tmp_path / "step-000001.jsonl.zst")) == 4
-    assert len(read_trajectories(tmp_path)) == 8
-    assert {one.rollout for one in read_trajectories(tmp_path, min_grade=1.0)} == {0}  # rollout 1 is ungraded
+    assert len(read_trajectories(tmp_path / "step-000001.jsonl.zst").trajectories) == 4
+    assert len(read_trajectories(tmp_path).trajectories) == 8
+    assert {one.rollout for one in read_trajectories(tmp_path, min_grade=1.0).trajectories} == {
+        0
+    }  # rollout 1 is ungraded
 
 
 def test_a_torn_record_is_told_and_an_empty_choice_refused(tmp_path: Path):
     path = tmp_path / "torn.jsonl.zst"
     path.write_bytes(encode_groups(sample_groups(2))[:-5])
     warnings: list[str] = []
-    assert len(read_trajectories(path, warn=warnings.append)) == 2
+    assert len(read_trajectories(path, warn=warnings.append).trajectories) == 2
     assert "torn.jsonl.zst" in warnings[0]
     with pytest.raises(DataError, match=r"no trajectory with a grade of at least 2\.0"):
         read_trajectories(path, min_grade=2.0, warn=warnings.append)

@@ -101,7 +101,7 @@ def test_training_never_repeats_and_never_meets_the_held_out_problems() -> None:
     held_out = SyntheticSource(SyntheticConfig(), 0, "eval").problems(step=0, count=64)
     assert len(set(ids)) == len(ids)
     assert not {p.context for p in held_out} & {p.context for p in source.problems(step=0, count=64)}
-    assert source.problems(step=3, count=8, chunks=9)[0].metadata["chunks"] == 9
+    assert source.problems(step=3, count=8, size=9)[0].metadata["chunks"] == 9
 
 
 def test_a_hundred_thousand_chunks_are_made_and_hold_their_evidence() -> None:

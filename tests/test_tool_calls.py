@@ -12,10 +12,10 @@ import pytest
 from palimpsest.errors import ConfigError
 from palimpsest.seeding import keyed_random
 from palimpsest.text import tool_calls
+from palimpsest.text.strict_json import MAX_DEPTH
 from palimpsest.text.tool_arguments import argument_fault, check_schema
 from palimpsest.text.tool_calls import (
     MAX_CALLS,
-    MAX_DEPTH,
     MAX_JSON_CHARS,
     CallStyle,
     Malformed,

@@ -42,8 +42,16 @@ class SamplerError(PalimpsestError):
     """The sampler could not complete a request; the episode ends as `Outcome.SAMPLER_FAILED`."""
 
 
+class BenchError(PalimpsestError):
+    """A process of a benchmark ended without an answer."""
+
+
 class SearchError(PalimpsestError):
     """A search service could not be reached, or did not answer as one."""
+
+
+class JudgeError(PalimpsestError):
+    """A judge could not be reached, or gave no verdict; what it was asked for stays ungraded."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -28,16 +28,14 @@ Not covered: several threads or devices (benchmarks/forest.py has a GPU), the or
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from palimpsest.bench.padded import padded_gradient, peak_mb, plain_gradient
+from palimpsest.bench.padded import padded_gradient, plain_gradient
+from palimpsest.bench.process import measured, module, peak_mb, serve
 from palimpsest.bench.shapes import Shapes
 
 
@@ -282,17 +280,16 @@ def _scaling(net: Any, shapes: Shapes, sizes: Sizes) -> list[list[float]]:
 
 
 def _memory_ratio(model: str, sizes: Sizes) -> float:
-    forest, padded = (_in_own_process(way, model, sizes) for way in ("forest", "padded"))
-    return forest / max(padded, 1.0)
+    task = {"model": model, "sizes": asdict(sizes)}
+    forest, padded = (
+        measured(module("forest"), {"way": way, **task}, what=f"bench forest, memory of {way},")["peak_mb"]
+        for way in ("forest", "padded")
+    )
+    return float(forest / max(padded, 1.0))
 
 
-def _in_own_process(way: str, model: str, sizes: Sizes) -> float:
-    task = json.dumps({"way": way, "model": model, "sizes": asdict(sizes)})
-    command = [sys.executable, "-m", "palimpsest.bench.forest", task]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"bench forest ({way}): {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
+def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: {"peak_mb": _peak(**task)}
 
 
 def _peak(way: str, model: str, sizes: Mapping[str, Any]) -> float:
@@ -316,4 +313,4 @@ def _peak(way: str, model: str, sizes: Mapping[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_peak(**json.loads(sys.argv[1]))))
+    serve(_prepare)

@@ -47,6 +47,13 @@ TINY_GPU = GpuSizes(
 )  # fmt: skip
 
 
+def available() -> bool:
+    """Whether there is a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def run(*, device: str = "cuda", sizes: GpuSizes | None = None) -> dict[str, Any]:
     """For each size of forest: seconds of each way, reuse, speed-ups, share of the matrix rate, peak memory in MB."""
     import torch

@@ -1,7 +1,8 @@
 """A whole single-turn GRPO step, generation included, beside TRL's GRPOTrainer.
 
 Both get the same model, the same prompts and groups of 8, sample exactly as many tokens for each, and update once.
-TRL runs in the interpreter that `PALIMPSEST_TRL_PYTHON` names, or in this one where it is installed.
+Each runs in a process of its own, TRL in the interpreter that `PALIMPSEST_TRL_PYTHON` names, or in this one where it is
+installed.
 
 Not covered: start-up and each side's first steps; TRL's vLLM mode, which needs a GPU; its `generate` is the fastest
 of its ways on a CPU.
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from palimpsest.bench.process import Worker, module, serve
+from palimpsest.bench.shapes import segment
 
 TRL_PYTHON = "PALIMPSEST_TRL_PYTHON"  # interpreter of an environment that holds trl
 GROUP = 8
@@ -31,22 +34,40 @@ def ratio(model: str, prompts: int, tokens: int, python: str | None = None) -> f
     python = python or os.environ.get(TRL_PYTHON) or (sys.executable if importlib.util.find_spec("trl") else None)
     if not python:
         return None
-    texts = [TEXT.format(i) * 2 for i in range(prompts)]
-    before = ours(model, texts, tokens)
-    theirs = trl(python, model, texts, tokens)
-    return theirs / min(before, ours(model, texts, tokens))
+    from palimpsest.config.schema import ModelConfig
+    from palimpsest.engines.embedded.model import model_path
+
+    task = {"texts": [TEXT.format(i) * 2 for i in range(prompts)], "tokens": tokens, "group": GROUP, "steps": STEPS}
+    with Worker(module("grpo_step"), {"model": model, **task}, what="bench forest, our step,") as ours:
+        seconds = [ours.round()["seconds"]]
+        theirs = trl(python, {"model": model_path(ModelConfig(path=model)), **task})
+        seconds.append(ours.round()["seconds"])
+    return theirs / min(seconds)
 
 
-def ours(model: str, texts: list[str], tokens: int) -> float:
-    """Seconds of our best step."""
+def trl(python: str, task: Mapping[str, Any], timeout_s: float = 150.0) -> float:
+    """Seconds of TRL's best step."""
+    command = [python, str(Path(__file__).with_name("trl_worker.py"))]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Worker(command, {**task, "folder": folder}, what=f"TRL under {python}", timeout_s=timeout_s) as worker,
+    ):
+        return float(worker.round()["seconds"])
+
+
+def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
+    """Rounds of our steps, the model loaded."""
     from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
+    from palimpsest.engines.embedded.build import set_threads
     from palimpsest.engines.embedded.learner import EmbeddedLearner
     from palimpsest.engines.embedded.model import load_model, model_path
     from palimpsest.engines.embedded.sampler import EmbeddedSampler
     from palimpsest.text.codec import Codec
 
-    net = load_model(ModelConfig(path=model))
-    codec = Codec.load(model_path(ModelConfig(path=model)))
+    config = ModelConfig(path=task["model"])
+    set_threads(1)
+    net = load_model(config)
+    codec = Codec.load(model_path(config))
     sampler = EmbeddedSampler(net)
     learner = EmbeddedLearner(
         net,
@@ -55,49 +76,34 @@ def ours(model: str, texts: list[str], tokens: int) -> float:
         micro_batch_tokens=2048,
         on_publish=sampler.publish,
     )
-    prompts = [codec.encode(text) for text in texts for _ in range(GROUP)]
-    best = float("inf")
-    for step in range(STEPS):
+    prompts = [codec.encode(text) for text in task["texts"] for _ in range(GROUP)]
+
+    def step(number: int) -> float:
         started = time.perf_counter()
-        learner.forward_backward(asyncio.run(_rollouts(sampler, prompts, tokens, step)))
+        learner.forward_backward(asyncio.run(_rollouts(sampler, prompts, task["tokens"], number)))
         learner.step()
         learner.publish()
-        best = min(best, time.perf_counter() - started)
-    return best
+        return time.perf_counter() - started
+
+    return lambda: {"seconds": min(step(number) for number in range(STEPS))}
 
 
 async def _rollouts(sampler: Any, prompts: list[list[int]], tokens: int, step: int) -> Any:
     """Sampled completions as a batch; the reward is the parity of the last token, and never the same for a group."""
-    from palimpsest.engines.protocol import StepBatch, TrainSegment
-    from palimpsest.types import SamplingParams, Segment
+    from palimpsest.engines.protocol import StepBatch
+    from palimpsest.types import SamplingParams
 
     wanted = [
         sampler.generate(prompt, SamplingParams(max_tokens=tokens, seed=step * 10_000 + i))
         for i, prompt in enumerate(prompts)
     ]
+    weight = 1.0 / (len(prompts) * tokens)
     items = []
     for index, (prompt, done) in enumerate(zip(prompts, await asyncio.gather(*wanted), strict=True)):
-        context, size = len(prompt), len(prompt) + len(done.token_ids)
-        mask = (False,) * context + (True,) * len(done.token_ids)
-        ids, logprobs = (*prompt, *done.token_ids), (0.0,) * context + done.logprobs
-        segment = Segment(ids, mask, logprobs, tuple(0 if m else -1 for m in mask))
-        advantage = 1.0 if index % 2 else -1.0
-        items.append(TrainSegment(segment, (advantage,) * size, (1.0 / (len(prompts) * tokens),) * size))
+        pieces = [(prompt, False), (list(done.token_ids), True)]
+        items.append(segment(pieces, 1.0 if index % 2 else -1.0, weight, done.logprobs))
     return StepBatch(tuple(items))
 
 
-def trl(python: str, model: str, texts: list[str], tokens: int, timeout_s: float = 150.0) -> float:
-    """Seconds of TRL's best step."""
-    from palimpsest.config.schema import ModelConfig
-    from palimpsest.engines.embedded.model import model_path
-
-    with tempfile.TemporaryDirectory() as folder:
-        task = {"model": model_path(ModelConfig(path=model)), "texts": texts, "tokens": tokens, "group": GROUP}
-        path = Path(folder) / "task.json"
-        path.write_text(json.dumps({**task, "steps": STEPS, "folder": folder}))
-        command = [python, str(Path(__file__).with_name("trl_worker.py")), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"seconds"')]
-    if done.returncode or not lines:
-        raise RuntimeError(f"TRL failed under {python}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    return float(json.loads(lines[-1])["seconds"])
+if __name__ == "__main__":
+    serve(_prepare)

@@ -9,10 +9,7 @@ Axes: B rows, T tokens of a row, V vocabulary.
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import LossConfig
@@ -89,13 +86,3 @@ def plain_gradient(model: Any, batch: StepBatch, loss: LossConfig | None = None)
         value.backward()
         total += float(value.detach())
     return total
-
-
-def peak_mb() -> float:
-    """Highest resident memory of this process so far."""
-    status = Path("/proc/self/status")
-    if status.exists():  # on Linux `ru_maxrss` begins with what the parent had
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return float(line.split()[1]) / (1 << 10)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

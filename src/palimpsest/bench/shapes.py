@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import repeat
 
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.types import Segment
@@ -15,18 +16,21 @@ from palimpsest.types import Segment
 Piece = tuple[list[int], bool]  # token ids, whether they were sampled
 
 
-def segment(pieces: Sequence[Piece], advantage: float = 1.0, weight: float = 1.0) -> TrainSegment:
-    """[T] the pieces end to end.
+def segment(
+    pieces: Sequence[Piece], advantage: float = 1.0, weight: float = 1.0, logprobs: Sequence[float] | None = None
+) -> TrainSegment:
+    """[T] the pieces end to end; `logprobs` are the sampler's, of all sampled tokens.
 
     >>> segment([([5, 6], False), ([7], True)]).segment.loss_mask
     (False, False, True)
     """
     ids = tuple(i for ids, _ in pieces for i in ids)
     mask = tuple(sampled for ids, sampled in pieces for _ in ids)
-    logprobs = tuple(-7.0 if sampled else 0.0 for sampled in mask)
+    given = iter(logprobs) if logprobs is not None else repeat(-7.0)
     turns = tuple(0 if sampled else -1 for sampled in mask)
     size = len(ids)
-    return TrainSegment(Segment(ids, mask, logprobs, turns), (advantage,) * size, (weight,) * size)
+    found = tuple(next(given) if sampled else 0.0 for sampled in mask)
+    return TrainSegment(Segment(ids, mask, found, turns), (advantage,) * size, (weight,) * size)
 
 
 class Shapes:
@@ -84,6 +88,15 @@ class Shapes:
     def rows(self, count: int, length: int, sampled: int) -> StepBatch:
         """Segments that share nothing."""
         return self.batch([self.own(length - sampled, sampled) for _ in range(count)])
+
+    def turns(self, count: int, prompt: tuple[int, int], sampled: tuple[int, int]) -> StepBatch:
+        """Single turns that share nothing, prompts and completions of lengths between the bounds; all weigh alike."""
+        rows = []
+        for _ in range(count):
+            lengths = self._draw.randint(*prompt), self._draw.randint(*sampled)
+            pieces = [(self.ids(lengths[0]), False), (self.ids(lengths[1]), True)]
+            rows.append(segment(pieces, self._draw.choice((-1.0, 1.0)), 1.0 / count))
+        return StepBatch(tuple(rows))
 
     def tree(self, depth: int, branches: int = 2, longest: int = 12) -> StepBatch:
         """Random trees of up to `depth` levels whose inner tokens may be sampled as well."""

@@ -7,21 +7,24 @@ its peak memory is its own. Not covered: the originals' engines themselves (they
 
 from __future__ import annotations
 
-import json
-import random
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from palimpsest.bench.padded import padded_gradient, peak_mb
+from palimpsest.bench.padded import padded_gradient
+from palimpsest.bench.process import measured, module, peak_mb, serve
+from palimpsest.bench.shapes import Shapes
+from palimpsest.engines.protocol import StepBatch
 
 WAYS = ("ours", "padded")
 
 
 def run(*, model: str = "embedded", segments: int = 256, repeats: int = 3) -> dict[str, Any]:
     """Trained tokens per second and peak resident memory of both ways, in MB over the loaded model."""
-    results = {way: _in_own_process(way, model, segments, repeats) for way in WAYS}
+    task = {"model": model, "segments": segments, "repeats": repeats}
+    results = {
+        way: measured(module("train_step"), {"way": way, **task}, what=f"bench train-step, {way},") for way in WAYS
+    }
     tokens = results["ours"]["tokens"]
     figures: dict[str, Any] = {"segments": segments, "trained_tokens": tokens}
     for way, result in results.items():
@@ -34,14 +37,8 @@ def run(*, model: str = "embedded", segments: int = 256, repeats: int = 3) -> di
     return figures
 
 
-def _in_own_process(way: str, model: str, segments: int, repeats: int) -> dict[str, Any]:
-    task = json.dumps({"way": way, "model": model, "segments": segments, "repeats": repeats})
-    command = [sys.executable, "-m", "palimpsest.bench.train_step", task]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"bench train-step ({way}): {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: _measure(**task)
 
 
 def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any]:
@@ -69,24 +66,10 @@ def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any
     return {"seconds": best, "peak_mb": peak_mb() - before, "loss": loss, "tokens": trained}
 
 
-def _batch(vocab: int, segments: int, options: dict[str, Any]) -> Any:
+def _batch(vocab: int, segments: int, options: Mapping[str, Any]) -> StepBatch:
     """Segments like the quickstart's: prompts of 70 to 130 tokens, completions of 4 up to the memory's budget."""
-    from palimpsest.engines.protocol import StepBatch, TrainSegment
-    from palimpsest.types import Segment
-
-    draw = random.Random(0)
-    items = []
-    for _ in range(segments):
-        prompt, length = draw.randint(70, 130), draw.randint(4, int(options.get("memory_tokens", 32)))
-        ids = tuple(draw.randrange(vocab) for _ in range(prompt + length))
-        mask = (False,) * prompt + (True,) * length
-        turns = (-1,) * prompt + (0,) * length
-        logprobs = tuple(-7.0 if m else 0.0 for m in mask)
-        advantage = draw.choice((-1.0, 1.0))
-        segment = Segment(ids, mask, logprobs, turns)
-        items.append(TrainSegment(segment, (advantage,) * len(ids), (1.0 / segments,) * len(ids)))
-    return StepBatch(tuple(items))
+    return Shapes(vocab).turns(segments, prompt=(70, 130), sampled=(4, int(options.get("memory_tokens", 32))))
 
 
 if __name__ == "__main__":
-    print(json.dumps(_measure(**json.loads(sys.argv[1]))))
+    serve(_prepare)

@@ -1,6 +1,7 @@
-"""Runs under an interpreter with TRL: steps of its GRPOTrainer on a task file's prompts; prints the best one's seconds.
+"""Runs under an interpreter with TRL: a worker (process.py) that trains its GRPOTrainer on a task's prompts.
 
-Imports nothing of palimpsest, so that the environment needs TRL alone.
+A round is a whole training and answers with the best step's seconds. Imports nothing of palimpsest, so that the
+environment needs TRL alone.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ import json
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 
-def main(path: str) -> None:
+def measured(task: dict[str, Any]) -> float:
+    """Seconds of the best step but the first, which warms up."""
     import torch
     from datasets import Dataset  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
-    task: dict[str, Any] = json.loads(Path(path).read_text())
     torch.set_num_threads(1)
     count = len(task["texts"])
     config = GRPOConfig(
@@ -62,9 +62,11 @@ def main(path: str) -> None:
         callbacks=[Clock()],
     )
     trainer.train()
-    steps = [after - before for before, after in pairwise(stamps[1:])]  # the first one warms up
-    print(json.dumps({"seconds": min(steps)}))
+    return min(after - before for before, after in pairwise(stamps[1:]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    task = json.loads(sys.stdin.readline())
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps({"seconds": measured(task)}), flush=True)

@@ -1,4 +1,4 @@
-"""Run by the interpreter of a vLLM environment: replays a plan and prints {"seconds": ...}. Imports no palimpsest."""
+"""Runs under an interpreter with vLLM: a worker (process.py) whose rounds replay a plan. Imports no palimpsest."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def drive(engine: Any, plan: list[list[tuple[list[int], int]]], round_name: str)
 
 
 def main() -> None:
-    with open(sys.argv[1]) as file:
-        task = json.load(file)
     from vllm import LLM
+
+    task = json.loads(sys.stdin.readline())
 
     engine = LLM(
         model=task["model"],
@@ -69,12 +69,11 @@ def main() -> None:
         seed=0,
     ).llm_engine
     drive(engine, [episode[:2] for episode in task["plan"]], "warm")
-    best = float("inf")
-    for number in range(task["repeats"]):
+    print(json.dumps({"ready": True}), flush=True)
+    for number, _ in enumerate(sys.stdin):
         if not engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied between rounds")
-        best = min(best, drive(engine, task["plan"], f"round{number}"))
-    print(json.dumps({"seconds": best}))
+        print(json.dumps({"seconds": drive(engine, task["plan"], f"round{number}")}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,12 +20,34 @@ def every(context: typer.Context) -> None:
     \b
     Examples:
       palimpsest bench
+      palimpsest bench all --size small
       palimpsest bench forest --plot scaling.png
     """
     if context.invoked_subcommand is None:
         from palimpsest.cli.jobs.measuring import list_benches
 
         list_benches()
+
+
+@app.command("all")
+def everything(
+    json: Json = False,
+    model: Model = "embedded",
+    size: Annotated[
+        Literal["small", "full"],
+        typer.Option(help="`small`: whether it runs, in a minute or two; `full`: the figures."),
+    ] = "full",
+) -> None:
+    """Every benchmark in turn. One that fails or lacks what it needs says so, and the others go on.
+
+    \b
+    Examples:
+      palimpsest bench all
+      palimpsest bench all --size small --json
+    """
+    from palimpsest.cli.jobs.measuring import run_all
+
+    raise typer.Exit(run_all(model=model, json=json, small=size == "small"))
 
 
 @app.command("rollout")
@@ -55,6 +77,23 @@ def train_step(json: Json = False, model: Model = "embedded") -> None:
     from palimpsest.cli.jobs.measuring import run_bench
 
     run_bench("train-step", model=model, json=json)
+
+
+@app.command("retrieval")
+def retrieval(
+    json: Json = False,
+    size: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of bench.retrieval.Sizes; repeatable.")] = None,
+) -> None:
+    """The retrieval server under concurrent clients beside its index called directly.
+
+    \b
+    Examples:
+      palimpsest bench retrieval
+      palimpsest bench retrieval --json --size passages=10000 --size clients=8
+    """
+    from palimpsest.cli.jobs.measuring import run_retrieval
+
+    run_retrieval(json=json, size=tuple(size or ()))
 
 
 @app.command("forest")

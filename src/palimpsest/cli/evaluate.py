@@ -12,13 +12,14 @@ from palimpsest.cli.options import Force
 
 def evaluate(
     policy: Annotated[
-        str, typer.Option(help="overwrite, full_context, sliding_window, or my_module:MyPolicy.")
+        str,
+        typer.Option(help="A shipped policy (overwrite, recall, prune, full_context...), or my_module:MyPolicy."),
     ] = "overwrite",
     model: Annotated[
         str, typer.Option(help="`embedded`, a Hugging Face folder, a run folder's checkpoint, or a hub id.")
     ] = "embedded",
     data: Annotated[
-        str, typer.Option(help="A data file (HotpotQA, MemAgent, RULER, palimpsest JSONL...) or `synthetic`.")
+        str, typer.Option(help="A data file (HotpotQA, MemAgent, RULER, MemAct...), synthetic, synthetic_search.")
     ] = "synthetic",
     documents: Annotated[
         int | None,
@@ -26,6 +27,9 @@ def evaluate(
     ] = None,
     chunks: Annotated[
         str | None, typer.Option(help="Paragraphs per synthetic document; several lengths as 4,64,256.")
+    ] = None,
+    objectives: Annotated[
+        str | None, typer.Option(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
     ] = None,
     corpus: Annotated[
         Path | None,
@@ -53,6 +57,7 @@ def evaluate(
     Examples:
       palimpsest eval --data hotpot_dev.json --documents 20 --out evals/hotpot-20
       palimpsest eval --model runs/first/checkpoints/step-000100 --data synthetic --chunks 4,64,256
+      palimpsest eval --policy prune --model runs/first --data synthetic_search --objectives 1,2,4,8
       palimpsest eval --model Qwen/Qwen3-4B --data eval_200.json --limit 32 --set chunk_size=2048
       palimpsest eval --policy my_module:MyPolicy --data dev.jsonl --set notebook_lines=8
       palimpsest eval --policy full_context --data hotpot_dev.json --set reward.name=f1
@@ -65,6 +70,7 @@ def evaluate(
         data=data,
         documents=documents,
         chunks=chunks,
+        objectives=objectives,
         corpus=corpus,
         limit=limit,
         out=out,

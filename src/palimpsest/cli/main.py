@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from palimpsest.cli import bench, data, evaluate, model, quickstart, recipes, retrieval, train
+from palimpsest.cli import bench, data, evaluate, judge, model, quickstart, recipes, retrieval, train
 from palimpsest.errors import PalimpsestError
 
 _USER_ERRNO = {
@@ -36,11 +36,13 @@ app = typer.Typer(
 )
 app.command("quickstart", short_help="Train on a CPU in minutes, evaluate, report.")(quickstart.quickstart)
 app.command("train", short_help="Reinforcement learning from a recipe.")(train.train)
+app.command("cold-start", short_help="Only the lessons a recipe begins with.")(train.cold_start)
 app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(retrieval.app, name="retrieval")
+app.add_typer(judge.app, name="judge")
 app.command("check", short_help="Try a memory policy against the contract.")(model.check)
 app.command("base-model")(model.base_model)
 app.add_typer(bench.app, name="bench")

@@ -9,7 +9,7 @@ import typer
 
 from palimpsest.cli.options import Force
 
-METHODS = ("memagent", "rememr1")
+METHODS = ("memagent", "rememr1", "memact")
 
 
 def quickstart(
@@ -22,7 +22,7 @@ def quickstart(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     force: Force = False,
 ) -> None:
-    """Train an agent on this machine's CPU, evaluate it far beyond its training length, write a report.
+    """Train an agent on this machine's CPU, evaluate it beyond what it was trained on, write a report.
 
     Minutes on two cores, no GPU, no network. Ends with a table and DIR/report.html; figures in DIR/summary.json.
 
@@ -32,6 +32,7 @@ def quickstart(
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
       palimpsest quickstart memagent --seed 1 --out runs/seed-1 --resume
       palimpsest quickstart rememr1 --seed 0 --out runs/recall
+      palimpsest quickstart memact --seed 0 --out runs/prune
       palimpsest quickstart memagent train.steps=20 evaluation.multiples=[1,16] --out runs/short
     """
     from palimpsest.errors import ConfigError, nearest

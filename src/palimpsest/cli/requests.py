@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest.config.load import load_recipe, parse_config, split_override
 from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.errors import ConfigError
+from palimpsest.memory.registry import policy_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,57 @@ class TrainRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SftRequest:
+    """What `palimpsest sft` imitates: recorded episodes, or a file of conversations."""
+
+    records: Path | None = None
+    min_grade: float | None = None
+    """None keeps all."""
+    per_problem: int | None = None
+    data: Path | None = None
+    memory_first: bool = False
+    drop_too_long: bool = False
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        records: Path | None,
+        keep: str | None,
+        per_problem: int | None,
+        data: Path | None,
+        memory_first: bool,
+        drop_too_long: bool,
+    ) -> SftRequest:
+        """Raises ConfigError for options that have no meaning together."""
+        if (records is None) == (data is None):
+            raise ConfigError("palimpsest sft: give --from RUN (recorded episodes) or --data FILE (conversations), one")
+        if records is None and (keep is not None or per_problem is not None):
+            raise ConfigError(
+                "--keep and --per-problem choose recorded episodes: they need --from, conversations have no grade"
+            )
+        if data is None and (memory_first or drop_too_long):
+            raise ConfigError("--memory-first and --drop-too-long are about conversations: they need --data")
+        return cls(records, _least_grade(keep or "all"), per_problem, data, memory_first, drop_too_long)
+
+
+def _least_grade(keep: str) -> float | None:
+    """
+    >>> _least_grade("all"), _least_grade("correct"), _least_grade("0.5")
+    (None, 1.0, 0.5)
+    """
+    if keep in ("all", "correct"):
+        return None if keep == "all" else 1.0
+    try:
+        least = float(keep)
+    except ValueError:
+        least = math.nan
+    if math.isnan(least):
+        raise ConfigError(f"--keep {keep}: give correct (a grade of 1), all, or the least grade to keep")
+    return least
+
+
+@dataclass(frozen=True, slots=True)
 class EvalRequest:
     """`palimpsest eval`."""
 
@@ -48,6 +103,7 @@ class EvalRequest:
     data: str = "synthetic"
     documents: int | None = None
     chunks: str | None = None
+    objectives: str | None = None
     corpus: Path | None = None
     limit: int | None = None
     out: Path | None = None
@@ -67,6 +123,9 @@ class EvalRequest:
                 dotted.append(setting)
             else:
                 options[key] = value
+        dotted = [*self._reward(dotted), *dotted]
+        if self.objectives is not None:
+            dotted.append(f"data.search.objectives=[{self.objectives}]")
         data = {
             "source": self.data,
             "eval_source": None,
@@ -75,6 +134,7 @@ class EvalRequest:
             "limit": self.limit,
             "seed": self.seed,
             "curriculum": None,
+            "search": None if self.data == "synthetic" else base.data.search,
         }
         changed = base.model_copy(
             update={
@@ -85,6 +145,12 @@ class EvalRequest:
             }
         )
         return parse_config(changed.model_dump_json(), name="--set", overrides=dotted)
+
+    def _reward(self, settings: Sequence[str]) -> list[str]:
+        """The policy's own reward, where neither a recipe nor a setting names one."""
+        own = getattr(policy_class(self.policy), "reward", None)
+        named = self.recipe or any(split_override(setting)[0] == "reward.name" for setting in settings)
+        return [] if named or not isinstance(own, str) else [f"reward.name={own}"]
 
 
 def model_folder(path: str) -> str:

@@ -21,6 +21,14 @@ def serve(
     index: Annotated[
         Path | None, typer.Option(help="Folder that keeps the index; without it one for this run.")
     ] = None,
+    backend: Annotated[str, typer.Option(help="bm25, or dense with --encoder.")] = "bm25",
+    encoder: Annotated[str | None, typer.Option(help="Dense: Hugging Face folder or hub id.")] = None,
+    preset: Annotated[str, typer.Option(help="Dense: e5, bge, plain, or auto by the encoder's name.")] = "auto",
+    pooling: Annotated[str | None, typer.Option(help="Dense: mean or first; the preset's unless given.")] = None,
+    query_prefix: Annotated[str | None, typer.Option(help="Dense: the preset's unless given.")] = None,
+    passage_prefix: Annotated[str | None, typer.Option(help="Dense: the preset's unless given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=8, help="Dense: of a text; 512 unless given.")] = None,
+    device: Annotated[str, typer.Option(help="Dense: auto, cpu, cuda or cuda:1.")] = "auto",
     host: Annotated[str, typer.Option(help="Address; other than loopback needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     token: Annotated[
@@ -33,7 +41,10 @@ def serve(
     Examples:
       palimpsest retrieval serve --corpus passages.jsonl --index indexes/passages
       palimpsest retrieval serve --corpus 2wiki_corpus.json --port 8100
+      palimpsest retrieval serve --corpus passages.jsonl --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.cli.jobs.retrieving import run_serve
+    from palimpsest.cli.jobs.retrieving import Dense, run_serve
 
-    run_serve(corpus, index, host, port, token)
+    changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
+    dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
+    run_serve(corpus, index, backend, dense, host, port, token)

@@ -1,4 +1,4 @@
-"""`palimpsest train` and `palimpsest sft`."""
+"""`palimpsest train`, `palimpsest cold-start` and `palimpsest sft`."""
 
 from __future__ import annotations
 
@@ -41,29 +41,77 @@ def train(
     run_training(request)
 
 
+def cold_start(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file with a cold_start.")],
+    overrides: Overrides = None,
+    out: RunOut = None,
+    seed: Seed = None,
+) -> None:
+    """Only the lessons a recipe begins with: what a run with rewards starts from, as a model of its own.
+
+    The model is DIR/cold-start/checkpoints/step-N. Run again, it goes on where it was.
+
+    \b
+    Examples:
+      palimpsest cold-start rememr1-quickstart --out runs/lessons
+      palimpsest train rememr1-quickstart model.path=runs/lessons/cold-start/checkpoints/step-000400 cold_start=null
+      palimpsest cold-start memact-quickstart model.path=embedded 'cold_start={steps: 900}' --out runs/calls
+    """
+    from palimpsest.cli.requests import TrainRequest
+
+    request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=True, force=False)
+    from palimpsest.cli.jobs.cold_start import run_lessons
+
+    run_lessons(request)
+
+
 def sft(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file: model, optimiser, batch.")],
-    records: Annotated[Path, typer.Argument(help="Trajectories: a .jsonl or .jsonl.zst file, or a folder of them.")],
     overrides: Overrides = None,
-    min_grade: Annotated[float | None, typer.Option(help="Only episodes with a grade of at least this.")] = None,
+    records: Annotated[
+        Path | None, typer.Option("--from", help="Recorded episodes: a run, a folder of records, one .jsonl[.zst].")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Of those: all, correct (a grade of 1), or the least grade. Default all.")
+    ] = None,
+    per_problem: Annotated[int | None, typer.Option(min=1, help="Of those: so many of a problem, the best.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Conversations with tool calls: parquet or JSON with messages, tools.")
+    ] = None,
+    memory_first: Annotated[
+        bool, typer.Option("--memory-first", help="Of those: write a prune's memory before its delete_ids.")
+    ] = False,
+    drop_too_long: Annotated[
+        bool, typer.Option("--drop-too-long", help="Of those: leave out, and count, what the context can't hold.")
+    ] = False,
     out: RunOut = None,
     resume: Resume = False,
     force: Force = False,
     seed: Seed = None,
 ) -> None:
-    """Supervised cold start on recorded or scripted trajectories.
+    """Supervised cold start: on recorded or scripted episodes, or on conversations with tool calls.
 
-    Segments and masks are those of training with rewards: every sampled token is learnt once, in its context.
+    Segments and masks are those of training with rewards: every sampled token is learnt once, in its context. Of a
+    conversation the assistant messages after its last surviving prune are learnt.
 
     \b
     Examples:
-      palimpsest sft memagent-quickstart runs/first/trajectories --out runs/cold-start
-      palimpsest sft memagent-quickstart runs/first/trajectories --min-grade 1 train.steps=50
-      palimpsest sft my_recipe.yaml scripted.jsonl optim.learning_rate=1e-5
+      palimpsest sft memagent-quickstart --from runs/first --keep correct --out runs/cold-start
+      palimpsest sft memagent-quickstart --from runs/first --keep 0.5 --per-problem 2 train.steps=50
+      palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
+      palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
     """
-    from palimpsest.cli.requests import TrainRequest
+    from palimpsest.cli.requests import SftRequest, TrainRequest
 
+    lessons = SftRequest.resolve(
+        records=records,
+        keep=keep,
+        per_problem=per_problem,
+        data=data,
+        memory_first=memory_first,
+        drop_too_long=drop_too_long,
+    )
     request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=resume, force=force)
     from palimpsest.cli.jobs.training import run_sft  # after the configuration is known to be right
 
-    run_sft(request, records, min_grade)
+    run_sft(request, lessons)

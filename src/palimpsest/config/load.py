@@ -31,11 +31,15 @@ _INT = re.compile(r"^[-+]?(0|[1-9][\d_]*)$")
 _BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
 
 
+_MERGE = "tag:yaml.org,2002:merge"  # the key `<<`, whose mapping gives what isn't given here
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's numbers and booleans, refusing a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != _MERGE]
+        keys = [self.construct_object(key, deep=deep) for key in own]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key} given twice", node.start_mark)
@@ -153,7 +157,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(child, dict):
             name = ".".join(sections[: depth + 1])
             raise ConfigError(f"override {key}={value}: {name} is a value ({child!r}), not a section")
-        node = child
+        node[section] = node = dict(child)  # a copy: what an alias of the recipe repeats is changed here alone
     if isinstance(value, dict) and isinstance(node.get(leaf), dict) and section_of(key) is not None:
         node[leaf] = {**node[leaf], **value}  # {a: 1} for a section changes what it names and keeps the rest
     else:

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+class AdapterConfig(Strict):
+    """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs `palimpsest[lora]`."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    """Adapters are scaled by alpha / rank."""
+    targets: tuple[str, ...] | None = None
+    """Names of the layers that get one, such as q_proj; None: every linear layer but the output projection."""
+
+
 class ModelConfig(Strict):
     path: str = "embedded"
-    """`embedded` for the model inside the package, a Hugging Face folder, or a hub id such as Qwen/Qwen3-4B."""
+    """`embedded` for the model inside the package, `embedded-tools` for the same after lessons in calling tools, a
+    Hugging Face folder, or a hub id such as Qwen/Qwen3-4B."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     """auto, cpu, cuda, cuda:1"""
     gradient_checkpointing: bool = False
+    lora: AdapterConfig | None = None
 
 
 class PolicyConfig(Strict):
     name: str = "overwrite"
-    """overwrite, recall, retrieval, gated, full_context, sliding_window, or my_module:MyPolicy."""
+    """overwrite, recall, retrieval, gated, full_context, sliding_window, prune, tool_window, summary, or
+    my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -47,18 +60,74 @@ class SyntheticConfig(Strict):
     """Paragraphs between neighbouring pieces of evidence at the least; shorter documents have what fits."""
 
 
-class CurriculumConfig(Strict):
-    """Document length grows when the agent has learnt the present one."""
+class SearchDataConfig(Strict):
+    """Search problems: templated facts in a corpus of each problem's own, or the questions of a file, combined."""
 
-    chunks: tuple[int, ...] = (1, 2, 4)
+    objectives: tuple[int, ...] = (1, 2, 4)
+    """Questions a problem asks, each with an answer of its own: one number, or several to draw from."""
+    people: int = Field(24, ge=2, le=300)
+    """synthetic_search: passages of a problem's corpus, one a person."""
+    facts_per_passage: int = Field(3, ge=1, le=15)
+    """synthetic_search: facts of a passage, of different relations."""
+    hops: Literal[1, 2] = 1
+    """synthetic_search: searches a question takes; the second is for a person that the first brings up."""
+
+    @field_validator("objectives", mode="before")
+    @classmethod
+    def _one_number(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _people_for_all(self) -> SearchDataConfig:
+        if not self.objectives or min(self.objectives) < 1:
+            raise ValueError(f"data.search.objectives={list(self.objectives)}: give numbers of at least 1, e.g. [1, 2]")
+        if (needed := self.people_for(self.objectives)) > self.people:
+            raise ValueError(
+                f"data.search.objectives={max(self.objectives)} with hops={self.hops} ask about {needed} people, "
+                f"data.search.people={self.people}: raise it to {needed} at least"
+            )
+        return self
+
+    def people_for(self, objectives: tuple[int, ...]) -> int:
+        """People that problems of so many questions are about."""
+        return max(objectives) * self.hops
+
+
+class CurriculumConfig(Strict):
+    """Problems grow when the agent has learnt the present size. One of `chunks` and `objectives` is set."""
+
+    chunks: tuple[int, ...] | None = None
+    """Lengths of synthetic documents, e.g. [1, 2, 4]."""
+    objectives: tuple[int, ...] | None = None
+    """Questions of search problems, in place of `data.search.objectives`."""
     advance_at: float = Field(0.85, ge=0, le=1)
-    """Mean reward, over `window` successive steps at the present length, that moves on to the next."""
+    """Mean reward, over `window` successive steps at the present size, that moves on to the next."""
     window: int = Field(2, ge=1)
+
+    @property
+    def unit(self) -> Literal["chunks", "objectives"]:
+        """What sizes are counted in."""
+        return "objectives" if self.chunks is None else "chunks"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """[stages] in `unit`."""
+        return self.chunks or self.objectives or ()
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> CurriculumConfig:
+        if bool(self.chunks) == bool(self.objectives) or min(self.sizes) < 1:
+            raise ValueError(
+                "data.curriculum needs one list of sizes of at least 1: chunks for synthetic documents, e.g. "
+                "chunks=[1, 2, 4], or objectives for search problems"
+            )
+        return self
 
 
 class DataConfig(Strict):
     source: str = "synthetic"
-    """`synthetic`, or a file: HotpotQA (official or hub layout), MemAgent parquet, eval_{N}.json, palimpsest JSONL."""
+    """`synthetic`, `synthetic_search`, or a file: HotpotQA (official or hub layout), MemAgent and MemAct parquet,
+    eval_{N}.json, palimpsest JSONL."""
     eval_source: str | None = None
     """File that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
@@ -73,7 +142,46 @@ class DataConfig(Strict):
     """Use only the first so many problems."""
     seed: int = 0
     synthetic: SyntheticConfig = SyntheticConfig()
+    search: SearchDataConfig | None = None
+    """Sizes of `synthetic_search`; with a file: its questions without their contexts, combined into problems of so many
+    objectives, to be answered by searching a corpus. None: a file as it is."""
     curriculum: CurriculumConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_problem(self) -> DataConfig:
+        searched = self.search is not None or self.source == "synthetic_search"
+        if searched and self.source == "synthetic":
+            raise ValueError(
+                "data.search makes search problems, data.source=synthetic documents: set data.source=synthetic_search "
+                "or data.search=null"
+            )
+        if searched and (self.documents is not None or self.corpus is not None):
+            raise ValueError(
+                "data.documents and data.corpus make contexts, search problems have none: unset them; the corpus that "
+                "is searched belongs to the tool, policy.options.tools.search.source"
+            )
+        return self._check_curriculum(searched)
+
+    def _check_curriculum(self, searched: bool) -> DataConfig:
+        if self.curriculum is None:
+            return self
+        unit = "objectives" if searched else "chunks"
+        if not searched and self.source != "synthetic":
+            raise ValueError(
+                "data.curriculum sets the size of problems: data.source must be synthetic or synthetic_search, or "
+                "data.search be set"
+            )
+        if self.curriculum.unit != unit:
+            raise ValueError(
+                f"data.curriculum.{self.curriculum.unit} doesn't fit data.source: set data.curriculum.{unit} instead"
+            )
+        search = self.search or SearchDataConfig()
+        if self.source == "synthetic_search" and max(self.curriculum.sizes) * search.hops > search.people:
+            raise ValueError(
+                f"data.curriculum.objectives={max(self.curriculum.sizes)} with hops={search.hops} ask about more than "
+                f"data.search.people={search.people}: raise it to {max(self.curriculum.sizes) * search.hops} at least"
+            )
+        return self
 
 
 class StateRewardConfig(Strict):
@@ -108,10 +216,58 @@ class GateRewardConfig(Strict):
     """Weight of a reply that can be read."""
 
 
+class FinalAnswerConfig(Strict):
+    """The answer after `FINAL_ANSWER:`, to one question or to several (MemAct, arXiv 2510.12635)."""
+
+    match: Literal["em", "f1", "sub_em", "judge"] = "em"
+    """How an answer is compared with its golds; judge: by the model under reward.judge."""
+    objectives: Literal["all", "each"] = "all"
+    """Of several questions: all takes the worst answer's value, so that 1 is all right (the paper's training); each
+    takes the mean (its evaluation)."""
+    constraint_penalty: float = Field(0.0, ge=0)
+    """Training only: an episode that ran out of turns or of context is worth minus this; the paper says 0.1, its code
+    has 0."""
+    invalid_golds: Literal["leave_out", "gold"] = "leave_out"
+    """Questions whose published gold says that they are invalid: not counted, or compared with that text."""
+
+
+class JudgeConfig(Strict):
+    """A model behind an OpenAI-compatible endpoint that says whether an answer means the same as a gold."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """What stands before /chat/completions, such as http://127.0.0.1:9527/v1."""
+    model: str = Field(min_length=1)
+    """Its name at the endpoint."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; the key itself has no place in a configuration."""
+    partial: float = Field(0.0, ge=0, le=1)
+    """What a partly correct answer is worth; the published reward knows none."""
+    passes: int = Field(1, ge=1, le=16)
+    """Verdicts asked for; the worst one counts (the paper's evaluation: 3)."""
+    temperature: float | None = Field(0.0, ge=0)
+    """null sends none, for models that refuse it."""
+    max_tokens: int | None = Field(1024, ge=1)
+    """Of a verdict, thinking included; null sends none."""
+    answer_chars: int = Field(2000, ge=16)
+    """Characters of an answer that the judge is shown, from its start."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Of one attempt."""
+    attempts: int = Field(4, ge=1)
+    """Requests for one verdict where the endpoint is down, busy or slow, with a pause between that doubles."""
+    concurrency: int = Field(16, ge=1)
+    """Requests under way at once."""
+    cache: str | None = None
+    """File of the verdicts so far; null: judge.jsonl in the folder of the run or of the evaluation."""
+
+
+JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache"})
+"""Keys of JudgeConfig that say where and how a judge is reached; the others decide what its verdicts are."""
+
+
 class RewardConfig(Strict):
-    name: Literal["boxed", "em", "f1", "sub_em", "fraction"] = "boxed"
+    name: Literal["boxed", "em", "f1", "sub_em", "fraction", "final_answer"] = "boxed"
     """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
-    answer; fraction: share of golds contained (multi-value tasks)."""
+    answer; fraction: share of golds contained (multi-value tasks); final_answer: what follows `FINAL_ANSWER:`."""
     strict: bool = False
     """boxed only: exactly the original's comparison, its 300-character window included."""
     sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
@@ -121,6 +277,24 @@ class RewardConfig(Strict):
     into the memory that stand neither in the section nor in the memory before, so that it doesn't invent."""
     state: StateRewardConfig | None = None
     gates: GateRewardConfig | None = None
+    final_answer: FinalAnswerConfig = FinalAnswerConfig()
+    judge: JudgeConfig | None = None
+
+    @model_validator(mode="after")
+    def _judge_where_asked_for(self) -> RewardConfig:
+        judged = self.name == "final_answer" and self.final_answer.match == "judge"
+        if judged and self.judge is None:
+            raise ValueError(
+                "reward.final_answer.match=judge needs a judge: set reward.judge.url and reward.judge.model"
+            )
+        if self.judge is not None and not judged:
+            raise ValueError(
+                "reward.judge is read by reward.name=final_answer with reward.final_answer.match=judge alone: "
+                "set these, or drop reward.judge"
+            )
+        if self.name != "final_answer" and self.final_answer != FinalAnswerConfig():
+            raise ValueError(f"reward.final_answer has no meaning with reward.name={self.name}: set final_answer")
+        return self
 
     @model_validator(mode="after")
     def _one_reward_a_turn(self) -> RewardConfig:
@@ -166,8 +340,24 @@ class CreditConfig(Strict):
     """Factor of the turn's own advantage; 2 is what ReMemR1's code comes to."""
     lone_step: Literal["zero", "raw"] = "zero"
     """Own advantage of a turn whose step no other trajectory of the group reached: 0, or its raw reward (the code)."""
+    segments: int | None = Field(None, ge=1)
+    """Segments of a group that are trained: exactly so many, drawn so that every trajectory gives about as many
+    (MemAct's DCPO); null: all."""
+    final_segment: Literal["new_only", "all"] = "new_only"
+    """What a trajectory's last segment trains: `new_only`, what was sampled in it; `all`, earlier turns that stand in
+    its prompt once more (MemAct's code)."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     overlong: OverlongConfig | None = None
+
+    @model_validator(mode="after")
+    def _sampling_needs_rows_that_count(self) -> CreditConfig:
+        if self.segments is not None and self.aggregate == "trajectory":
+            raise ValueError(
+                f"credit.segments={self.segments} draws rows so that every trajectory gives about as many, but under "
+                "credit.aggregate=trajectory each weighs the same however many it gives, so a draw would only leave "
+                "tokens out: set credit.aggregate to token, segment or prompt, or credit.segments=null"
+            )
+        return self
 
 
 class LossConfig(Strict):
@@ -223,6 +413,15 @@ class EngineConfig(Strict):
     share more; where little is shared, 2,048 are fastest for a small model on a CPU (they stay in caches)."""
 
 
+class VariantConfig(Strict):
+    """Training episodes that are played with other options of the policy, e.g. without pruning; evaluation has none."""
+
+    share: float = Field(0.5, gt=0, le=1)
+    """Probability of each episode, drawn by run seed, step, problem and rollout."""
+    options: dict[str, Any] = Field(min_length=1)
+    """What differs from policy.options, e.g. {prune: false}."""
+
+
 class TrainConfig(Strict):
     steps: int = Field(100, ge=1)
     """Rollout batches."""
@@ -238,15 +437,24 @@ class TrainConfig(Strict):
     """Write the trajectories of every so many steps."""
     episode_timeout_s: float | None = Field(None, gt=0)
     sampler_retries: int = Field(2, ge=0)
+    variant: VariantConfig | None = None
 
 
 class ColdStartConfig(Strict):
-    """Supervised lessons in the form of the policy's replies, before training with rewards (train/lessons.py)."""
+    """Supervised lessons in the form of the policy's replies, before training with rewards.
+
+    Drawn by train/lessons.py for policies that read, by train/tool_lessons.py for agents with tools.
+    """
 
     steps: int = Field(100, ge=1)
     """Optimiser steps; the learning rate falls linearly to 0 over them."""
     lessons_per_step: int = Field(64, ge=1)
-    """No lesson comes twice."""
+    distinct: int | None = Field(None, ge=1)
+    """Lessons drawn; they come again in another order once all were seen. None: none comes twice."""
+    insight: float = Field(0.0, ge=0, le=1)
+    """Share of reading lessons that keep what leads to the answer and ask for what it names; 0 teaches form alone."""
+    objectives: tuple[int, ...] | None = None
+    """Questions of a lesson, for agents with tools; None: `data.search.objectives`."""
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
 
@@ -256,6 +464,8 @@ class EvaluationConfig(Strict):
 
     multiples: tuple[int, ...] = (1, 16, 64, 256)
     """Document lengths, as multiples of the training length."""
+    objectives: tuple[int, ...] = (2, 4, 6, 8)
+    """Questions of a search problem, for methods that are evaluated on several."""
     problems: int = Field(64, ge=1)
     """Problems per length."""
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
@@ -311,11 +521,25 @@ class RunConfig(Strict):
                 "data.order and data.min_distance place the gold paragraphs of assembled contexts: set data.documents "
                 "and a file as data.source, or take data.synthetic.order and data.synthetic.min_distance"
             )
-        if self.cold_start is not None and self.data.source != "synthetic":
+        if self.cold_start is not None and self.data.source not in ("synthetic", "synthetic_search"):
             raise ValueError(
-                "cold_start draws its lessons from the synthetic world: data.source must be synthetic; for other data "
-                "begin with palimpsest sft"
+                "cold_start draws its lessons from the synthetic world: data.source must be synthetic or "
+                "synthetic_search; for other data begin with palimpsest sft"
             )
-        if self.data.curriculum is not None and self.data.source != "synthetic":
-            raise ValueError("data.curriculum sets the length of synthetic documents: data.source must be synthetic")
+        self._check_lessons()
         return self
+
+    def _check_lessons(self) -> None:
+        """Each question of a lesson is about people of its own."""
+        if self.cold_start is None or (asked := self.cold_start.objectives) is None:
+            return
+        if self.data.source != "synthetic_search" or not asked or min(asked) < 1:
+            raise ValueError(
+                f"cold_start.objectives={list(asked)}: give numbers of at least 1, for data.source=synthetic_search"
+            )
+        search = self.data.search or SearchDataConfig()
+        if (needed := search.people_for(asked)) > search.people:
+            raise ValueError(
+                f"cold_start.objectives={max(asked)} with hops={search.hops} ask about {needed} people, "
+                f"data.search.people={search.people}: raise it to {needed} at least"
+            )

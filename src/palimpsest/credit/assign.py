@@ -2,7 +2,8 @@
 
     rewards (overlong penalty taken off) -> advantage of every trajectory (baseline, per group)
         -> of every turn (rewards of single turns mixed in, credit/state.py)
-        -> of every token -> weight of every token (aggregate, per optimiser step)
+        -> of every token -> rows (all segments, or a sample: credit/dcpo.py) -> weight of every token
+           (aggregate, per optimiser step)
 
 Guaranteed: each trajectory counts once in its group's statistics, however many segments it has; an ungraded
 one is left out of statistics and training, and counted; where that leaves a single one of several, it gets
@@ -25,9 +26,11 @@ from statistics import fmean, pstdev
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit import leave_one_out, mean, mean_std, overlong, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
+from palimpsest.credit.dcpo import effective_weights, sample_segments
 from palimpsest.credit.dynamic import comparable, graded_rewards, has_signal, partition
-from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.segments import segments_of
+from palimpsest.seeding import Key
 from palimpsest.types import Group, Segment
 
 _BASELINES = {
@@ -38,29 +41,41 @@ _BASELINES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Credited:
-    """A group with its trajectories' segments."""
+class Credited:
+    """A group with the rows it gives."""
 
     group: Group
     advantages: tuple[float | None, ...]
     """[G] of each trajectory; None where ungraded."""
     rows: tuple[CreditedSegment, ...]
+    """Of one trajectory after the other; a segment drawn twice is two rows."""
+    segments: tuple[int, ...]
+    """[G] how many segments each trajectory has to give; 0 where ungraded."""
+    drawn: int
+    """How many different ones were given."""
 
 
-def assign(groups: Sequence[Group], config: CreditConfig, optimizer_steps: int) -> tuple[StepBatch, ...]:
+def assign(
+    groups: Sequence[Group], config: CreditConfig, optimizer_steps: int, key: tuple[Key, ...] = ()
+) -> tuple[StepBatch, ...]:
     """Exactly `optimizer_steps` batches, each weighed as a whole.
 
+    `key` is the step's, e.g. (run seed, "dcpo", step): what `credit.segments` draws of a group is keyed by it and the
+    group's own name, so neither other groups nor their order matter.
+
     Each batch's metrics are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
-    before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured; and counts:
-    `groups_sum`, `groups_with_signal_sum`, `trajectories_sum` (graded), `ungraded_sum`, `segments_sum`,
-    `trained_tokens_sum`. What gave no segments at all is counted in the first batch, so that counts add up
-    over the batches: `groups_dropped_sum` (by dynamic sampling), `groups_untrainable_sum` (nothing graded, or
-    nothing sampled).
+    before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured; `segments_per_trajectory`;
+    `effective_weight_max` and `effective_weight_min`, the largest and the smallest share of the step's loss that a
+    trajectory has, as a multiple of an equal share; and counts: `groups_sum`, `groups_with_signal_sum`,
+    `trajectories_sum` (graded), `ungraded_sum`, `segments_sum` (rows), `trained_tokens_sum`, and under
+    `credit.segments` also `segments_repeated_sum` and `segments_unused_sum`. What gave no segments at all is counted
+    in the first batch, so that counts add up over the batches: `groups_dropped_sum` (by dynamic sampling),
+    `groups_untrainable_sum` (nothing graded, or nothing sampled).
     """
     if optimizer_steps < 1:
         raise ValueError(f"optimizer_steps={optimizer_steps}: at least 1")
     kept, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
-    credited = [_credit(group, number, config) for number, group in enumerate(kept)]
+    credited = [credit_group(group, config, key, number) for number, group in enumerate(kept)]
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
     batches = [_batch(part, config) for part in _whole_groups(trainable, optimizer_steps)]
@@ -68,18 +83,34 @@ def assign(groups: Sequence[Group], config: CreditConfig, optimizer_steps: int) 
     return tuple(batches)
 
 
-def _credit(group: Group, number: int, config: CreditConfig) -> _Credited:
+def credit_group(group: Group, config: CreditConfig, key: tuple[Key, ...] = (), number: int = 0) -> Credited:
+    """The rows of a group with their advantages; `number` is its own among the groups of the step."""
     advantages = _advantages(group, config)
     turns = _turn_advantages(group, advantages, config)
-    rows: list[CreditedSegment] = []
-    for place, (trajectory, per_turn) in enumerate(zip(group.trajectories, turns, strict=True)):
-        if per_turn is None:
-            continue
-        rows += [
-            CreditedSegment(segment, _spread(segment, per_turn), (number, place), number)
-            for segment in segments_of(trajectory)
-        ]
-    return _Credited(group, advantages, tuple(rows))
+    segments = [
+        () if per_turn is None else segments_of(trajectory, config.final_segment)
+        for trajectory, per_turn in zip(group.trajectories, turns, strict=True)
+    ]
+    picks = _picks(group, [len(own) for own in segments], config, key)
+    rows = tuple(
+        CreditedSegment(segments[place][i], _spread(segments[place][i], turns[place] or ()), (number, place), number)
+        for place, i in picks
+    )
+    return Credited(group, advantages, rows, tuple(map(len, segments)), len(set(picks)))
+
+
+def _picks(
+    group: Group, counts: Sequence[int], config: CreditConfig, key: tuple[Key, ...]
+) -> Sequence[tuple[int, int]]:
+    """(trajectory's place, segment) of each row."""
+    if config.segments is None or not group.trajectories:
+        return [(place, i) for place, count in enumerate(counts) for i in range(count)]
+    places = {trajectory.rollout: place for place, trajectory in enumerate(group.trajectories)}
+    if len(places) < len(counts):
+        raise ValueError(f"group {group.problem.id}: two trajectories of one rollout number")
+    by_rollout = {rollout: counts[place] for rollout, place in places.items()}
+    name = (group.problem.id, group.trajectories[0].group_id)  # a problem played twice in a step has two groups
+    return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments, *key, *name)]
 
 
 def _advantages(group: Group, config: CreditConfig) -> tuple[float | None, ...]:
@@ -141,15 +172,16 @@ def _spread(segment: Segment, per_turn: Sequence[float]) -> tuple[float, ...]:
     return tuple(per_turn[turn] if turn >= 0 else 0.0 for turn in segment.turn_index)
 
 
-def _whole_groups(credited: list[_Credited], parts: int) -> list[list[_Credited]]:
+def _whole_groups(credited: list[Credited], parts: int) -> list[list[Credited]]:
     """Contiguous parts, the longer ones first and empty ones last."""
     size, longer = divmod(len(credited), parts)
     starts = [part * size + min(part, longer) for part in range(parts + 1)]
     return [credited[start:stop] for start, stop in pairwise(starts)]
 
 
-def _batch(credited: list[_Credited], config: CreditConfig) -> StepBatch:
-    segments = weigh([row for one in credited for row in one.rows], config.aggregate)
+def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
+    rows = [row for one in credited for row in one.rows]
+    segments = weigh(rows, config.aggregate)
     rewards = [reward for one in credited for reward in graded_rewards(one.group)]
     metrics = {
         "groups_sum": float(len(credited)),
@@ -159,6 +191,10 @@ def _batch(credited: list[_Credited], config: CreditConfig) -> StepBatch:
         "segments_sum": float(len(segments)),
         "trained_tokens_sum": float(sum(sum(one.segment.loss_mask) for one in segments)),
     }
+    if config.segments is not None:
+        drawn = sum(one.drawn for one in credited)
+        metrics["segments_repeated_sum"] = float(len(rows) - drawn)
+        metrics["segments_unused_sum"] = float(sum(sum(one.segments) for one in credited) - drawn)
     if not credited:
         return StepBatch(segments, metrics)  # an average over nothing is left out rather than 0
     advantages = [abs(share) for one in credited for share in one.advantages if share is not None]
@@ -166,12 +202,26 @@ def _batch(credited: list[_Credited], config: CreditConfig) -> StepBatch:
         "reward_mean": fmean(rewards),
         "reward_std": pstdev(rewards),
         "advantage_abs_mean": fmean(advantages),
+        **_weights(credited, rows, segments),
     }
     if config.overlong is not None:
         metrics["overlong_penalty_mean"] = fmean(rewards) - fmean(
             reward for one in credited for reward in _rewards(one.group, config) if reward is not None
         )
     return StepBatch(segments, metrics)
+
+
+def _weights(
+    credited: list[Credited], rows: Sequence[CreditedSegment], weighed: Sequence[TrainSegment]
+) -> dict[str, float]:
+    """How unevenly trajectories that sampled anything weigh; one that gave no row weighs 0."""
+    counts = [count for one in credited for count in one.segments if count]
+    shares = list(effective_weights(rows, weighed).values())
+    return {
+        "segments_per_trajectory": fmean(counts),
+        "effective_weight_max": max(shares) * len(counts),
+        "effective_weight_min": (min(shares) if len(shares) == len(counts) else 0.0) * len(counts),
+    }
 
 
 def _add_left_out(metrics: Mapping[str, float], dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:

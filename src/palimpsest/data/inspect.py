@@ -19,6 +19,7 @@ from rich.text import Text
 
 from palimpsest.data.assemble import assemble
 from palimpsest.data.formats import recognise
+from palimpsest.data.objectives import objective_count
 from palimpsest.data.problems import read_records
 from palimpsest.data.rows import read_rows
 from palimpsest.data.source import FileSource
@@ -62,6 +63,10 @@ class Inspection:
     """Documents per context, where the data says."""
     golds: dict[int, int]
     """Problems by their number of gold answers."""
+    objectives: dict[int, int]
+    """Problems by the number of questions they ask."""
+    invalid: int
+    """Problems with a gold that says a question has no answer (MemAct's)."""
     gold_in_context: int
     """Problems whose context holds a gold answer verbatim, case aside (a yes/no answer may be in any)."""
     evidence: tuple[int, ...]
@@ -98,12 +103,16 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     contexts: list[int] = []
     documents: list[int] = []
     golds: Counter[int] = Counter()
+    asked: Counter[int] = Counter()
+    invalid = 0
     bins, lost, held = [0] * BINS, 0, 0
     sample: Problem | None = None
     for problem in problems:
         sample = sample or problem
         questions.append(len(problem.question))
         golds[len(problem.answers)] += 1
+        asked[objective_count(problem)] += 1
+        invalid += bool(problem.metadata.get("invalid"))
         if isinstance(problem.metadata.get("num_docs"), int):
             documents.append(problem.metadata["num_docs"])
         if problem.context is None:
@@ -125,6 +134,8 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
         without_context=len(questions) - len(contexts),
         documents=Quantiles.of(documents) if documents else None,
         golds=dict(sorted(golds.items())),
+        objectives=dict(sorted(asked.items())),
+        invalid=invalid,
         gold_in_context=held,
         evidence=tuple(bins),
         evidence_lost=lost,
@@ -164,12 +175,19 @@ def _facts(inspection: Inspection) -> Iterator[str]:
     yield f"problems                {rows:,}"
     if inspection.without_context:
         yield f"without a context       {inspection.without_context:,}"
-    spread = ", ".join(f"{golds}: {count:,}" for golds, count in inspection.golds.items())
-    yield f"gold answers a problem  {spread}"
+    yield f"gold answers a problem  {_spread(inspection.golds)}"
+    if max(inspection.objectives) > 1:
+        yield f"objectives a problem    {_spread(inspection.objectives)}"
+    if inspection.invalid:
+        yield f"invalid-question golds  {inspection.invalid:,}"
     if rows > inspection.without_context:
         yield f"gold said in context    {inspection.gold_in_context:,} of {rows - inspection.without_context:,}"
     if inspection.evidence_lost:
         yield f"evidence NOT in context {inspection.evidence_lost:,}"
+
+
+def _spread(counts: dict[int, int]) -> str:
+    return ", ".join(f"{number}: {count:,}" for number, count in counts.items())
 
 
 def _histogram(inspection: Inspection) -> Iterator[Text]:

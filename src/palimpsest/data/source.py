@@ -11,27 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
-from palimpsest.config.schema import DataConfig
+from palimpsest.config.schema import DataConfig, SearchDataConfig
 from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, Record, assemble, check_fixed
+from palimpsest.data.dealing import shuffled, window
 from palimpsest.data.placing import room
 from palimpsest.data.problems import read_corpus, read_records
+from palimpsest.data.search_files import SearchFileSource
+from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
+from palimpsest.data.search_synthetic import SyntheticSearchSource
 from palimpsest.data.synthetic import SyntheticSource
-from palimpsest.errors import DataError
-from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem
 
 Split = Literal["train", "eval"]
 
 
 class ProblemSource(Protocol):
-    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         """`count` problems of a step; `round` > 0 asks for others in place of dropped groups.
 
-        `chunks` is the curriculum's document length; only synthetic documents heed it.
+        `size` is the curriculum's, in the source's own measure: chunks of synthetic documents, objectives of search
+        problems. Sources whose problems have a size of their own don't heed it.
         """
         ...
 
@@ -41,6 +43,12 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
     name = config.source if split == "train" else config.eval_source or config.source
     if name == "synthetic":
         return SyntheticSource(config.synthetic, config.seed, split)
+    if name == SYNTHETIC_SEARCH:
+        return SyntheticSearchSource(config.search or SearchDataConfig(), config.seed, split)
+    if config.search is not None:
+        return SearchFileSource.open(
+            name, split=split, objectives=config.search.objectives, limit=config.limit, seed=config.seed
+        )
     return FileSource.open(
         name,
         split=split,
@@ -94,29 +102,17 @@ class FileSource:
         """Every problem once, in file order, each built when it's its turn."""
         return map(self._problem, self.records)
 
-    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         """`count` problems. Evaluation always gets the first of the file, fewer if it holds fewer.
 
         Training raises DataError if the file holds fewer. Rounds of one step don't overlap each other as long as
         each asks for a quarter of the file at most; a refill may bring back a problem of round 0.
         """
         if self.split == "eval":
-            places = list(range(min(count, len(self))))
-        elif count > len(self):
-            raise DataError(
-                f"{self.path} holds {len(self)} problems, a step asks for {count}: lower train.prompts_per_step "
-                "or data.limit, or read a larger file"
-            )
-        elif round == 0:
-            steps = len(self) // count  # in an epoch
-            order = _order(len(self), self.seed, "epoch", step // steps)
-            start = step % steps * count
-            places = list(order[start : start + count])
-        else:
-            order = _order(len(self), self.seed, "refill", step)
-            start = (round - 1) * max(count, len(self) // 4)
-            places = [order[(start + i) % len(self)] for i in range(count)]
-        return [self._problem(self.records[place]) for place in places]
+            return [self._problem(record) for record in self.records[:count]]
+        (what, number), places = window(len(self), step=step, count=count, round=round, path=self.path)
+        order = shuffled(len(self), self.seed, what, number)
+        return [self._problem(self.records[order[place]]) for place in places]
 
     def _problem(self, record: Record) -> Problem:
         return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed, placing=self.placing)
@@ -139,11 +135,3 @@ class FileSource:
 def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
     """Whether `assemble` would refuse to place the record's gold paragraphs."""
     return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
-
-
-@lru_cache(maxsize=8)
-def _order(size: int, seed: int, what: str, number: int) -> tuple[int, ...]:
-    """A permutation of range(size) of its own for (seed, what, number)."""
-    order = list(range(size))
-    keyed_random(seed, what, number).shuffle(order)
-    return tuple(order)

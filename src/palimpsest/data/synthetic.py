@@ -50,6 +50,10 @@ class World:
     def sentence(self, subject: str, relation: Relation, rng: random.Random) -> str:
         return rng.choice(relation.statements).format(s=subject, v=self.value(subject, relation))
 
+    def sentences(self, subject: str, relation: Relation) -> list[str]:
+        """All ways to say it."""
+        return [said.format(s=subject, v=self.value(subject, relation)) for said in relation.statements]
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -169,15 +173,15 @@ class SyntheticSource:
     seed: int
     split: str = "train"
 
-    def problems(self, *, step: int, count: int, round: int = 0, chunks: int | None = None) -> list[Problem]:
-        """`count` problems for (step, round); `chunks` overrides the configured document length."""
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems for (step, round); `size` chunks instead of the configured document length."""
         start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
         return [
             make_problem(
                 self.seed,
                 self.split,
                 start + i,
-                chunks=chunks or self.config.chunks,
+                chunks=size or self.config.chunks,
                 facts_per_chunk=self.config.facts_per_chunk,
                 hops=self.config.hops,
                 near_misses=self.config.near_misses,

@@ -1,4 +1,4 @@
-"""The three figures of a report, as PNG bytes: reward over steps, accuracy and tokens against document length.
+"""The three figures of a report, as PNG bytes: reward over steps, accuracy and tokens against the size of problems.
 
 Guaranteed: the same data give the same picture (no clock, no random draw, no version stamp in the file).
 Not covered: windows. matplotlib draws into memory without touching a global figure or backend.
@@ -15,8 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
+from palimpsest.evaluate.words import DOCUMENTS, Words
+
 # Okabe and Ito's palette: told apart with any colour vision, and by marker where printed grey.
-_STYLES = (
+STYLES = (
     ("#0072B2", "o"),
     ("#E69F00", "s"),
     ("#009E73", "^"),
@@ -29,10 +31,10 @@ _INK, _FAINT = "#222222", "#8a8a8a"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured mean with its 95% interval at one document length."""
+    """One measured mean with its 95% interval at one size of problems."""
 
     length: int
-    """Chunks of the document."""
+    """In the axis's own unit, e.g. chunks of the document."""
     mean: float
     low: float
     high: float
@@ -42,47 +44,51 @@ Curves = Mapping[str, Sequence[Point]]
 """Label of a line to its points, in the order in which they are drawn."""
 
 
-def reward_figure(rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5) -> bytes:
-    """Mean reward of each step, with the document length that was being trained in the background.
+def reward_figure(
+    rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5, words: Words = DOCUMENTS
+) -> bytes:
+    """Mean reward of each step, with the size of problems that was being trained in the background.
 
     `rewards` and `lengths` are [steps]; the bold line is the mean of the last `smooth` steps at
     the same length.
     """
-    figure, axes = _figure()
+    figure, axes = figure_and_axes()
     steps = range(1, len(rewards) + 1)
-    _shade_lengths(axes, lengths)
-    axes.plot(steps, rewards, color=_STYLES[0][0], alpha=0.3, linewidth=1)
-    axes.plot(steps, _averaged(rewards, lengths, smooth), color=_STYLES[0][0], linewidth=2.2)
+    _shade_lengths(axes, lengths, words)
+    axes.plot(steps, rewards, color=STYLES[0][0], alpha=0.3, linewidth=1)
+    axes.plot(steps, _averaged(rewards, lengths, smooth), color=STYLES[0][0], linewidth=2.2)
     axes.set_xlim(0.5, len(rewards) + 0.5)
     axes.set_ylim(0, 1.06)
     axes.set_xlabel("training step (rollout batch)")
     axes.set_ylabel("mean reward of sampled episodes")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    return _png(figure)
+    return png(figure)
 
 
-def accuracy_figure(curves: Curves, *, training_length: int) -> bytes:
-    """Accuracy against document length on a logarithmic axis, with 95% bands and the training length marked."""
-    figure, axes = _figure()
-    for (label, points), (color, marker) in zip(curves.items(), _STYLES, strict=False):
+def accuracy_figure(curves: Curves, *, training_length: int, words: Words = DOCUMENTS) -> bytes:
+    """Accuracy against size, logarithmic for multiples, with 95% bands and the largest size trained on marked."""
+    figure, axes = figure_and_axes()
+    for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
         x = [p.length for p in points]
         axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
         axes.plot(x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=label)
     axes.set_ylim(-0.03, 1.06)
     axes.set_ylabel("accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _length_axis(axes, curves, training_length)
+    _length_axis(axes, curves, training_length, words)
     _legend(figure, axes)
-    return _png(figure)
+    return png(figure)
 
 
-def tokens_figure(curves: Curves, *, training_length: int) -> bytes:
-    """Tokens processed per document against its length, both logarithmic; the dotted line is exact proportion."""
-    figure, axes = _figure()
-    for (label, points), (color, marker) in zip(curves.items(), _STYLES, strict=False):
+def tokens_figure(curves: Curves, *, training_length: int, words: Words = DOCUMENTS) -> bytes:
+    """Tokens processed per episode against its size, both logarithmic for multiples; dotted: exact proportion."""
+    figure, axes = figure_and_axes()
+    for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
         x, y = [p.length for p in points if p.mean > 0], [p.mean for p in points if p.mean > 0]
         axes.plot(x, y, color=color, marker=marker, markersize=6, linewidth=2, label=label)
-    if any(p.mean > 0 for points in curves.values() for p in points):
+    if not words.multiples:
+        axes.set_ylim(bottom=0)
+    elif any(p.mean > 0 for points in curves.values() for p in points):
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     first = next((points for points in curves.values() if points), None)
@@ -95,15 +101,15 @@ def tokens_figure(curves: Curves, *, training_length: int) -> bytes:
             ":",
             color=_FAINT,
             linewidth=1.4,
-            label="proportional to length",
+            label=words.proportional,
         )
-    axes.set_ylabel("tokens processed per document")
-    _length_axis(axes, curves, training_length)
+    axes.set_ylabel(words.cost)
+    _length_axis(axes, curves, training_length, words)
     _legend(figure, axes)
-    return _png(figure)
+    return png(figure)
 
 
-def _figure() -> tuple[Figure, Axes]:
+def figure_and_axes() -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.2, 4.1), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -129,8 +135,8 @@ def _averaged(rewards: Sequence[float], lengths: Sequence[int], window: int) -> 
     return means
 
 
-def _shade_lengths(axes: Axes, lengths: Sequence[int]) -> None:
-    """Alternate bands, one for each run of steps at one document length, named at its top."""
+def _shade_lengths(axes: Axes, lengths: Sequence[int], words: Words) -> None:
+    """Alternate bands, one for each run of steps at one size, named at its top."""
     start = 0
     for index in range(1, len(lengths) + 1):
         if index < len(lengths) and lengths[index] == lengths[start]:
@@ -138,24 +144,31 @@ def _shade_lengths(axes: Axes, lengths: Sequence[int]) -> None:
         left, right = start + 0.5, index + 0.5
         stage = sum(1 for i in range(1, start + 1) if lengths[i] != lengths[i - 1])
         axes.axvspan(left, right, color="#f1f1ee" if stage % 2 == 0 else "#ffffff", zorder=0)
-        unit = "chunk" if lengths[start] == 1 else "chunks"
-        text = f"{lengths[start]} {unit}" if right - left > 0.11 * len(lengths) else str(lengths[start])
+        text = (
+            f"{lengths[start]} {words.unit(lengths[start])}"
+            if right - left > 0.11 * len(lengths)
+            else str(lengths[start])
+        )
         axes.text((left + right) / 2, 1.025, text, ha="center", va="center", fontsize=8, color=_FAINT)
         start = index
 
 
-def _length_axis(axes: Axes, curves: Curves, training_length: int) -> None:
+def _length_axis(axes: Axes, curves: Curves, training_length: int, words: Words) -> None:
     lengths = sorted({p.length for points in curves.values() for p in points})
     if not lengths:
         return
-    axes.set_xscale("log", base=2)
+    if words.multiples:
+        axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(lengths))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}\n{_multiple(x / training_length)}"))
-    axes.set_xlabel("document length in chunks, and as a multiple of the training length")
+    relative = words.multiples
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x:,.0f}\n{_multiple(x / training_length)}" if relative else f"{x:,.0f}")
+    )
+    axes.set_xlabel(words.axis)
     axes.axvline(training_length, color=_FAINT, linestyle="--", linewidth=1.1, zorder=1)
     axes.annotate(
-        "training length",
+        words.trained,
         (training_length, 1),
         xycoords=("data", "axes fraction"),
         xytext=(-2, 3),  # above the axes, where no line runs
@@ -194,7 +207,7 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
     return buffer.getvalue()

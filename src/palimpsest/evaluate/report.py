@@ -20,14 +20,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from palimpsest.evaluate.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.evaluate.samples import Sample
 from palimpsest.evaluate.summary import Score
+from palimpsest.evaluate.training_plots import training_figures
+from palimpsest.evaluate.words import DOCUMENTS, Words
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy at one document length."""
+    """One policy at one point of the axis."""
 
     score: Score
-    tokens_per_document: float
+    tokens: float
+    """Processed per episode."""
     problems: int
     ungraded: int
 
@@ -38,19 +41,23 @@ class Results:
 
     method: str
     seed: int
-    training_chunks: int
+    trained: int
+    """Largest size trained on."""
     wall_s: float
     cells: Mapping[str, Mapping[int, Cell]]
-    """Policy name, then document length as a multiple of the training length."""
+    """Policy name, then point of the axis."""
     rewards: Sequence[float]
     """[steps] mean reward of the sampled episodes."""
     lengths: Sequence[int]
-    """[steps] chunks of the documents trained on."""
-    fidelity_before: float | None
-    fidelity_after: float | None
+    """[steps] size of the problems trained on."""
     samples: Sequence[Sample]
     config: str
     """The resolved configuration as YAML."""
+    fidelity_before: float | None = None
+    """Told of agents that read documents."""
+    fidelity_after: float | None = None
+    words: Words = DOCUMENTS
+    """What the axis is called."""
     agent: str = "agent"
     """Name of the trained agent in `cells`; `{agent}_before` is the same before training."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -59,10 +66,30 @@ class Results:
     """What the lead says of the other policies."""
     note: str = ""
     """What the accuracy figure's caption says of them."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """[steps] lines of metrics.jsonl; what they hold of tools and context is drawn over training."""
 
     def label(self, name: str) -> str:
         """What tables and figures call a policy."""
         return self.labels.get(name, name)
+
+    @property
+    def points(self) -> list[int]:
+        """Of the axis, in order."""
+        return sorted({point for row in self.cells.values() for point in row})
+
+    def size(self, point: int) -> int:
+        """The size of problems at a point."""
+        return self.words.size(point, self.trained)
+
+    def sized(self, point: int) -> str:
+        """The same with its unit."""
+        return self.words.sized(self.size(point))
+
+    @property
+    def trained_words(self) -> str:
+        """The largest size trained on, with its unit."""
+        return self.words.sized(self.trained)
 
 
 def write_report(folder: Path, results: Results) -> None:
@@ -82,32 +109,34 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
         autoescape=select_autoescape(["j2"]),
         undefined=StrictUndefined,
     )
-    multiples = _multiples(results)
+    points, words = results.points, results.words
+    title = words.title.format(trained=results.trained_words, last=results.sized(points[-1]))
     return environment.get_template("report.html.j2").render(
-        title=f"{results.method}: an agent trained at {_chunks(results.training_chunks)}, tested far beyond",
+        title=f"{results.method}: {title}",
+        table_title=words.table,
         lead=lead(results),
         facts=_facts(results),
-        columns=[{"multiple": m, "length": m * results.training_chunks} for m in multiples],
-        rows=[_row(results, name, cells, multiples) for name, cells in results.cells.items()],
+        columns=[_column(results, point) for point in points],
+        rows=[_row(results, name, cells, points) for name, cells in results.cells.items()],
         table_note=_table_note(results),
         figures=[{**f, "base64": base64.b64encode(f["png"]).decode("ascii")} for f in figures],
         samples=[_shown(sample) for sample in results.samples],
-        samples_note="The agent's last memory and answer on the first few documents of the longest length.",
+        samples_note=words.samples,
         config=visible(results.config),
     )
 
 
 def lead(results: Results) -> str:
     """What happened, in one or two sentences of measured figures."""
-    multiples = _multiples(results)
     after, before = results.cells.get(results.agent, {}), results.cells.get(f"{results.agent}_before", {})
-    first, last = multiples[0], multiples[-1]
+    first, last = results.points[0], results.points[-1]
     text = (
-        f"At {_chunks(first * results.training_chunks)} a document, the agent's accuracy went from "
+        f"{results.words.start.format(size=results.sized(first))}, the agent's accuracy went from "
         f"{_percent(before.get(first))} before reinforcement learning to {_percent(after.get(first))} after it."
     )
     if last != first:
-        text += f" On documents {last} times as long as any it was trained on it is {_percent(after.get(last))}"
+        end = results.words.end.format(size=results.sized(last), point=last)
+        text += f" {end} {_percent(after.get(last))}"
         others = [f"{_percent(cells.get(last))} ({results.label(name)})" for name, cells in _baselines(results)]
         text += f"; {results.others}: {', '.join(others)}." if others else "."
     return text
@@ -129,68 +158,66 @@ def _visible(character: str) -> str:
 
 
 def _figures(results: Results) -> list[dict[str, Any]]:
-    train = _chunks(results.training_chunks)
+    words = results.words
     figures = []
     if results.rewards:
-        caption = (
-            "Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: its "
-            "running mean. The bands name the document length trained on, which grows when the agent has learnt the "
-            "present one, so drops at their edges are harder documents and not forgetting."
-        )
-        png = reward_figure(results.rewards, results.lengths)
-        figures.append({"name": "reward", "png": png, "caption": caption, "alt": "mean reward over training steps"})
-    caption = (
-        "Accuracy on held-out documents, greedy decoding; bands are 95% intervals. The agent was trained at "
-        f"{train} at the most. {results.note}"
+        image = reward_figure(results.rewards, results.lengths, words=words)
+        alt = "mean reward over training steps"
+        figures.append({"name": "reward", "png": image, "caption": words.reward_caption, "alt": alt})
+    figures += training_figures(results.metrics)
+    caption = f"{words.accuracy_caption.format(trained=results.trained_words)} {results.note}"
+    image = accuracy_figure(_curves(results, tokens=False), training_length=results.trained, words=words)
+    figures.append({"name": "accuracy", "png": image, "caption": caption, "alt": f"accuracy against {words.alt}"})
+    image = tokens_figure(_curves(results, tokens=True), training_length=results.trained, words=words)
+    figures.append(
+        {"name": "tokens", "png": image, "caption": words.cost_caption, "alt": f"tokens against {words.alt}"}
     )
-    png = accuracy_figure(_curves(results, tokens=False), training_length=results.training_chunks)
-    figures.append({"name": "accuracy", "png": png, "caption": caption, "alt": "accuracy against document length"})
-    caption = (
-        "Tokens processed per document (prompts and replies of all calls). The agent's cost is proportional to the "
-        "document's length, because each call sees one section and a memory of fixed size."
-    )
-    png = tokens_figure(_curves(results, tokens=True), training_length=results.training_chunks)
-    figures.append({"name": "tokens", "png": png, "caption": caption, "alt": "tokens against document length"})
     return figures
 
 
 def _curves(results: Results, *, tokens: bool) -> dict[str, list[Point]]:
     curves = {}
     for name, cells in results.cells.items():
-        if tokens and name == f"{results.agent}_before":
+        if tokens and results.words.reads and name == f"{results.agent}_before":
             continue  # lies under the trained agent's line: both read the same chunks
-        points = [_point(m * results.training_chunks, cell, tokens) for m, cell in sorted(cells.items())]
+        points = [_point(results.size(point), cell, tokens) for point, cell in sorted(cells.items())]
         curves[results.label(name)] = [point for point in points if point is not None]
     return {label: points for label, points in curves.items() if points}
 
 
 def _point(length: int, cell: Cell, tokens: bool) -> Point | None:
     if tokens:
-        return Point(length, cell.tokens_per_document, cell.tokens_per_document, cell.tokens_per_document)
+        return Point(length, cell.tokens, cell.tokens, cell.tokens)
     if cell.score.mean is None or cell.score.low is None or cell.score.high is None:
         return None
     return Point(length, cell.score.mean, cell.score.low, cell.score.high)
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
-    fidelity = f"{_number(results.fidelity_before)} before, {_number(results.fidelity_after)} after RL"
-    return [
+    facts = [
         ("seed", str(results.seed)),
-        ("training length", _chunks(results.training_chunks)),
+        (results.words.trained, results.trained_words),
         ("training", f"{len(results.rewards)} steps"),
         ("time", f"{results.wall_s / 60:.1f} minutes, evaluation included"),
-        (
-            "copy fidelity",
-            f"{fidelity} (share of the sentences written into memory that stand in what was read)",
-        ),
     ]
+    if results.words.reads:
+        fidelity = f"{_number(results.fidelity_before)} before, {_number(results.fidelity_after)} after RL"
+        told = f"{fidelity} (share of the sentences written into memory that stand in what was read)"
+        facts.append(("copy fidelity", told))
+    return facts
 
 
-def _row(results: Results, name: str, cells: Mapping[int, Cell], multiples: Sequence[int]) -> dict[str, Any]:
+def _column(results: Results, point: int) -> dict[str, Any]:
+    size = results.size(point)
+    below = f"{point}× training" if results.words.multiples else ""
+    return {"length": size, "unit": results.words.unit(size), "below": below}
+
+
+def _row(results: Results, name: str, cells: Mapping[int, Cell], points: Sequence[int]) -> dict[str, Any]:
     return {
         "label": results.label(name),
         "main": name == results.agent,
-        "cells": [_cell(cells.get(multiple)) for multiple in multiples],
+        "cells": [_cell(cells.get(point)) for point in points],
     }
 
 
@@ -225,14 +252,6 @@ def _shown(sample: Sample) -> dict[str, Any]:
 def _baselines(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
     own = (results.agent, f"{results.agent}_before")
     return [(name, cells) for name, cells in results.cells.items() if name not in own]
-
-
-def _multiples(results: Results) -> list[int]:
-    return sorted({multiple for cells in results.cells.values() for multiple in cells})
-
-
-def _chunks(count: int) -> str:
-    return f"{count:,} chunk" if count == 1 else f"{count:,} chunks"
 
 
 def _percent(cell: Cell | None) -> str:

@@ -3,7 +3,7 @@
 Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight,
 so memory does not grow with the number of problems; a rerun on the same folder plays only what has no grade yet;
 results do not depend on which episodes ended first.
-Not covered: several samples of one problem (give it as several problems), judges that cost money twice on a rerun.
+Not covered: several samples of one problem (give it as several problems).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
@@ -21,6 +21,7 @@ from palimpsest.errors import DataError
 from palimpsest.evaluate.samples import Sample, SampleLog
 from palimpsest.evaluate.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
@@ -28,12 +29,6 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 Measure = Callable[[Problem, Trajectory, Grade], Mapping[str, float]]
 OnProgress = Callable[[Sample], None]
-
-
-class Grades(Protocol):
-    """What evaluation needs of a grader."""
-
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +160,7 @@ async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
         timeout_s=arena.timeout_s,
         retries=arena.retries,
     )
-    grade = arena.grader.grade(problem, trajectory)
+    grade = await graded(arena.grader, problem, trajectory)
     measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
     return _sample(group.name, problem, trajectory, grade, measures, arena.codec)
 
@@ -199,12 +194,17 @@ def _sample(
     )
 
 
+_MEMORY_EVENTS = {"memory": "text", "prune": "memory", "summary": "text"}
+"""Kind of an event that tells a memory, and the key it stands under."""
+
+
 def _last_memory(trajectory: Trajectory, codec: Codec) -> str | None:
-    """What the policy says its memory is, else the reply of the last turn before the answer."""
-    told = [event.detail["text"] for event in trajectory.events if event.kind == "memory"]
+    """What the policy says its memory is, else the reply of the last turn before the answer; an agent with tools that
+    wrote nothing down has none."""
+    told = [event.detail[_MEMORY_EVENTS[event.kind]] for event in trajectory.events if event.kind in _MEMORY_EVENTS]
     if told:
         return str(told[-1])
-    before = [turn for turn in trajectory.turns if turn.name != "answer"]
+    before = [turn for turn in trajectory.turns if turn.name not in ("answer", "act")]
     return codec.decode(before[-1].completion.token_ids, control=False) if before else None
 
 

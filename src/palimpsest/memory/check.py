@@ -10,6 +10,9 @@ budget, one that repeats its prompt, one that says nothing, one that emits contr
 - adversarial: control markers in question and document stay plain text;
 - empty document: an outcome, not an exception.
 
+A policy whose `reads_documents` is False is given search problems: the document as passages to be found, and one more
+model, which searches without end; whether every word is shown is then up to the model and not checked.
+
 Not covered: whether the policy is any good, and policies that leave out document text on purpose (the finding
 says which words were lost; judge for yourself).
 """
@@ -17,6 +20,7 @@ says which words were lost; judge for yourself).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,6 +30,8 @@ from typing import Any
 
 from palimpsest.errors import PromptTooLong
 from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.memory.tool_agent import ToolAgentPolicy
+from palimpsest.memory.tool_prompts import call_text
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Problem, StopReason
 
@@ -70,7 +76,7 @@ class ScriptedModel:
         stop = StopReason.STOP if len(ids) < max_tokens else StopReason.LENGTH
         return Completion(ids, (0.0,) * len(ids), stop)
 
-    def event(self, kind: str, **detail: Any) -> None:
+    def event(self, kind: str, /, **detail: Any) -> None:
         pass
 
 
@@ -80,10 +86,9 @@ def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
 
 
 async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
-    replies = _replies(codec)
+    replies = {**_replies(codec), **_searching(policy, codec)}
     words = _words(codec)
-    document = "".join(words)
-    problem = Problem("check", "Which word comes last?", ("none",), document)
+    problem = _problem(policy, "check", "Which word comes last?", "".join(words))
     findings, played = [], {}
     for name, reply in replies.items():
         model = ScriptedModel(codec, reply, max_context)
@@ -91,12 +96,43 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
         findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
     findings.append(_budget(played))
     findings.append(await _determinism(policy, problem, codec, max_context))
-    findings.append(await _document(policy, played["answers briefly"], words))
+    if _reads(policy):
+        findings.append(await _document(policy, played["answers briefly"], words))
     findings.append(await _adversarial(policy, codec, max_context))
-    empty = Problem("check-empty", problem.question, ("none",), "")
+    empty = _problem(policy, "check-empty", problem.question, "")
     brief = replies["answers briefly"]
     findings.append(await _ends(policy, empty, ScriptedModel(codec, brief, max_context), "empty document"))
     return findings
+
+
+def _reads(policy: MemoryPolicy) -> bool:
+    """Whether it is a document that the policy is for."""
+    return bool(getattr(policy, "reads_documents", True))
+
+
+def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> Problem:
+    """The document, or passages of twelve words of it."""
+    if _reads(policy):
+        return Problem(name, question, ("none",), document)
+    words = document.split() or ["nothing"]
+    passages = [
+        {"id": str(at), "title": f"part {at}", "text": " ".join(words[at : at + 12])} for at in range(0, len(words), 12)
+    ]
+    return Problem(name, question, ("none",), None, {"passages": passages})
+
+
+def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
+    """A model that always looks for the same, for a policy that can search."""
+    if not isinstance(policy, ToolAgentPolicy):
+        return {}
+    call = call_text("search", {"query": "part"}, policy.style(codec))
+    ids = [*codec.encode_trusted(call), codec.stop_ids[0]]
+    return {"searches without end": lambda prompt, limit: ids}
+
+
+def _long_reply(policy: MemoryPolicy, codec: Codec) -> Callable[[Sequence[int], int], Sequence[int]]:
+    """The reply that shows most of the problem: a short one where it is read, a search where it must be found."""
+    return _searching(policy, codec).get("searches without end", _replies(codec)["answers briefly"])
 
 
 def _replies(codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
@@ -158,12 +194,12 @@ def _budget(played: dict[str, ScriptedModel]) -> Finding:
 
 
 async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
-    reply = _replies(codec)["answers briefly"]
+    reply = _long_reply(policy, codec)
 
     async def play(question: str) -> list[tuple[int, ...]]:
         model = ScriptedModel(codec, reply, max_context)
         with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
-            await policy.run(Problem(problem.id, question, problem.answers, problem.context), model)
+            await policy.run(dataclasses.replace(problem, question=question), model)
         return model.prompts
 
     alone, again = await play(problem.question), await play(problem.question)
@@ -198,9 +234,9 @@ async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> 
 
     async def control_tokens(words: Sequence[str]) -> list[int]:
         text = " ".join(words)
-        model = ScriptedModel(codec, _replies(codec)["answers briefly"], max_context)
+        model = ScriptedModel(codec, _long_reply(policy, codec), max_context)
         with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
-            await policy.run(Problem("check-adversarial", text, ("none",), f"Start. {text} End."), model)
+            await policy.run(_problem(policy, "check-adversarial", text, f"Start. {text} End."), model)
         return [sum(i in codec.control_ids for i in prompt) for prompt in model.prompts]
 
     plain, attacked = await control_tokens(["plain"]), await control_tokens(markers)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.memory.chunks import truncate
@@ -22,6 +23,7 @@ from palimpsest.types import Outcome, Problem
 class FullContextPolicy:
     """One call over the whole document, its middle left out where it exceeds the window."""
 
+    reads_documents: ClassVar[bool] = True
     window_tokens: int | None = None
     """Document tokens per prompt; None: all that the model's context leaves."""
     question_tokens: int = 1024

@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.prompts import prompt_set
+from palimpsest.memory.tagged import TaggedPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Cutter, Fault, find_parts, the_one
 from palimpsest.text.template import Template, user_turn
@@ -48,23 +48,11 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedPolicy(OverwritePolicy):
+class GatedPolicy(TaggedPolicy):
     """Options of `overwrite`, and the gates'; all lengths in tokens."""
 
-    reply_tokens: int | None = None
-    """Budget of a whole reply, tags and thinking included; None: memory_tokens."""
     early_exit: bool = True
     """Whether the exit gate ends the reading; False for tasks in which every chunk counts."""
-
-    def __post_init__(self) -> None:
-        OverwritePolicy.__post_init__(self)
-        if self.reply_tokens is not None and self.reply_tokens < 1:
-            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
-
-    @property
-    def written_tokens(self) -> int:
-        """Budget of a reply."""
-        return self.reply_tokens or self.memory_tokens
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
         """The read and the answer prompt, tokenised once per codec."""
@@ -99,7 +87,7 @@ class GatedPolicy(OverwritePolicy):
             notes["section"] = list(read.span("section", values))
             completion = await model.generate(read.fill(values), name="read", max_tokens=self.written_tokens, **notes)
             decision = self._decide(completion, model)
-            memory = self._next(memory, decision, model)
+            memory = self.next_memory_of(memory, decision.memory, model)
             if decision.exit and self.early_exit:
                 model.event("exit", chunk=index, unread=len(chunks) - index - 1)
                 break
@@ -113,15 +101,6 @@ class GatedPolicy(OverwritePolicy):
             return Decision(None, False)
         model.event("gates", update=decision.memory is not None, exit=decision.exit)
         return decision
-
-    def _next(self, memory: list[int], decision: Decision, model: Model) -> list[int]:
-        written = decision.memory
-        if written is not None and len(written) > self.memory_tokens:
-            model.event("memory_cut", tokens=len(written), kept=self.memory_tokens)
-            written = written[: self.memory_tokens]
-        kept = memory if written is None else written
-        model.event("memory", token_ids=list(kept), text=model.codec.decode(kept), changed=written is not None)
-        return kept
 
 
 def read_gates(ids: Sequence[int], codec: Codec) -> Decision | Fault:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.chunks import Boundary, Overlong, split, truncate
@@ -40,6 +40,7 @@ def newline_ids(codec: Codec) -> frozenset[int]:
 class OverwritePolicy:
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
+    reads_documents: ClassVar[bool] = True
     chunk_size: int = 5000
     question_tokens: int = 1024
     """A longer question is refused when its data is loaded."""

@@ -30,7 +30,7 @@ class Model(Protocol):
         """
         ...
 
-    def event(self, kind: str, **detail: Any) -> None:
+    def event(self, kind: str, /, **detail: Any) -> None:
         """Record something that happened between turns."""
         ...
 

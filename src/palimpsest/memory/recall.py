@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.prompts import prompt_set
 from palimpsest.memory.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.memory.tagged import TaggedPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Fault, RecallReply, read_recall_reply
 from palimpsest.text.template import Template, user_turn
@@ -53,15 +53,13 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallPolicy(OverwritePolicy):
+class RecallPolicy(TaggedPolicy):
     """Options, with ReMemR1's published defaults; all lengths in tokens."""
 
     question_tokens: int = 2048
     memory_tokens: int = 2048
     """Of a memory, and of a recalled one: what doesn't fit is cut off its end, which an event tells."""
     answer_tokens: int = 2048
-    reply_tokens: int | None = None
-    """Budget of a whole reply, tags and thinking included; None: memory_tokens, as published."""
     retriever: str = "words"
     """`words`: share of the query's words, the paper's; `tfidf`: the code's; `bm25`; `jaccard`."""
     min_similarity: float | None = 0.0
@@ -74,10 +72,8 @@ class RecallPolicy(OverwritePolicy):
     """`keep` the old memory; `accept` a reply without exactly one update as the memory (the code; needs `reply`)."""
 
     def __post_init__(self) -> None:
-        OverwritePolicy.__post_init__(self)
+        TaggedPolicy.__post_init__(self)
         check_retriever(self.retriever)
-        if self.reply_tokens is not None and self.reply_tokens < 1:
-            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
         choices = {"query": ("model", "question"), "next_memory": ("update", "reply"), "malformed": ("keep", "accept")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -87,11 +83,6 @@ class RecallPolicy(OverwritePolicy):
                 "policy.options.malformed=accept needs policy.options.next_memory=reply: "
                 "without exactly one update there is none to take"
             )
-
-    @property
-    def written_tokens(self) -> int:
-        """Budget of a reply."""
-        return self.reply_tokens or self.memory_tokens
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
         """The read and the answer prompt, tokenised once per codec."""
@@ -160,14 +151,9 @@ class RecallPolicy(OverwritePolicy):
     ) -> list[int]:
         """The memory from here on; a new one joins the history."""
         written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
-        if written is not None and len(written) > self.memory_tokens:
-            model.event("memory_cut", tokens=len(written), kept=self.memory_tokens)
-            written = written[: self.memory_tokens]
-        kept = memory if written is None else written
-        text = model.codec.decode(kept)
-        model.event("memory", token_ids=list(kept), text=text, changed=written is not None)
+        kept = self.next_memory_of(memory, written, model)
         if written is not None:
-            history.add(step, kept, text)
+            history.add(step, kept, model.codec.decode(kept))
         return kept
 
 

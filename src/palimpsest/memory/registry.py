@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from palimpsest.config.own_class import own_class
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.retrieval import RetrievalPolicy
+from palimpsest.memory.summary import SummaryPolicy
+from palimpsest.memory.tool_window import ToolWindowPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
@@ -27,6 +28,9 @@ POLICIES: dict[str, type[Any]] = {
     "gated": GatedPolicy,
     "full_context": FullContextPolicy,
     "sliding_window": SlidingWindowPolicy,
+    "prune": PrunePolicy,
+    "tool_window": ToolWindowPolicy,
+    "summary": SummaryPolicy,
 }
 
 
@@ -39,19 +43,7 @@ def policy_class(name: str) -> type[Any]:
                 f"choose one of {', '.join(POLICIES)}, or my_module:MyPolicy"
             )
         return POLICIES[name]
-    module_name, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"policy.name={name!r}: no module {error.name!r} here or on PYTHONPATH") from None
-    found = getattr(module, attribute, None)
-    if not isinstance(found, type):
-        raise ConfigError(
-            f"policy.name={name!r}: {module_name} has no class {attribute!r}{nearest(attribute, vars(module))}"
-        )
-    return found
+    return own_class(name, f"policy.name={name!r}")
 
 
 def build_policy(config: PolicyConfig) -> MemoryPolicy:
@@ -77,15 +69,24 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
 def admit_all(policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int) -> None:
     """Check, before any work, that the model's window holds the policy's budgets and every problem fits them.
 
-    Policies that define neither `required_context` nor `admit` are taken as they are.
+    Policies that define neither `required_context` nor `admit` are taken as they are. One that says it reads documents
+    is refused where no problem has one.
     """
     required = getattr(policy, "required_context", None)
     if required is not None and (needed := required(codec)) > max_context:
         raise ConfigError(
             f"policy.options: the budgets of {type(policy).__name__} add up to {needed} tokens, the model's context "
-            f"is {max_context}; lower chunk_size, question_tokens, memory_tokens or answer_tokens"
+            f"is {max_context}; lower chunk_size, question_tokens, memory_tokens, answer_tokens or context_tokens"
         )
     admit = getattr(policy, "admit", None)
-    if admit is not None:
-        for problem in problems:
+    documents = []
+    for problem in problems:
+        documents.append(problem.context is not None)
+        if admit is not None:
             admit(problem, codec)
+    if documents and not any(documents) and getattr(policy, "reads_documents", False):
+        searching = [name for name, cls in POLICIES.items() if not cls.reads_documents]
+        raise ConfigError(
+            f"policy.name: {type(policy).__name__} reads documents and these problems have none; to let the agent "
+            f"search for them choose one of {', '.join(searching)}"
+        )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.schema import GateRewardConfig
-from palimpsest.reward.grader import Grader
+from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.trace import Reading, readings
 from palimpsest.types import Grade, Problem, Trajectory

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from palimpsest.config.schema import RewardConfig
 from palimpsest.errors import ConfigError
 from palimpsest.reward import match
+from palimpsest.reward.grading import Grades
+from palimpsest.reward.objectives import AnswerJudge, FinalAnswerGrader
 from palimpsest.text.answers import extract
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -32,12 +34,6 @@ METRICS = (
 )
 
 
-class Grader(Protocol):
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The reward of a trajectory, or why it has none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class MatchGrader:
     """Compares the final answer with the golds; `metric` names the one that is the reward."""
@@ -52,14 +48,19 @@ class MatchGrader:
         return Grade(breakdown[self.metric], breakdown=breakdown)
 
 
-def build_grader(config: RewardConfig) -> Grader:
-    """The grader a recipe asks for. Raises ConfigError for an option that the named reward doesn't read."""
+def build_grader(config: RewardConfig, folder: Path | None = None) -> Grades:
+    """The grader a recipe asks for; `folder` keeps a judge's verdicts where the recipe names no file.
+
+    Raises ConfigError for an option that the named reward doesn't read.
+    """
     if config.strict and config.name != "boxed":
         raise ConfigError(
             f"reward.strict=true has no meaning with reward.name={config.name}: set reward.name=boxed or drop it"
         )
     if config.name == "boxed":
         return MatchGrader("boxed_strict" if config.strict else "boxed")
+    if config.name == "final_answer":
+        return FinalAnswerGrader(config.final_answer, _judge(config, folder))
     if config.name == "sub_em":
         directions = {
             "gold_in_answer": "sub_em",
@@ -68,6 +69,16 @@ def build_grader(config: RewardConfig) -> Grader:
         }
         return MatchGrader(directions[config.sub_em])
     return MatchGrader(config.name)
+
+
+def _judge(config: RewardConfig, folder: Path | None) -> AnswerJudge | None:
+    if config.judge is None:
+        return None
+    try:
+        from palimpsest.reward.judge import Judge  # an extra's packages
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[judge]'") from None
+    return Judge.open(config.judge, folder)
 
 
 def measure(text: str, golds: Sequence[str]) -> dict[str, float]:

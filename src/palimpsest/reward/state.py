@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.schema import StateRewardConfig
-from palimpsest.reward.grader import Grader
+from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.normalize import fold, normalize, tokens
 from palimpsest.text.trace import Reading, readings

@@ -67,7 +67,7 @@ class Recorder:
         self.turns.append(Turn(prompt, completion, step, name, notes))
         return completion
 
-    def event(self, kind: str, **detail: Any) -> None:
+    def event(self, kind: str, /, **detail: Any) -> None:
         """Record something that happened before the next turn."""
         self.events.append(Event(kind, self._calls, detail))
 

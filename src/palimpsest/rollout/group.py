@@ -1,7 +1,8 @@
 """All episodes of a rollout batch, at once: G per problem, graded as they end.
 
 Guaranteed: groups come back in the order of `problems`, trajectories in rollout order, whatever finished first; a
-problem that occurs twice in a batch is played with draws of its own each time.
+problem that occurs twice in a batch is played with draws of its own each time; while a grade is awaited (a judge), the
+other episodes go on.
 Not covered: a bound on the number of episodes in flight. The sampler queues what it has no slot for.
 """
 
@@ -10,23 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
+from palimpsest.rollout.variant import Variant
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 OnEpisode = Callable[[Trajectory, Grade], None]
-
-
-class Grades(Protocol):
-    """What a rollout needs of a grader."""
-
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade: ...
 
 
 async def play_groups(
@@ -43,18 +39,21 @@ async def play_groups(
     timeout_s: float | None = None,
     retries: int = 2,
     on_episode: OnEpisode | None = None,
+    variant: Variant | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of every problem and grade them.
 
     `group_prefix` goes before the problem's id in each group id, to keep groups of several batches apart.
-    `on_episode` is called after each episode, in the order in which they end.
+    `on_episode` is called after each episode, in the order in which they end. `variant` plays its share of the
+    episodes in the policy's place.
     """
 
     async def episode(problem: Problem, occurrence: int, rollout: int) -> tuple[Trajectory, Grade]:
         again = ("occurrence", occurrence) if occurrence else ()
+        other = variant if variant and variant.plays(*key, *again, problem.id, rollout) else None
         trajectory = await play(
             problem,
-            policy=policy,
+            policy=other.policy if other else policy,
             sampler=sampler,
             codec=codec,
             sampling=sampling,
@@ -64,7 +63,8 @@ async def play_groups(
             timeout_s=timeout_s,
             retries=retries,
         )
-        grade = grader.grade(problem, trajectory)
+        trajectory = other.marked(trajectory) if other else trajectory
+        grade = await graded(grader, problem, trajectory)
         if on_episode is not None:
             on_episode(trajectory, grade)
         return trajectory, grade

@@ -4,9 +4,9 @@ A turn whose prompt is the previous prompt, its completion and something appende
 other prompt has fractured the trajectory and opens a new one. Axis letters: P prompt tokens, T tokens of a
 segment.
 
-Guaranteed: every sampled token is trained in exactly one segment, and there `token_ids` up to it is the very
-context it was sampled in, whatever the policy did. Aborted completions count like any other as far as they
-got. The cost is linear in the tokens of the turns, however many there are.
+Guaranteed (but for `final="all"`): every sampled token is trained in exactly one segment, and there
+`token_ids` up to it is the very context it was sampled in, whatever the policy did. Aborted completions count
+like any other as far as they got. The cost is linear in the tokens of the turns, however many there are.
 
 Not covered: a turn that extends an older segment than the last opens a new segment (its `parent` says what
 the two share); nothing here looks at text, so two texts with different ids share nothing.
@@ -15,17 +15,24 @@ the two share); nothing here looks at text, so two texts with different ids shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from palimpsest.rollout.surviving import surviving
 from palimpsest.types import Segment, Trajectory, Turn
 
 _BLOCK = 128  # tokens compared at once, at C speed, before looking for the exact place of a difference
 
 Tokens = tuple[int, ...]
+FinalSegment = Literal["new_only", "all"]
 
 
-def segments_of(trajectory: Trajectory) -> tuple[Segment, ...]:
+def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tuple[Segment, ...]:
     """The rows to train, in the order they were begun.
+
+    `final="all"` gives up what is guaranteed above: in the last segment the earlier turns' tokens that still stand in
+    its prompt are trained once more, under a context they were not sampled in, with the log-probabilities of the
+    context they were. It's what MemAct's code does; its paper, and `new_only`, don't.
 
     A turn that sampled nothing has nothing to train and is passed over. With P1 = 1 2, C1 = 3, P2 = P1 C1 T1
     where T1 = 4, C2 = 5 6, and then a rewritten prompt 1 9:
@@ -43,7 +50,20 @@ def segments_of(trajectory: Trajectory) -> tuple[Segment, ...]:
     (0, 1)
     """
     prefixes = _PrefixTree()
-    return tuple(_segment(run, number, prefixes) for number, run in enumerate(_runs(trajectory.turns)))
+    found = [_segment(run, number, prefixes) for number, run in enumerate(_runs(trajectory.turns))]
+    if final == "all" and len(found) > 1:
+        found[-1] = _trained_again(found[-1], trajectory.turns)
+    return tuple(found)
+
+
+def _trained_again(segment: Segment, turns: Sequence[Turn]) -> Segment:
+    """`segment` with the tokens of turns before its own first one trained where they stand."""
+    mask, logprobs, turn_index = list(segment.loss_mask), list(segment.logprobs), list(segment.turn_index)
+    begin = mask.index(True)
+    for place, index, there in surviving(turns[: turn_index[begin]], segment.token_ids[:begin]):
+        mask[place], turn_index[place] = True, index
+        logprobs[place] = turns[index].completion.logprobs[there]
+    return replace(segment, loss_mask=tuple(mask), logprobs=tuple(logprobs), turn_index=tuple(turn_index))
 
 
 def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:

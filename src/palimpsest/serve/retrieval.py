@@ -5,7 +5,8 @@
     GET  /queue_status  /cache_status  /metrics (Prometheus text)       POST /cache_clear
 
 Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; bodies, queries, their
-number and length and topk are bounded; searching never blocks the event loop; without a token only loopback is served,
+number and length and topk are bounded; searching never blocks the event loop; queries of requests that wait are
+searched in one call (tools/coalesce.py), equal ones once; without a token only loopback is served,
 with one every path asks for it; SIGTERM and SIGINT let running requests finish.
 Not covered: TLS (put a proxy before it); limits per client; pages of a browser on the same machine, which can send
 requests to a server without a token.
@@ -19,9 +20,10 @@ import hmac
 import ipaddress
 import signal
 import socket
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -29,13 +31,17 @@ import orjson
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from palimpsest.errors import ConfigError
 from palimpsest.serve.cache import BytesCache
-from palimpsest.tools.search import Index
+from palimpsest.tools.coalesce import Coalescer
+from palimpsest.tools.search import Hit, Index
+
+SWITCH_SECONDS = 0.0005
+"""After so long a searching thread lets the event loop run; Python's own 5 ms would be added to every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,11 @@ class Limits:
     query_characters: int = 4096
     topk: int = 100
     waiting: int = 256
-    """Requests searching or waiting for a thread."""
-    threads: int = 2
+    """Requests searching or waiting."""
+    threads: int = 1
+    """Searches at a time. A second thread would compete with the first and with the event loop for the interpreter."""
+    together: int = 16
+    """Queries in one search, of requests that wait."""
     cache_entries: int = 20_000
     cache_bytes: int = 64 << 20
 
@@ -81,6 +90,7 @@ class RetrievalService:
         self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
         self._index, self._token, self._topk = index, token, topk
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
+        self._searches = Coalescer(self._found, running=self.limits.threads, together=self.limits.together)
         self._waiting = 0
         self._statuses: Counter[int] = Counter()
         self._queries, self._seconds = 0, 0.0
@@ -107,6 +117,8 @@ class RetrievalService:
                 assert isinstance(response, Response)
             except Refused as refused:
                 response = _json({"error": str(refused)}, refused.status)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # no one reads it; it is counted
             self._statuses[response.status_code] += 1
             return response
 
@@ -139,10 +151,13 @@ class RetrievalService:
             raise Refused(503, f"{self._waiting} requests are waiting already; try again later")
         self._waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, _hits, self._index, queries, topk, scores)
+            return [found[not scores] for found in await self._searches.ask(queries, topk)]
         finally:
             self._waiting -= 1
+
+    async def _found(self, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _answers, self._index, queries, topk)
 
     async def _body(self, request: Request) -> bytes:
         limit, body = self.limits.body_bytes, bytearray()
@@ -177,14 +192,15 @@ class RetrievalService:
         return ask
 
     def _queue_status(self, _: Request) -> Response:
-        running = min(self._waiting, self.limits.threads)
-        queued = self._waiting - running
-        return _json({"running": running, "waiting": queued, "max_waiting": self.limits.waiting})
+        waiting = self._searches.waiting
+        status = {"running": self._waiting - waiting, "waiting": waiting, "max_waiting": self.limits.waiting}
+        return _json(status)
 
     def _metrics(self, _: Request) -> Response:
         lines = [f'retrieval_requests_total{{status="{code}"}} {n}' for code, n in sorted(self._statuses.items())]
         lines += [
             f"retrieval_queries_total {self._queries}",
+            f"retrieval_searches_total {self._searches.calls}",
             f"retrieval_seconds_total {self._seconds:.6f}",
             f"retrieval_in_flight {self._waiting}",
             *(f"retrieval_cache_{name} {value}" for name, value in self.cache.status().items()),
@@ -215,6 +231,7 @@ def serve(service: RetrievalService, host: str, port: int, ready: Callable[[str]
         shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=10)
         server = _Server(config)
+        sys.setswitchinterval(SWITCH_SECONDS)
         ready(f"http://{shown}:{listening.getsockname()[1]}")
         try:
             server.run(sockets=[listening])
@@ -233,11 +250,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _hits(index: Index, queries: list[str], topk: int, scores: bool) -> list[bytes]:
-    return [
-        orjson.dumps([{"document": h.document, "score": h.score} if scores else {"document": h.document} for h in hits])
-        for hits in index.search(queries, topk)
-    ]
+def _answers(index: Index, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
+    """JSON of each query's hits, with scores and without."""
+    different = list(dict.fromkeys(queries))
+    found = {query: _answer(hits) for query, hits in zip(different, index.search(different, topk), strict=True)}
+    return [found[query] for query in queries]
+
+
+def _answer(hits: Sequence[Hit]) -> tuple[bytes, bytes]:
+    scored = [{"document": hit.document, "score": hit.score} for hit in hits]
+    return orjson.dumps(scored), orjson.dumps([{"document": hit.document} for hit in hits])
 
 
 def _json(value: object, status: int = 200) -> Response:

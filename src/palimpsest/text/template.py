@@ -64,15 +64,30 @@ def user_turn(codec: Codec, message: str, slots: tuple[str, ...], **chat_options
     `slots` are the names that must occur in `message`, each exactly once as `{name}`; other braces are text.
     Without a chat template the message is taken as it stands.
     """
-    found = [name for name in _SLOT.findall(message) if name in slots]
-    if sorted(found) != sorted(slots):
-        wanted = ", ".join("{" + name + "}" for name in slots)
-        raise ConfigError(f"prompt template must hold each of {wanted} exactly once, it has {found}: {message!r:.80}")
-    marked = _SLOT.sub(lambda m: _MARK % m[1] if m[1] in slots else m[0], message)
+    marked = marked_slots(message, slots)
     if getattr(codec.tokenizer, "chat_template", None):
         marked = codec.tokenizer.apply_chat_template(
             [{"role": "user", "content": marked}], tokenize=False, add_generation_prompt=True, **chat_options
         )
+    return cut_at_marks(codec, marked)
+
+
+def mark(name: str) -> str:
+    """What stands for a slot while a chat template is rendered."""
+    return _MARK % name
+
+
+def marked_slots(message: str, slots: tuple[str, ...]) -> str:
+    """`message` with a mark for each slot. Raises ConfigError unless it holds each exactly once."""
+    found = [name for name in _SLOT.findall(message) if name in slots]
+    if sorted(found) != sorted(slots):
+        wanted = ", ".join("{" + name + "}" for name in slots)
+        raise ConfigError(f"prompt template must hold each of {wanted} exactly once, it has {found}: {message!r:.80}")
+    return _SLOT.sub(lambda m: mark(m[1]) if m[1] in slots else m[0], message)
+
+
+def cut_at_marks(codec: Codec, marked: str) -> Template:
+    """The template of a rendered text: cut at its marks, each literal piece tokenised as our own text."""
     parts = _MARKED.split(marked)
     pieces = tuple(tuple(codec.encode_trusted(part)) if part else () for part in parts[0::2])
     return Template(pieces, tuple(parts[1::2]))

@@ -12,11 +12,10 @@ a call: thinking, up to the first `</think>`, isn't looked at, and a malformed c
 goes takes the rest of the reply with it. In hermes that is one with a string left open, a tag inside, text beside its
 JSON, or beyond the limits; in the other styles, which have no closing tag, any whose JSON can't be read.
 
-JSON is taken strictly: keys once, no NaN, no infinity (1e999 is one), no half of a surrogate pair, no line breaks in
-strings but `\n`.
+JSON is taken strictly, as strict_json.py says: keys once, no NaN, no half of a surrogate pair and the like.
 
 Guaranteed: the spans are in order and apart; time is linear in the reply, and at most `MAX_JSON_CHARS` characters are
-read as JSON, to a depth of `MAX_DEPTH`, whatever the length of the reply.
+read as JSON, to a depth of `strict_json.MAX_DEPTH`, whatever the length of the reply.
 Not covered: Llama's `<function=name>` tags and Python calls; thinking that begins after the first `</think>`; whether
 the tool exists and the arguments suit it (tool_arguments.py). `[TOOL_CALLS]` is a control token of some vocabularies:
 the reply must be decoded with it.
@@ -24,19 +23,17 @@ the reply must be decoded with it.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from palimpsest.text.strict_json import Unreadable, end_of_value, kind, loaded, shown
+
 CallStyle = Literal["hermes", "llama3", "mistral"]
 
 MAX_JSON_CHARS = 65_536
 """Characters of all calls of a reply together; about four times what 4096 tokens hold."""
-MAX_DEPTH = 16
-"""Of objects and arrays inside each other, the call itself being the first."""
 MAX_CALLS = 64
 """Calls of a reply, malformed ones included; those beyond are one more `Malformed`."""
 MAX_NAME_CHARS = 128
@@ -87,14 +84,6 @@ def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
     return tuple(reader.found)
 
 
-class _Unreadable(Exception):
-    """Characters that are no JSON value; `bounded` if it is certain where they end."""
-
-    def __init__(self, reason: str, *, bounded: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.bounded = reason, bounded
-
-
 class _Full(Exception):
     """More calls than a reply may have."""
 
@@ -123,7 +112,7 @@ class _Reader:
         """A whole call as JSON."""
         try:
             name, arguments = _name_and_arguments(value, self.argument_keys)
-        except _Unreadable as fault:
+        except Unreadable as fault:
             self.refuse(fault.reason, start, end)
         else:
             self.add(ToolCall(name, arguments, start, end))
@@ -132,75 +121,18 @@ class _Reader:
         """The JSON object that begins at `start`, and where it ends."""
         stop = len(self.text) if stop is None else stop
         if not self.text.startswith("{", start):
-            raise _Unreadable(f"expected a JSON object, found {_shown(self.text[start : min(stop, start + 41)])}")
+            raise Unreadable(f"expected a JSON object, found {shown(self.text[start : min(stop, start + 41)])}")
         left = MAX_JSON_CHARS - self.visited
         limit = min(stop, start + left)
         try:
-            end = _end_of_value(self.text, start, limit)
-        except _Unreadable as fault:
+            end = end_of_value(self.text, start, limit)
+        except Unreadable as fault:
             self.visited += limit - start
             if limit < stop:
-                raise _Unreadable(f"the calls of a reply may have {MAX_JSON_CHARS} characters together") from fault
+                raise Unreadable(f"the calls of a reply may have {MAX_JSON_CHARS} characters together") from fault
             raise
         self.visited += end - start
-        return _loaded(self.text[start:end]), end
-
-
-_STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[\[\]{}]', re.DOTALL)
-
-
-def _end_of_value(text: str, start: int, stop: int) -> int:
-    """Where the object or array at `start` closes; brackets are counted, not matched."""
-    depth = 0
-    for match in _STRUCTURE.finditer(text, start, stop):
-        mark = text[match.start()]  # not match[0], which would copy the string
-        if mark == '"':
-            if not match[1]:
-                raise _Unreadable("the JSON is cut short: a string is not closed")
-        elif mark in "{[":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _Unreadable(f"the JSON is nested deeper than {MAX_DEPTH}")
-        else:
-            depth -= 1
-            if depth == 0:
-                return match.end()
-    raise _Unreadable("the JSON is cut short: a bracket is not closed", bounded=True)
-
-
-def _loaded(piece: str) -> Any:
-    """The value of JSON whose depth and length are bounded."""
-    try:
-        value = json.loads(piece, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
-        json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as fault:
-        what = fault.msg[:1].lower() + fault.msg[1:]
-        raise _Unreadable(f"not JSON: {what} at character {fault.pos} of it", bounded=True) from None
-    except UnicodeEncodeError:
-        raise _Unreadable("a string holds half of a surrogate pair: write the character itself", bounded=True) from None
-    except ValueError:  # an integer beyond the interpreter's limit of digits
-        raise _Unreadable("a number has too many digits", bounded=True) from None
-    return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Unreadable(f"the key {_shown(twice)} stands there twice", bounded=True)
-    return made
-
-
-def _no_constant(name: str) -> Any:
-    raise _Unreadable(f"{name} is not JSON: give a number or null", bounded=True)
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise _Unreadable(f"the number {_shown(digits)} is too large", bounded=True)
-    return number
+        return loaded(self.text[start:end]), end
 
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
@@ -208,42 +140,24 @@ def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str
     given = [key for key in argument_keys if key in value]
     if "name" not in value or not given:
         lacking = argument_keys[0] if "name" in value else "name"
-        raise _Unreadable(f'a call needs "name" and "{argument_keys[0]}": "{lacking}" is missing')
+        raise Unreadable(f'a call needs "name" and "{argument_keys[0]}": "{lacking}" is missing')
     strange = [key for key in value if key not in ("name", "id", "type", given[0])]
     if strange:
-        raise _Unreadable(f'a call has no key {_shown(strange[0])}: what the tool is given goes inside "{given[0]}"')
+        raise Unreadable(f'a call has no key {shown(strange[0])}: what the tool is given goes inside "{given[0]}"')
     arguments = value[given[0]]
     if not isinstance(arguments, dict):
-        raise _Unreadable(f'"{given[0]}" must be a JSON object, not {_kind(arguments)}')
+        raise Unreadable(f'"{given[0]}" must be a JSON object, not {kind(arguments)}')
     return _checked_name(value["name"]), arguments
 
 
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
-        raise _Unreadable(f'"name" must be a string, not {_kind(name)}')
+        raise Unreadable(f'"name" must be a string, not {kind(name)}')
     if not name.strip():
-        raise _Unreadable('"name" is empty')
+        raise Unreadable('"name" is empty')
     if len(name) > MAX_NAME_CHARS:
-        raise _Unreadable(f'"name" has {len(name)} characters, at most {MAX_NAME_CHARS} are allowed')
+        raise Unreadable(f'"name" has {len(name)} characters, at most {MAX_NAME_CHARS} are allowed')
     return name
-
-
-def _kind(value: Any) -> str:
-    kinds = {
-        bool: "a boolean",
-        str: "a string",
-        int: "a number",
-        float: "a number",
-        list: "an array",
-        dict: "an object",
-    }
-    return kinds.get(type(value), "null")
-
-
-def _shown(text: str) -> str:
-    """A quotation short enough for a message, on one line."""
-    short = text[:40]
-    return json.dumps(short + "..." if len(text) > 40 else short) if text else "nothing"
 
 
 def _after_thinking(text: str) -> int | None:
@@ -280,7 +194,7 @@ def _find_hermes(reader: _Reader, start: int) -> None:
             return reader.refuse("<tool_call> inside <tool_call>", tag.start())
         try:
             _read_tagged(reader, tag.start(), start, closing)
-        except _Unreadable as fault:
+        except Unreadable as fault:
             if not fault.bounded:
                 return reader.refuse(fault.reason, tag.start())
             reader.refuse(fault.reason, tag.start(), closing.end())
@@ -292,8 +206,8 @@ def _read_tagged(reader: _Reader, outer: int, inner: int, closing: re.Match[str]
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
     if rest < closing.start():
-        raise _Unreadable(
-            f"after the JSON of a call stands {_shown(reader.text[rest : min(closing.start(), rest + 41)])}"
+        raise Unreadable(
+            f"after the JSON of a call stands {shown(reader.text[rest : min(closing.start(), rest + 41)])}"
         )
     reader.add_value(value, outer, closing.end())
 
@@ -313,7 +227,7 @@ def _find_llama3(reader: _Reader, start: int) -> None:
     while at == begin or text.startswith("{", at):
         try:
             value, end = reader.value(at)
-        except _Unreadable as fault:
+        except Unreadable as fault:
             return reader.refuse(fault.reason, first)
         reader.add_value(value, first, end)
         at = first = _skip(text, end, _BETWEEN)
@@ -333,7 +247,7 @@ def _find_mistral(reader: _Reader, start: int) -> None:
                 reader.add(ToolCall(_checked_name(named[1]), arguments, marker, start))
             else:
                 start = _read_array(reader, marker, _skip(text, begin))
-        except _Unreadable as fault:
+        except Unreadable as fault:
             first = max([marker, *(found.end for found in reader.found[-1:])])
             return reader.refuse(fault.reason, _skip(text, first, _BETWEEN))
 
@@ -342,8 +256,8 @@ def _read_array(reader: _Reader, marker: int, start: int) -> int:
     """The calls of `[{...}, {...}]`, each with its own span, the first with the marker; where the array ends."""
     text = reader.text
     if not text.startswith("[", start):
-        raise _Unreadable(
-            f"after {_MARKER} stands neither an array of calls nor name[ARGS]: {_shown(text[start : start + 41])}"
+        raise Unreadable(
+            f"after {_MARKER} stands neither an array of calls nor name[ARGS]: {shown(text[start : start + 41])}"
         )
     at, first = _skip(text, start + 1), marker
     while True:
@@ -353,7 +267,7 @@ def _read_array(reader: _Reader, marker: int, start: int) -> int:
         if text.startswith("]", at):
             return at + 1
         if not text.startswith(",", at):
-            raise _Unreadable(f'after a call in the array stands {_shown(text[at : at + 41])}, not "," or "]"')
+            raise Unreadable(f'after a call in the array stands {shown(text[at : at + 41])}, not "," or "]"')
         at = first = _skip(text, at + 1)
 
 

@@ -1,8 +1,11 @@
 """A retrieval server asked from a coroutine.
 
-Guaranteed: the event loop is never blocked; a server that is down, slow or busy (429, 5xx) is asked again after a
-pause that doubles, `attempts` times in all, then SearchError; an answer of the wrong shape and any other status are
-SearchError at once; one line each.
+Searches that wait for one another travel in one request (tools/coalesce.py): with 32 callers one request carries many
+queries, and what a request costs on both sides is paid once.
+
+Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
+busy (429, 5xx) is asked again after a pause that doubles, `attempts` times in all, then SearchError; an answer of the
+wrong shape and any other status are SearchError at once; one line each.
 Not covered: use from several event loops; the size of answers.
 """
 
@@ -17,9 +20,14 @@ from typing import Any
 import httpx
 
 from palimpsest.errors import SearchError
+from palimpsest.tools.coalesce import Coalescer
 from palimpsest.tools.search import Hit
 
 _LONGEST_PAUSE = 10.0  # seconds
+
+
+class _RefusedError(SearchError):
+    """The server does not want this request; without another caller's queries it may."""
 
 
 class RemoteSearch:
@@ -33,9 +41,12 @@ class RemoteSearch:
         timeout: float = 15.0,
         attempts: int = 10,
         pause: float = 0.5,
-        connections: int = 32,
+        connections: int = 4,
+        together: int = 32,
     ) -> None:
-        """`url` without a path; `timeout` in seconds for one attempt; `pause` in seconds before the second."""
+        """`url` without a path; `timeout` in seconds for one attempt; `pause` in seconds before the second;
+        `connections` is the number of requests at a time, `together` of queries in one where several callers wait.
+        """
         self.url = f"{url.rstrip('/')}/retrieve"
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
         self._client = httpx.AsyncClient(
@@ -44,11 +55,16 @@ class RemoteSearch:
             limits=httpx.Limits(max_connections=connections),
             trust_env=False,  # a proxy of the environment is not meant for a service on loopback
         )
+        self._requests = Coalescer(self._ask, running=connections, together=together, divide=(_RefusedError,))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query. Raises SearchError."""
         if not queries:
             return []
+        return await self._requests.ask(queries, topk)
+
+    async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """One request, and again after a failure that may pass."""
         body = {"queries": list(queries), "topk": topk, "return_scores": True}
         said = ""
         for attempt in range(self._attempts):
@@ -66,7 +82,7 @@ class RemoteSearch:
                     return self._hits(answer, len(queries))
                 said = f"status {answer.status_code}: {answer.text!r:.200}"
                 if answer.status_code != 429 and answer.status_code < 500:
-                    raise SearchError(f"{self.url}: {said}")
+                    raise _RefusedError(f"{self.url}: {said}")
         raise SearchError(f"{self.url}: gave up after {self._attempts} attempts: {said}; is the server running?")
 
     def _hits(self, answer: httpx.Response, count: int) -> list[list[Hit]]:
@@ -80,6 +96,7 @@ class RemoteSearch:
         return found
 
     async def close(self) -> None:
+        await self._requests.close()
         await self._client.aclose()
 
     async def __aenter__(self) -> RemoteSearch:

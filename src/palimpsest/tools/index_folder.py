@@ -1,27 +1,26 @@
 """The folder of an index: built aside, published by one rename, verified when opened.
 
-    DIR/manifest.json   written last: kind, what it was made of, settings, bytes and SHA-256 of every other file
-    .DIR.building/      a build under way, or one that was killed: the next build begins by deleting it
+    DIR/manifest.json   written last: kind, what it was made of, settings, SHA-256 of every other file
+    .DIR.partial/       a build under way, or one that was killed: the next build begins by deleting it
     .DIR.lock           held by the process that builds
 
 Guaranteed on a local POSIX file system: DIR is a whole index or is not there; two processes that want the same index
 build it once, one after the other; a folder that is no index is never overwritten.
-Not covered: changes to the files while an index is open.
+Not covered: changes to the files while an index is open; going on with a build that was killed.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from palimpsest import files
 from palimpsest.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -30,10 +29,35 @@ MANIFEST = "manifest.json"
 def sha256(path: Path) -> str:
     """Hexadecimal digest of a file. Raises DataError if it can't be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return files.sha256(path)
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def ensure(folder: Path, kind: str, made_of: Mapping[str, Any] | None, write: Callable[[Path], None]) -> None:
+    """Have an index in `folder`: the one that is there if it was made of the same, else the one that `write` puts
+    into an empty folder. With None it is written anew in any case. Raises DataError."""
+    if _matches(folder, kind, made_of):
+        return
+    with _building(folder) as aside:
+        if not _matches(folder, kind, made_of):  # another process may have built it while this one waited
+            write(aside)
+            _publish(aside, folder, {"kind": kind, "made_of": made_of or {}})
+
+
+def checked(folder: Path, kind: str) -> dict[str, Any]:
+    """The manifest of the index in `folder`, every file verified. Raises DataError."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder}: no index there; build one from a corpus first")
+    if manifest["kind"] != kind:
+        raise DataError(f"{folder}: an index of kind {manifest['kind']!r}, this reads {kind!r}; build it anew")
+    for name, digest in manifest["files"].items():
+        if not (folder / name).is_file() or sha256(folder / name) != digest:
+            raise DataError(
+                f"{folder / name}: missing or changed since it was built; delete {folder} and build it anew"
+            )
+    return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -55,53 +79,27 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Raises DataError naming the first file that is not as it was built."""
-    for name, digest in manifest["files"].items():
-        if not (folder / name).is_file() or sha256(folder / name) != digest:
-            raise DataError(
-                f"{folder / name}: missing or changed since it was built; delete {folder} and build it anew"
-            )
+def _matches(folder: Path, kind: str, made_of: Mapping[str, Any] | None) -> bool:
+    manifest = read_manifest(folder)  # refuses a folder that is something else
+    return manifest is not None and made_of is not None and (manifest["kind"], manifest["made_of"]) == (kind, made_of)
 
 
-def publish(building: Path, folder: Path, about: dict[str, Any]) -> None:
+def _publish(building: Path, folder: Path, about: dict[str, Any]) -> None:
     """Describe the finished files of `building` and give the folder its name, in the place of an older index."""
-    files = sorted(path for path in building.iterdir() if path.is_file())
-    manifest = about | {"files": {path.name: sha256(path) for path in files}}
-    (building / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-    for path in (*files, building / MANIFEST, building):
-        _sync(path)
-    if folder.exists():
-        old = _beside(folder, "old")
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(folder, old)
-    os.replace(building, folder)
-    _sync(folder.parent)
-    shutil.rmtree(_beside(folder, "old"), ignore_errors=True)
+    digests = {path.name: sha256(path) for path in sorted(building.iterdir())}
+    files.write_plain(building / MANIFEST, orjson.dumps(about | {"files": digests}, option=orjson.OPT_INDENT_2))
+    files.publish_folder(building, folder)
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path]:
+def _building(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` that no other process has. Waits for a process that builds the same index."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(folder, "lock").open("w") as lock:
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        aside = _beside(folder, "building")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        files.empty_trash(folder)
+        aside = files.hidden_folder(folder)
         try:
             yield aside
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _beside(folder: Path, suffix: str) -> Path:
-    return folder.with_name(f".{folder.name}.{suffix}")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

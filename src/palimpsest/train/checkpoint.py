@@ -23,8 +23,8 @@ from typing import Any
 
 import orjson
 
+from palimpsest import files
 from palimpsest.errors import CheckpointError
-from palimpsest.train import atomic
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -64,13 +64,13 @@ class Checkpoints:
         """
         path = self.folder / f"step-{step:06d}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.remove_leftovers(self.folder)
-        hidden = atomic.hidden_folder(path)
+        files.remove_leftovers(self.folder)
+        hidden = files.hidden_folder(path)
         try:
             write(hidden)
-            atomic.write_plain(hidden / MANIFEST, _manifest(hidden, step, self._identity, state))
+            files.write_plain(hidden / MANIFEST, _manifest(hidden, step, self._identity, state))
             saved = verify(hidden, step=step)  # read back before it can replace anything
-            atomic.publish_folder(hidden, path)
+            files.publish_folder(hidden, path)
         except Exception as error:  # whatever it was, no half checkpoint stays behind
             written = _size(hidden)
             shutil.rmtree(hidden, ignore_errors=True)
@@ -103,7 +103,7 @@ class Checkpoints:
     def prune(self) -> None:
         """Remove all but the newest `keep`."""
         for path in self.paths()[: -self._keep]:
-            atomic.discard(path)
+            files.discard(path)
 
     def paths(self) -> list[Path]:
         """Checkpoint folders, oldest first, verified or not."""
@@ -122,12 +122,12 @@ class Checkpoints:
 
 def _manifest(folder: Path, step: int, identity: str, state: Mapping[str, Any]) -> bytes:
     """Manifest of every file in `folder`. `checksum` is the SHA-256 of the manifest without it."""
-    files = {
-        path.relative_to(folder).as_posix(): {"sha256": _sha256(path), "size": path.stat().st_size}
+    entries = {
+        path.relative_to(folder).as_posix(): {"sha256": files.sha256(path), "size": path.stat().st_size}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
-    body = {"format": FORMAT, "step": step, "identity": identity, "state": dict(state), "files": files}
+    body = {"format": FORMAT, "step": step, "identity": identity, "state": dict(state), "files": entries}
     return _sealed(body)
 
 
@@ -156,7 +156,7 @@ def verify(path: Path, *, step: int | None = None) -> Checkpoint:
             raise CheckpointError(
                 f"{file} is damaged: {file.stat().st_size:,} bytes, the manifest says {entry['size']:,}"
             )
-        if _sha256(file) != entry["sha256"]:
+        if files.sha256(file) != entry["sha256"]:
             raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's")
         size += entry["size"]
     return Checkpoint(path, body["step"], body["identity"], body["state"], size)
@@ -175,11 +175,6 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     if body["format"] != FORMAT:
         raise CheckpointError(f"{file} has format {body['format']}, this version reads {FORMAT}")
     return body
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _size(folder: Path) -> int:

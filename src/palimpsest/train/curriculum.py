@@ -1,4 +1,4 @@
-"""Documents that grow as the agent learns: the stage of a length curriculum, carried in checkpoints."""
+"""Problems that grow as the agent learns: the stage of a curriculum, carried in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from palimpsest.config.schema import CurriculumConfig
 class Curriculum:
     """The present stage, and the mean rewards of the last steps spent at it.
 
-    >>> lengths = Curriculum(CurriculumConfig(chunks=(1, 2), advance_at=0.8, window=2))
-    >>> [lengths.update(reward) for reward in (0.9, 0.6, 1.0)], lengths.chunks
-    ([False, False, True], 2)
+    >>> sizes = Curriculum(CurriculumConfig(chunks=(1, 2), advance_at=0.8, window=2))
+    >>> [sizes.update(reward) for reward in (0.9, 0.6, 1.0)], sizes.size, sizes.unit
+    ([False, False, True], 2, 'chunks')
     """
 
     def __init__(self, config: CurriculumConfig) -> None:
@@ -23,17 +23,22 @@ class Curriculum:
         self._rewards: list[float] = []
 
     @property
-    def chunks(self) -> int:
-        """Length of this step's documents."""
-        return self._config.chunks[self.stage]
+    def size(self) -> int:
+        """Of this step's problems, in `unit`."""
+        return self._config.sizes[self.stage]
+
+    @property
+    def unit(self) -> str:
+        """chunks of documents, or objectives of search problems."""
+        return self._config.unit
 
     def update(self, reward: float | None) -> bool:
-        """Take in one step's mean reward, None if nothing was graded; True if the documents grow from here on."""
+        """Take in one step's mean reward, None if nothing was graded; True if the problems grow from here on."""
         if reward is None:
             return False
         self._rewards = [*self._rewards, reward][-self._config.window :]
         full = len(self._rewards) == self._config.window
-        last = self.stage == len(self._config.chunks) - 1
+        last = self.stage == len(self._config.sizes) - 1
         if last or not full or fmean(self._rewards) < self._config.advance_at:
             return False
         self.stage += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from palimpsest.rollout.group import Grades
+from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.trace import readings
 from palimpsest.train.metrics import written_fidelity
@@ -24,7 +24,7 @@ from palimpsest.types import Grade, Problem, Trajectory
 class FaithfulGrader:
     """Wraps a grader; for training only, evaluation grades the answer."""
 
-    grader: Grades
+    grader: Grader
     codec: Codec
     penalty: float
 

@@ -1,17 +1,22 @@
-"""Lessons for a cold start: the form of a policy's replies, and nothing about what to keep or to look for.
+"""Lessons for a cold start: the form of a policy's replies and, if asked for, some common sense.
 
 For a reading policy that brings `templates(codec)` and `reply(codec, memory, query)`, without end:
 
     read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
-             facts drawn uniformly from what is in sight, or from the section alone; where the policy can ask, ask for a
-             name drawn uniformly from what is in sight, or for none
+             facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
+             a name of the section that the question doesn't name, or for none
     answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
              say "unknown"
+
+With `insight` above 0 that share of `read` lessons shows what a pretrained model would do: what is in sight and leads
+to the answer is kept, from the first hop on, and where only the first hop is known the query is whom it leads to. The
+rest of the memory is the section's. What to keep before anything leads to it, and how to be sure, stays to be learnt.
 
 A lesson is a trajectory of one turn. The same (seed, index) draws the same world, facts and question for every policy,
 so that agents with different replies start from equal lessons.
 
-Guaranteed: what is written and what is asked for don't depend on the question; no lesson spans more than one section.
+Guaranteed: without insight, what is written and what is asked for don't depend on the answer; no lesson spans more than
+one section.
 Not covered: policies without these two methods (full_context, sliding_window, one's own): they are refused.
 """
 
@@ -33,12 +38,15 @@ from palimpsest.text.template import Template
 from palimpsest.train.skills import UNKNOWN
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
-ANSWERS = 0.6  # share of answer lessons, evidence and all
-SECTION_ALONE = 0.6  # share of replies that write what the section says and nothing older
+ANSWERS = 0.4  # share of answer lessons, evidence and all
+SECTION_ALONE = 0.45  # share of replies that write what the section says and nothing older
+OLDER_ALONE = 0.3  # share of replies that write what was in sight before, and nothing of the section
 FULL = 0.6  # share of replies that write as much as fits
 ASKS = 0.8  # share of replies with a query, where the policy can ask
 LAST = 0.25  # share of sections that end their document
 KNOWN = 0.75  # share of answer lessons whose evidence is in sight
+
+EVIDENCE = 0.25  # share of facts that are evidence
 
 _PEOPLE = frozenset(PEOPLE)
 
@@ -54,6 +62,10 @@ class ReadScene:
     section: tuple[str, ...]
     last: bool
     """Whether the section ends its document, and so in no line break."""
+    evidence: tuple[frozenset[str], ...] = ()
+    """Of each hop, in the order of reasoning, the sentences that may say it."""
+    bridge: str | None = None
+    """Who the first hop leads to, where there are two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +83,17 @@ class AnswerScene:
 class Lessons:
     """Draws lessons for one policy and one codec."""
 
-    def __init__(self, policy: Any, codec: Codec, data: SyntheticConfig, seed: int) -> None:
-        """Raises ConfigError for a policy that can't be taught so."""
+    def __init__(self, policy: Any, codec: Codec, data: SyntheticConfig, seed: int, insight: float = 0.0) -> None:
+        """`insight`: share of reading lessons that keep what leads to the answer.
+
+        Raises ConfigError for a policy that can't be taught so.
+        """
         if not (hasattr(policy, "templates") and hasattr(policy, "reply")):
             raise ConfigError(
                 f"cold_start teaches the replies of reading policies; {type(policy).__name__} has no templates and "
                 "reply: set cold_start=null, or begin with palimpsest sft on records of your own"
             )
-        self.policy, self.codec, self.data, self.seed = policy, codec, data, seed
+        self.policy, self.codec, self.data, self.seed, self.insight = policy, codec, data, seed, insight
         self.read: Template
         self.answer: Template
         self.read, self.answer = policy.templates(codec)
@@ -108,7 +123,9 @@ class Lessons:
         memory = facts(rng.randint(0, most))
         recalled = facts(rng.randint(1, most)) if rng.random() < 0.5 else ()
         section = facts(self.data.facts_per_chunk)
-        return ReadScene(evidence.question, memory, recalled, section, last=rng.random() < LAST)
+        said = tuple(frozenset(world.sentences(*hop)) for hop in evidence.chain)
+        bridge = world.value(*evidence.chain[0]) if len(evidence.chain) > 1 else None
+        return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, said, bridge)
 
     def _answer_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> AnswerScene:
         statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
@@ -119,7 +136,7 @@ class Lessons:
 
     def _fact(self, world: World, evidence: Evidence, rng: random.Random) -> str:
         """A fact as documents have them, evidence now and then."""
-        if rng.random() < 0.15:
+        if rng.random() < EVIDENCE:
             return world.sentence(*rng.choice(evidence.chain), rng)
         return self._other(world, evidence, rng)
 
@@ -138,17 +155,42 @@ class Lessons:
     def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[list[int], list[int]]:
         """Prompt and reply."""
         looks_back = "recalled" in self.read.slots
-        sight = [*(scene.recalled if looks_back else ()), *scene.memory, *scene.section]
-        facts = list(dict.fromkeys(sight))
-        pool = list(dict.fromkeys(scene.section)) if rng.random() < SECTION_ALONE else facts
-        most = min(len(pool), self._room(pool))
-        count = most if rng.random() < FULL else rng.randint(1, most)
-        written = sorted(rng.sample(pool, count), key=facts.index)
-        names = sorted({name for text in (scene.question, *sight) for name in _words(text) if name in _PEOPLE})
-        query = self.codec.encode(f" {rng.choice(names)}") if looks_back and rng.random() < ASKS else None
+        older = [*(scene.recalled if looks_back else ()), *scene.memory]
+        facts = list(dict.fromkeys((*older, *scene.section)))
+        known = _leading(scene.evidence, facts) if rng.random() < self.insight else []
+        written = self._completed(known, scene.section, rng) if known else self._drawn(facts, older, scene.section, rng)
+        written.sort(key=facts.index)
+        query = self._query(scene, len(known), rng) if looks_back else None
         section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
         slots = self._slots(scene.question, scene.memory, scene.recalled)
         return self.read.fill({**slots, "section": section}), self.policy.reply(self.codec, self._facts(written), query)
+
+    def _drawn(
+        self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
+    ) -> list[str]:
+        """Facts that a reply writes, whatever is asked: of the section, of what is older, or of both."""
+        draw = rng.random()
+        pool = list(dict.fromkeys(section)) if draw < SECTION_ALONE else list(facts)
+        if older and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
+            pool = list(dict.fromkeys(older))
+        most = min(len(pool), self._room(pool))
+        return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
+
+    def _completed(self, known: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
+        """What is known to lead to the answer, and as much of the section as fits beside it."""
+        others = [fact for fact in dict.fromkeys(section) if fact not in known]
+        rng.shuffle(others)
+        return [*known, *others][: self._room([*known, *others])]
+
+    def _query(self, scene: ReadScene, known: int, rng: random.Random) -> list[int] | None:
+        """Whom the reply asks for: the bridge, if that alone is `known`, else anybody in the section."""
+        asked = set(_words(scene.question))
+        names = {name for text in scene.section for name in _words(text) if name in _PEOPLE and name not in asked}
+        if known == 1 and scene.bridge is not None:
+            names = {scene.bridge}
+        elif rng.random() >= ASKS:
+            return None
+        return self.codec.encode(f" {rng.choice(sorted(names))}") if names else None
 
     def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[list[int], list[int]]:
         """Prompt and reply: the evidence dealt out over the slots that the policy has, other facts in what is left."""
@@ -183,6 +225,24 @@ class Lessons:
         completion = Completion(ids, (0.0,) * len(ids), StopReason.STOP)
         turn = Turn(tuple(prompt), completion, 0, name)
         return Trajectory(f"lesson-{index}", f"lesson-{index}", 0, (turn,), Outcome.ANSWERED)
+
+
+def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[str]:
+    """Of `facts` those that lead to the answer: one of each hop, as far as the hops before it are there.
+
+    >>> hops = [frozenset({"A trusts B."}), frozenset({"B drinks tea.", "B orders tea."})]
+    >>> _leading(hops, ["B orders tea.", "C drinks rum."])
+    []
+    >>> _leading(hops, ["B orders tea.", "C drinks rum.", "A trusts B."])
+    ['A trusts B.', 'B orders tea.']
+    """
+    found = []
+    for hop in evidence:
+        said = [fact for fact in facts if fact in hop]
+        if not said:
+            break
+        found.append(said[0])
+    return found
 
 
 def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:

@@ -26,7 +26,9 @@ from palimpsest.engines.protocol import Learner, Sampler, StepBatch
 from palimpsest.errors import RunError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all
-from palimpsest.rollout.group import Grades, play_groups
+from palimpsest.reward.grading import Grades
+from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.variant import Variant, build_variant
 from palimpsest.text.codec import Codec
 from palimpsest.train.curriculum import Curriculum
 from palimpsest.train.driver import Driver, Evaluate, Finished, Report
@@ -65,12 +67,14 @@ class Trainer:
     evaluate: Evaluate | None = None
     """Called every `train.eval_every` steps and after the last; None: no evaluation."""
     curriculum: Curriculum | None = field(init=False)
+    variant: Variant | None = field(init=False)
     _silent: int = field(default=0, init=False)
     _told_of_refills: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        lengths = self.config.data.curriculum
-        self.curriculum = Curriculum(lengths) if lengths else None
+        sizes = self.config.data.curriculum
+        self.curriculum = Curriculum(sizes) if sizes else None
+        self.variant = build_variant(self.config)
 
     async def run(self) -> Finished:
         """Train to `train.steps`, or to the first signal; resumes if the folder holds a checkpoint."""
@@ -79,23 +83,25 @@ class Trainer:
 
     async def step(self, step: int) -> Report:
         """One rollout batch and its optimiser steps."""
-        chunks = self.curriculum.chunks if self.curriculum else None
+        size = self.curriculum.size if self.curriculum else None
         counters = _counters(self.sampler)
         start = time.perf_counter()
-        played = await self._collect(step, chunks)
+        played = await self._collect(step, size)
         rollout_s = time.perf_counter() - start
         self._refuse_ungraded(step, played)
         sampler_rates = rates(counters, _counters(self.sampler), rollout_s)
         metrics = group_metrics(played, self.codec)
-        batches = assign(played, self.config.credit, self.config.train.optimizer_steps)
+        key = (self.config.seed, "dcpo", step)
+        batches = assign(played, self.config.credit, self.config.train.optimizer_steps, key)
         start = time.perf_counter()
         learnt, learner_timings = self._learn(batches)
         learn_s = time.perf_counter() - start
         metrics |= credit_metrics(batch.metrics for batch in batches) | learnt
-        if self.curriculum and chunks is not None:
-            metrics |= {"curriculum/chunks": float(chunks), "curriculum/stage": float(self.curriculum.stage)}
+        if self.curriculum and size is not None:
+            unit = self.curriculum.unit
+            metrics |= {f"curriculum/{unit}": float(size), "curriculum/stage": float(self.curriculum.stage)}
             if self.curriculum.update(metrics.get("grade/outcome", metrics.get("reward/mean"))):
-                self.loggers.message(f"step {step}: documents grow from {chunks} to {self.curriculum.chunks} chunks")
+                self.loggers.message(f"step {step}: problems grow from {size} to {self.curriculum.size} {unit}")
         self._watch_signal(step, played)
         learnt_tokens = metrics.get("policy/logical_tokens", 0.0)
         timings = _stage_timings(played, learnt_tokens, rollout_s, learn_s) | sampler_rates | learner_timings
@@ -103,8 +109,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a later step depends on, besides configuration and learner."""
-        lengths = self.curriculum.state() if self.curriculum else None
-        return {"curriculum": lengths, "silent": self._silent}
+        sizes = self.curriculum.state() if self.curriculum else None
+        return {"curriculum": sizes, "silent": self._silent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the state of a checkpoint."""
@@ -112,10 +118,10 @@ class Trainer:
             self.curriculum.restore(state["curriculum"])
         self._silent = state["silent"]
 
-    async def _collect(self, step: int, chunks: int | None) -> list[Group]:
+    async def _collect(self, step: int, size: int | None) -> list[Group]:
         """The groups of a step, those without a signal included, which `assign` drops under dynamic sampling."""
         wanted = self.config.train.prompts_per_step
-        played = await self._play(step, wanted, 0, chunks)
+        played = await self._play(step, wanted, 0, size)
         dynamic = self.config.credit.dynamic_sampling
         if dynamic is None:
             return played
@@ -123,7 +129,7 @@ class Trainer:
             missing = wanted - sum(map(has_signal, played))
             if missing == 0:
                 return played
-            played += await self._play(step, missing, round_number, chunks)
+            played += await self._play(step, missing, round_number, size)
         if (kept := sum(map(has_signal, played))) < wanted:
             self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=len(played))
             if not self._told_of_refills:
@@ -134,11 +140,12 @@ class Trainer:
                 )
         return played
 
-    async def _play(self, step: int, count: int, round_number: int, chunks: int | None) -> list[Group]:
+    async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
         train = self.config.train
         # Sources count steps from 0: the first epoch begins with the first step.
-        problems = self.source.problems(step=step - 1, count=count, round=round_number, chunks=chunks)
-        admit_all(self.policy, problems, self.codec, self.sampler.max_context)
+        problems = self.source.problems(step=step - 1, count=count, round=round_number, size=size)
+        for policy in (self.policy, *([self.variant.policy] if self.variant else ())):
+            admit_all(policy, problems, self.codec, self.sampler.max_context)
         stage = "rollout" if round_number == 0 else f"refill {round_number}"
         done = Counter[str]()
 
@@ -159,6 +166,7 @@ class Trainer:
             timeout_s=train.episode_timeout_s,
             retries=train.sampler_retries,
             on_episode=on_episode,
+            variant=self.variant,
         )
 
     def _learn(self, batches: tuple[StepBatch, ...]) -> tuple[Metrics, Metrics]:

@@ -3,6 +3,8 @@ r"""What a step is measured by.
 | key | what |
 |---|---|
 | reward/mean, reward/std | over graded episodes of every group played, dropped ones included; population spread |
+| reward/mean_variant, reward/mean_plain | of episodes played with `train.variant`'s options; of the others |
+| episode/variant_share | share of the former, where there are any |
 | grade/em, grade/f1... | mean of each part of the grades' breakdown |
 | groups/played, groups/with_signal | number of groups; share in which the rewards differ |
 | episode/turns, sampled_tokens, prompt_tokens | mean per episode |
@@ -16,7 +18,8 @@ r"""What a step is measured by.
 | memory/recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
 | memory/malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
 | memory/update_rate | share of reading turns with an open update gate, where there is one |
-| curriculum/chunks, credit/..., policy/..., optim/..., eval/... | see train/loop.py |
+| tool/prunes, tool/context_tokens... | train/tool_metrics.py, over episodes that are no variant's |
+| curriculum/chunks, objectives, credit/..., policy/..., optim/..., eval/... | see train/loop.py |
 
 A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
 
@@ -39,8 +42,10 @@ from statistics import fmean, pstdev
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.engines.protocol import Stats
 from palimpsest.memory.prompts import read_slots
+from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
 from palimpsest.text.trace import Reading, readings
+from palimpsest.train.tool_metrics import tool_metrics
 from palimpsest.types import Group, Problem, StopReason, Trajectory, Turn
 
 Metrics = dict[str, float]
@@ -65,7 +70,9 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
         "groups/played": float(len(groups)),
         "groups/with_signal": _mean(float(has_signal(group)) for group in groups),
         **_breakdown(groups),
+        **_variants(groups),
         **_episodes(episodes),
+        **tool_metrics(episodes),
     }
     memories = [
         memory_metrics(group, codec, rollouts=_MEMORY_ROLLOUTS) | reply_metrics(group, codec) for group in groups
@@ -73,6 +80,20 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
     for name in dict.fromkeys(name for memory in memories for name in memory):
         found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _variants(groups: Sequence[Group]) -> dict[str, float | None]:
+    """Rewards of both kinds of episodes; nothing where all are of one kind for want of a variant."""
+    pairs = [pair for group in groups for pair in zip(group.trajectories, group.grades, strict=True)]
+    changed = [is_variant(trajectory) for trajectory, _ in pairs]
+    if not any(changed):
+        return {}
+    split = list(zip(changed, (grade.value for _, grade in pairs), strict=True))
+    return {
+        "reward/mean_variant": _mean(value for other, value in split if other),
+        "reward/mean_plain": _mean(value for other, value in split if not other),
+        "episode/variant_share": fmean(changed),
+    }
 
 
 def _breakdown(groups: Sequence[Group]) -> dict[str, float | None]:
@@ -286,7 +307,7 @@ def learner_metrics(passes: Sequence[Stats], updates: Sequence[Stats]) -> tuple[
 
 
 def merged(stats: Iterable[Stats]) -> Metrics:
-    """One mapping of several: `_sum` adds up, `_max` is the largest, anything else the mean. Keys in sorted order."""
+    """One mapping of several, keys in order: `_sum` adds up, `_max` and `_min` are the extremes, others the mean."""
     columns: dict[str, list[float]] = {}
     for each in stats:
         for name, value in each.items():
@@ -297,6 +318,8 @@ def merged(stats: Iterable[Stats]) -> Metrics:
 def _folded(name: str, values: Sequence[float]) -> float:
     if name.endswith("_sum"):
         return sum(values)
+    if name.endswith("_min"):
+        return min(values)
     return max(values) if name.endswith("_max") else fmean(values)
 
 

@@ -3,7 +3,8 @@
 allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, record_every:
           no past step would have come out otherwise
 warned    engine, optim, eval_sampling, data.eval_source, model.device, model.gradient_checkpointing,
-          train.episode_timeout_s, sampler_retries, eval_problems:
+          train.episode_timeout_s, sampler_retries, eval_problems,
+          reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache:
           later steps come out otherwise; the run goes on, and events.jsonl says where it changed
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           it would be another experiment under the same name
@@ -21,7 +22,7 @@ from typing import Any, Literal
 
 import orjson
 
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import JUDGE_OPERATION, RunConfig
 
 Verdict = Literal["allowed", "warned", "refused"]
 
@@ -43,6 +44,7 @@ _RULES: Mapping[str, Verdict] = {
     "eval_sampling": "warned",
     "data.eval_source": "warned",
     "optim": "warned",
+    **{f"reward.judge.{key}": "warned" for key in sorted(JUDGE_OPERATION)},
 }
 
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import orjson
 
+from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.rollout.record import encode_groups
-from palimpsest.train import atomic
 from palimpsest.train.checkpoint import Checkpoints
 from palimpsest.train.lock import FolderLock
 from palimpsest.train.resume_rules import Change, changes, identity
@@ -89,21 +89,21 @@ class RunFolder:
         """Write the trajectories of one step, as one file that is there whole or not at all."""
         path = self.path / "trajectories" / f"step-{step:06d}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
-        atomic.write_file(path, encode_groups(groups))
+        files.write_file(path, encode_groups(groups))
         return path
 
     def flush(self) -> None:
         """Bring the appended lines to the disk: before a checkpoint that relies on them is published."""
         for name in (METRICS, TIMINGS, EVENTS):
             if (self.path / name).exists():
-                atomic.sync(self.path / name)
+                files.sync(self.path / name)
 
     def rewind(self, step: int) -> None:
         """Remove everything that belongs to steps after `step`."""
         for name in (METRICS, TIMINGS):
             self._cut(self.path / name, step)
         folder = self.path / "trajectories"
-        atomic.remove_leftovers(folder)
+        files.remove_leftovers(folder)
         for file in sorted(folder.glob("step-*.jsonl.zst")):
             if _step_of(file) > step:
                 file.unlink()
@@ -128,7 +128,7 @@ class RunFolder:
         kept = [row for row in rows if row["step"] <= step]
         if len(kept) < step and file.name == METRICS:
             self.warn(f"{file} holds {len(kept)} of {step} steps before the checkpoint: earlier lines were lost")
-        atomic.write_file(file, b"".join(orjson.dumps(row, option=_JSON) for row in kept))
+        files.write_file(file, b"".join(orjson.dumps(row, option=_JSON) for row in kept))
 
 
 def open_run(
@@ -164,8 +164,8 @@ def _opened(
     path: Path, config: RunConfig, lock: FolderLock, resume: bool, on_warning: Callable[[str], None]
 ) -> RunFolder:
     if _empty(path):
-        atomic.remove_leftovers(path)
-        atomic.write_file(path / CONFIG, dump_config(config).encode())
+        files.remove_leftovers(path)
+        files.write_file(path / CONFIG, dump_config(config).encode())
         folder = RunFolder(path, config, lock, on_warning)
         folder.event("started", pid=os.getpid())
         return folder
@@ -190,7 +190,7 @@ def _continued(path: Path, config: RunConfig, lock: FolderLock, on_warning: Call
     folder = RunFolder(path, config, lock, on_warning)
     if found:
         folder.event("config_changed", changes=[_change_to_json(change) for change in found])
-        atomic.write_file(path / CONFIG, dump_config(config).encode())
+        files.write_file(path / CONFIG, dump_config(config).encode())
     for change in found:
         if change.verdict == "warned":
             folder.warn(f"resumed with another {change}: later steps differ from an uninterrupted run's")
@@ -232,7 +232,7 @@ def _start_over(path: Path, lock: FolderLock) -> tuple[Path, FolderLock]:
     number = 1
     while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
         number += 1
-    atomic.rename(path, aside)
+    files.rename(path, aside)
     path.mkdir()
     return path, FolderLock(path)
 

@@ -1,6 +1,6 @@
 """Supervised cold start: imitate recorded or scripted episodes, in the segments and masks of training with rewards.
 
-    records -> trajectories (all, or those with a grade of at least `min_grade`) -> epochs in a keyed order
+    records or conversations -> trajectories (of records all, or the best graded) -> epochs in a keyed order
     -> batches of `train.prompts_per_step` trajectories -> segments, weighed by `credit.aggregate` -> nll -> update
 
 Same run folder, checkpoints and resume as training with rewards (train/driver.py). `train.steps` is the number of
@@ -12,7 +12,9 @@ Not covered: checking that records were made with this model's tokenizer, beyond
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,29 +123,80 @@ def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: in
                 )
 
 
-def read_trajectories(
-    path: str | Path, *, min_grade: float | None = None, warn: Callable[[str], None] = print
-) -> list[Trajectory]:
-    """Trajectories of a record file, or of all .jsonl.zst and .jsonl files of a folder in order of their names.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Recorded episodes chosen for imitation, and the number of the others."""
 
-    `min_grade` keeps graded episodes of at least that value. Raises DataError if nothing is left.
+    trajectories: tuple[Trajectory, ...]
+    """In the order of the records."""
+    below: int = 0
+    """Episodes whose grade is too low."""
+    ungraded: int = 0
+    """Episodes left out because nothing is known of them: never counted as wrong."""
+    surplus: int = 0
+    """Episodes left out because their problem has enough better ones."""
+
+    def __str__(self) -> str:
+        return (
+            f"kept {len(self.trajectories)} episodes; left out {self.below} below the grade, {self.ungraded} ungraded, "
+            f"{self.surplus} beyond those wanted of their problem"
+        )
+
+
+def read_trajectories(
+    path: str | Path,
+    *,
+    min_grade: float | None = None,
+    per_problem: int | None = None,
+    warn: Callable[[str], None] = print,
+) -> Selection:
+    """Trajectories of a run, a folder of record files, or one .jsonl.zst or .jsonl file, in order of names.
+
+    `min_grade` keeps graded episodes of at least that value; None keeps all, ungraded ones included. `per_problem`
+    keeps that many of each problem, the best graded, later ones first among equals. DataError if nothing is left.
     """
     path = Path(path)
+    path = path / "trajectories" if (path / "trajectories").is_dir() else path
     files = sorted([*path.glob("*.jsonl.zst"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: no .jsonl.zst or .jsonl of trajectories in this folder")
-    found: list[Trajectory] = []
+    found: list[tuple[Trajectory, float | None]] = []
     for file in files:
         recording = read_groups(file)
         if recording.torn:
             warn(recording.torn)
         for group in recording.groups:
-            found += [
-                trajectory
-                for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
-                if min_grade is None or (grade.value is not None and grade.value >= min_grade)
-            ]
-    if not found:
+            found += zip(group.trajectories, (grade.value for grade in group.grades), strict=True)
+    selection = select(found, min_grade=min_grade, per_problem=per_problem)
+    if not selection.trajectories:
         kind = "" if min_grade is None else f" with a grade of at least {min_grade}"
-        raise DataError(f"{path}: no trajectory{kind}")
-    return found
+        raise DataError(f"{path}: no trajectory{kind} among {len(found)}; lower --keep, or record more episodes")
+    return selection
+
+
+def select(
+    found: Sequence[tuple[Trajectory, float | None]], *, min_grade: float | None, per_problem: int | None
+) -> Selection:
+    """The episodes to imitate, of (episode, grade or None) in the order of the records.
+
+    >>> from palimpsest.types import Outcome
+    >>> played = [(Trajectory("p", "g", i, (), Outcome.ANSWERED), grade) for i, grade in enumerate((1, 0, 1, None))]
+    >>> chosen = select(played, min_grade=1, per_problem=1)
+    >>> [one.rollout for one in chosen.trajectories], chosen.below, chosen.ungraded, chosen.surplus
+    ([2], 1, 1, 1)
+    """
+    graded = [(place, grade) for place, (_, grade) in enumerate(found) if min_grade is None or grade is not None]
+    fit = [(place, grade) for place, grade in graded if min_grade is None or (grade or 0.0) >= min_grade]
+    taken: Counter[str] = Counter()
+    kept = []
+    for place, _ in sorted(fit, key=lambda one: (-math.inf if one[1] is None else one[1], one[0]), reverse=True):
+        problem = found[place][0].problem_id
+        taken[problem] += 1
+        if per_problem is None or taken[problem] <= per_problem:
+            kept.append(place)
+    return Selection(
+        tuple(found[place][0] for place in sorted(kept)),
+        below=len(graded) - len(fit),
+        ungraded=len(found) - len(graded),
+        surplus=len(fit) - len(kept),
+    )

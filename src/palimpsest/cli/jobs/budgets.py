@@ -19,7 +19,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
 SMALL_WINDOW = 4096
-SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart")
+SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart")
 
 
 def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:

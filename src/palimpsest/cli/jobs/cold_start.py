@@ -10,15 +10,29 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from palimpsest.cli.jobs.parts import supervised_learner
-from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RewardConfig, RunConfig, TrainConfig
+from palimpsest.cli.jobs.parts import policy_of, supervised_learner
+from palimpsest.cli.jobs.show import note
+from palimpsest.cli.requests import TrainRequest
+from palimpsest.config.schema import (
+    ColdStartConfig,
+    CreditConfig,
+    OptimConfig,
+    RewardConfig,
+    RunConfig,
+    SearchDataConfig,
+    TrainConfig,
+)
+from palimpsest.engines.embedded.model import model_path
+from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.tool_agent import ToolAgentPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.train.driver import Finished
 from palimpsest.train.lessons import Lessons
 from palimpsest.train.loggers import build_loggers
 from palimpsest.train.run_folder import open_run
 from palimpsest.train.sft import SupervisedTrainer, check_fit
+from palimpsest.train.tool_lessons import ToolLessons
 
 FOLDER = "cold-start"
 
@@ -33,8 +47,8 @@ def run_cold_start(
 ) -> Finished:
     """Train on the lessons in `run`/cold-start, or find it done."""
     settings = _settings(config, wanted)
-    lessons = Lessons(policy, codec, config.data.synthetic, config.seed)
-    trajectories = lessons.trajectories(wanted.steps * wanted.lessons_per_step)
+    lessons = build_lessons(config, wanted, policy, codec)
+    trajectories = lessons.trajectories(wanted.distinct or wanted.steps * wanted.lessons_per_step)
     learner = supervised_learner(settings)
     check_fit(trajectories, vocab=learner.vocab, max_context=learner.max_context)
     with open_run(run / FOLDER, settings, resume=True, on_warning=warn) as folder:
@@ -43,6 +57,37 @@ def run_cold_start(
             config=settings, folder=folder, learner=learner, trajectories=trajectories, loggers=loggers
         )
         return asyncio.run(trainer.run())
+
+
+def run_lessons(request: TrainRequest) -> None:
+    """The cold start of a recipe and no more. Raises ConfigError for a recipe without one."""
+    config = request.config
+    if config.cold_start is None:
+        raise ConfigError(
+            f"recipe {request.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
+            "or imitate records with palimpsest sft"
+        )
+    codec = Codec.load(model_path(config.model))
+    finished = run_cold_start(config, config.cold_start, policy_of(config), codec, request.out, note)
+    again = "; the same command goes on" if finished.interrupted else ""
+    note(f"{finished.step} of {config.cold_start.steps} steps, {finished.checkpoint}{again}")
+
+
+def build_lessons(
+    config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec
+) -> Lessons | ToolLessons:
+    """What teaches the policy its form. Raises ConfigError for a policy that nothing here can teach."""
+    if config.data.source == "synthetic":
+        return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
+    if not isinstance(policy, ToolAgentPolicy):
+        raise ConfigError(
+            f"cold_start of search problems teaches agents with tools; {type(policy).__name__} is none: "
+            "set cold_start=null, or begin with palimpsest sft on records of your own"
+        )
+    search = config.data.search or SearchDataConfig()
+    if wanted.objectives is not None:
+        search = SearchDataConfig.model_validate({**search.model_dump(), "objectives": wanted.objectives})
+    return ToolLessons(policy, codec, search, config.seed)
 
 
 def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:

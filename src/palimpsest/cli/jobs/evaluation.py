@@ -12,7 +12,8 @@ from typing import Any
 from palimpsest.cli.jobs.budgets import fitted
 from palimpsest.cli.jobs.show import note, progress, stdout, table
 from palimpsest.cli.requests import EvalRequest
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import JUDGE_OPERATION, PolicyConfig, RunConfig, SearchDataConfig
+from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.source import build_source
 from palimpsest.engines.embedded.build import build_engine
 from palimpsest.engines.embedded.model import model_path
@@ -22,8 +23,10 @@ from palimpsest.evaluate.samples import IDENTITY, SAMPLES, write_json
 from palimpsest.evaluate.summary import EvalSummary, Score
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.grader import build_grader
+from palimpsest.reward.grading import closing
 from palimpsest.text.codec import Codec
 from palimpsest.train.metrics import memory_metrics, reply_metrics
+from palimpsest.train.tool_metrics import tool_measures
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 SUMMARY = "summary.json"
@@ -34,7 +37,7 @@ SYNTHETIC_PROBLEMS = 64
 def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]:
     """Evaluate, print a table, write samples.jsonl and summary.json if there is an --out."""
     build_policy(config.policy)
-    grader = build_grader(config.reward)
+    grader = build_grader(config.reward, request.out)
     named = read_problems(request, config)
     engine = build_engine(config, train=False)
     everything = [problem for _, problems in named for problem in problems]
@@ -55,13 +58,16 @@ def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]
         _clear(request.out)
     with progress("episodes", len(everything)) as tick:
         summaries = asyncio.run(
-            evaluate_sets(
-                longest_first([EvalSet(name, problems, policy) for name, problems in named]),
-                arena,
-                out=request.out,
-                concurrency=config.engine.batch_slots,
-                identity=_identity(config, policy_config, request),
-                on_progress=lambda _: tick(),
+            closing(
+                grader,
+                evaluate_sets(
+                    longest_first([EvalSet(name, problems, policy) for name, problems in named]),
+                    arena,
+                    out=request.out,
+                    concurrency=config.engine.batch_slots,
+                    identity=_identity(config, policy_config, request),
+                    on_progress=lambda _: tick(),
+                ),
             )
         )
     _publish(request, config, policy_config, summaries)
@@ -75,6 +81,8 @@ def read_problems(request: EvalRequest, config: RunConfig) -> list[tuple[str, li
             (f"{chunks} chunks", _synthetic(config, chunks, request.limit or SYNTHETIC_PROBLEMS))
             for chunks in _lengths(request.chunks, config.data.synthetic.chunks)
         ]
+    if request.data == SYNTHETIC_SEARCH or config.data.search is not None:
+        return _searched(request, config)
     if request.chunks is not None:
         raise ConfigError(
             f"--chunks {request.chunks}: the length of synthetic documents; {request.data} takes --documents"
@@ -85,8 +93,22 @@ def read_problems(request: EvalRequest, config: RunConfig) -> list[tuple[str, li
     return [(Path(request.data).stem, problems)]
 
 
+def _searched(request: EvalRequest, config: RunConfig) -> list[tuple[str, list[Problem]]]:
+    """Search problems, one list a number of objectives."""
+    if request.chunks is not None:
+        raise ConfigError(f"--chunks {request.chunks}: the length of synthetic documents; search takes --objectives")
+    search = config.data.search or SearchDataConfig()
+    drawn = request.limit or SYNTHETIC_PROBLEMS
+    count = drawn if request.data == SYNTHETIC_SEARCH else sys.maxsize  # of a file, all; --limit counts its rows
+    source = build_source(config.data, split="eval")
+    return [
+        (f"{size} objective{'s' if size > 1 else ''}", source.problems(step=0, count=count, size=size))
+        for size in sorted(set(search.objectives))
+    ]
+
+
 def _synthetic(config: RunConfig, chunks: int, count: int) -> list[Problem]:
-    return build_source(config.data, split="eval").problems(step=0, count=count, chunks=chunks)
+    return build_source(config.data, split="eval").problems(step=0, count=count, size=chunks)
 
 
 def _lengths(text: str | None, default: int) -> list[int]:
@@ -102,16 +124,21 @@ def _lengths(text: str | None, default: int) -> list[int]:
 
 
 def longest_first(sets: Sequence[EvalSet]) -> list[EvalSet]:
-    """Sets by the length of their first document, so that short episodes fill the batch beside long ones."""
-    return sorted(sets, key=lambda s: -len((s.problems[0].context or "") if s.problems else ""))
+    """Sets by the length of their first problem, so that short episodes fill the batch beside long ones."""
+    return sorted(sets, key=lambda one: _length(one.problems[0]) if one.problems else (0, 0), reverse=True)
+
+
+def _length(problem: Problem) -> tuple[int, int]:
+    """Of the document, or of the questions where there is none."""
+    return (len(problem.context), 0) if problem.context is not None else (0, len(problem.question))
 
 
 def measure_memory(codec: Codec) -> Measure:
-    """What is measured on every episode besides its grade: copy fidelity, evidence retention, memory length..."""
+    """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size..."""
 
     def measure(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
         group = Group(problem, (trajectory,), (grade,))
-        found = memory_metrics(group, codec) | reply_metrics(group, codec)
+        found = memory_metrics(group, codec) | reply_metrics(group, codec) | tool_measures(trajectory)
         return {name: value for name, value in found.items() if value is not None}
 
     return measure
@@ -119,6 +146,7 @@ def measure_memory(codec: Codec) -> Measure:
 
 def _identity(config: RunConfig, policy: PolicyConfig, request: EvalRequest) -> dict[str, Any]:
     """What must be the same for samples to belong together."""
+    search = config.data.search
     return {
         "model": config.model.path,
         "weights": weights_fingerprint(model_path(config.model)),
@@ -128,7 +156,8 @@ def _identity(config: RunConfig, policy: PolicyConfig, request: EvalRequest) -> 
         "corpus": config.data.corpus,
         "data_seed": config.data.seed,
         "synthetic": config.data.synthetic.model_dump(mode="json", exclude={"chunks"}),
-        "reward": config.reward.model_dump(mode="json"),
+        **({"search": search.model_dump(mode="json", exclude={"objectives"})} if search else {}),
+        "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION)}),
         "sampling": config.eval_sampling.model_dump(mode="json"),
         "seed": config.seed,
     }

@@ -1,4 +1,4 @@
-"""Building what a configuration names: engine, policy, grader."""
+"""Building what a configuration names: engine and policy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.build import Engine, build_engine, set_threads
 from palimpsest.engines.embedded.learner import EmbeddedLearner
-from palimpsest.engines.embedded.model import load_model, model_path
+from palimpsest.engines.embedded.model import model_path, trainable
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
-from palimpsest.reward.grader import Grader, build_grader
+from palimpsest.reward.grader import build_grader
+from palimpsest.rollout.variant import build_variant
 from palimpsest.text.codec import Codec
 
 
@@ -18,20 +19,20 @@ from palimpsest.text.codec import Codec
 class Parts:
     engine: Engine
     policy: MemoryPolicy
-    grader: Grader
 
 
 def build_parts(config: RunConfig, *, train: bool = True) -> Parts:
     """Cheap parts first, so that a wrong option is named before a model is loaded."""
-    policy, grader = policy_of(config), build_grader(config.reward)
-    return Parts(build_engine(config, train=train), policy, grader)
+    policy = policy_of(config)
+    build_grader(config.reward)  # refuses what the run would trip over
+    return Parts(build_engine(config, train=train), policy)
 
 
 def supervised_learner(config: RunConfig) -> EmbeddedLearner:
     """A learner that imitates, on the configured model."""
     set_threads(config.engine.threads)
     return EmbeddedLearner(
-        load_model(config.model),
+        trainable(config.model),
         optim=config.optim,
         objective="nll",
         micro_batch_tokens=config.engine.micro_batch_tokens,
@@ -41,5 +42,6 @@ def supervised_learner(config: RunConfig) -> EmbeddedLearner:
 
 
 def policy_of(config: RunConfig) -> MemoryPolicy:
-    """The configured policy; ConfigError if an option is wrong."""
+    """The configured policy; ConfigError if an option is wrong, of its training variant too."""
+    build_variant(config)
     return build_policy(config.policy)

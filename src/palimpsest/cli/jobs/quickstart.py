@@ -1,4 +1,4 @@
-"""`palimpsest quickstart`: train, evaluate far beyond what was trained on, report.
+"""`palimpsest quickstart`: train, evaluate on the sizes trained on and beyond, report.
 
     main process     (cold start) train ............ evaluate share 1   report
     helper           train the rivals, evaluate the untrained agent ...   evaluate share 2
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.cli.jobs.evaluation import interval, percent
-from palimpsest.cli.jobs.methods import METHODS, Method, training_chunks
+from palimpsest.cli.jobs.methods import METHODS, Method
 from palimpsest.cli.jobs.parts import policy_of
 from palimpsest.cli.jobs.shares import Helper, Share, play_share, samples_of, set_name
 from palimpsest.cli.jobs.show import note, progress, stdout, table
@@ -107,13 +107,15 @@ def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
 
 
 def quickstart_config(method: str, overrides: Sequence[str], seed: int) -> RunConfig:
-    """The method's quickstart recipe. Raises ConfigError if it can't be evaluated at multiples of its length."""
+    """The method's quickstart recipe. Raises ConfigError if it can't be evaluated along the method's axis."""
+    axis = METHODS[method].axis
     config = load_recipe(f"{method}-quickstart", [*overrides, f"seed={seed}", f"data.seed={seed}"])
-    if config.data.source != "synthetic":
+    if config.data.source != axis.source:
         raise ConfigError(
-            f"data.source={config.data.source}: quickstart grows its documents, so it needs synthetic; "
+            f"data.source={config.data.source}: quickstart {axis.growth}, so it needs {axis.source}; "
             "palimpsest train takes any file"
         )
+    axis.points(config)
     policy_of(config)
     for policy in _others(config):
         build_policy(policy)
@@ -127,7 +129,7 @@ def _others(config: RunConfig) -> list[PolicyConfig]:
 def _admit(method: Method, config: RunConfig, prepared: Prepared) -> None:
     """Refuse now what the evaluation would refuse after training: a policy whose budgets the model can't hold."""
     engine = prepared.parts.engine
-    problems = method.axis.problems(config, min(method.axis.points(config)))
+    problems = method.axis.problems(config, method.axis.telling(config))
     for policy in (config.policy, *_others(config)):
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
@@ -207,7 +209,7 @@ def _publish(
         folder.path / "evaluations" / SUMMARY,
         {name: {str(p): s.to_json() for p, s in row.items()} for name, row in summaries.items()},
     )
-    write_json(folder.path / SUMMARY, summary_json(results) | method.figures(method.agent, summaries))
+    write_json(folder.path / SUMMARY, summary_json(method, results) | method.figures(method.agent, summaries))
     _print(method, config, results, folder.path)
 
 
@@ -224,18 +226,20 @@ def _results(
     return Results(
         method=method.name,
         seed=config.seed,
-        training_chunks=training_chunks(config),
+        trained=method.axis.trained(config),
         wall_s=wall_s,
         cells={
             name: {m: Cell(s.accuracy, s.tokens_per_document, s.problems, s.ungraded) for m, s in row.items()}
             for name, row in summaries.items()
         },
         rewards=[float(row["reward/mean"]) for row in rows],
-        lengths=[int(row.get("curriculum/chunks", config.data.synthetic.chunks)) for row in rows],
+        metrics=rows,
+        lengths=method.axis.sizes(config, rows),
         fidelity_before=summaries[method.before][first].measures.get("copy_fidelity"),
         fidelity_after=summaries[method.agent][first].measures.get("copy_fidelity"),
         samples=samples,
         config=dump_config(config),
+        words=method.axis.words,
         agent=method.agent,
         labels=method.labels,
         others=method.others,
@@ -243,19 +247,15 @@ def _results(
     )
 
 
-def summary_json(results: Results) -> dict[str, Any]:
-    """The figures in the fixed form of summary.json; keys of the inner maps are multiples of the training length."""
+def summary_json(method: Method, results: Results) -> dict[str, Any]:
+    """What summary.json holds of every method; keys of the inner maps are points of its axis."""
     return {
         "method": results.method,
         "seed": results.seed,
-        "training_chunks": results.training_chunks,
+        method.axis.trained_key: results.trained,
         "wall_s": round(results.wall_s, 1),
         "accuracy": {
             name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()
-        },
-        "copy_fidelity": {"before": results.fidelity_before, "after": results.fidelity_after},
-        "tokens_per_document": {
-            str(m): cell.tokens_per_document for m, cell in sorted(results.cells[results.agent].items())
         },
     }
 
@@ -268,10 +268,20 @@ def _print(method: Method, config: RunConfig, results: Results, path: Path) -> N
         for name, row in results.cells.items()
     ]
     tokens = [
-        "tokens per document, agent",
-        *(f"{results.cells[method.agent][p].tokens_per_document:,.0f}" for p in points),
+        [f"{results.words.cost.replace(' processed', '')}, {label}", *(f"{row[p].tokens:,.0f}" for p in points)]
+        for label, row in _costs(results)
     ]
-    stdout().print(table("", columns, [*rows, tokens]))
-    fidelity = [percent(value) for value in (results.fidelity_before, results.fidelity_after)]
-    note(f"copy fidelity {fidelity[0]}% before, {fidelity[1]}% after; {results.wall_s / 60:.1f} minutes")
+    stdout().print(table("", columns, [*rows, *tokens]))
+    time_taken = f"{results.wall_s / 60:.1f} minutes"
+    if results.words.reads:
+        fidelity = [percent(value) for value in (results.fidelity_before, results.fidelity_after)]
+        time_taken = f"copy fidelity {fidelity[0]}% before, {fidelity[1]}% after; {time_taken}"
+    note(time_taken)
     note(f"{path / 'report.html'}, {path / SUMMARY}")
+
+
+def _costs(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
+    """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
+    if results.words.reads:
+        return [("agent", results.cells[results.agent])]
+    return [(results.label(name), row) for name, row in results.cells.items()]

@@ -6,34 +6,84 @@ import signal
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import typer
 
-from palimpsest.errors import ConfigError
+from palimpsest.cli.jobs.show import Tick, progress
+from palimpsest.errors import ConfigError, nearest
 from palimpsest.tools.bm25 import Bm25Index
+from palimpsest.tools.dense import DenseIndex
+
+BACKENDS = ("bm25", "dense")
 
 
-def run_serve(corpus: Path, folder: Path | None, host: str, port: int, token: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """What the command line says of the dense backend."""
+
+    encoder: str | None
+    preset: str
+    device: str
+    changes: dict[str, Any]
+    """Fields of `engines.embedded.encoder.Reading`; None keeps the preset's."""
+
+
+def run_serve(
+    corpus: Path, folder: Path | None, backend: str, dense: Dense, host: str, port: int, token: str | None
+) -> None:
     """Build or open the index, then serve. The address is the one line on stdout."""
     try:
         from palimpsest.serve.retrieval import RetrievalService, check_host, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
     check_host(host, token)
+    _check(backend, dense)
     with ExitStack() as stack:
         before = signal.signal(signal.SIGTERM, _leave)  # while building: temporary folders go on the way out
         stack.callback(signal.signal, signal.SIGTERM, before)
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))) / "index"
-        index = Bm25Index.of_corpus(corpus, folder)
+        index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense)
 
         def ready(url: str) -> None:
             typer.echo(f"{len(index)} passages at {url}/retrieve")
             sys.stdout.flush()
 
         serve(RetrievalService(index, token=token), host, port, ready)
+
+
+def _check(backend: str, dense: Dense) -> None:
+    if backend not in BACKENDS:
+        raise ConfigError(f"--backend {backend}: choose {' or '.join(BACKENDS)}{nearest(backend, BACKENDS)}")
+    if backend == "dense" and not dense.encoder:
+        raise ConfigError("--backend dense: name the encoder with --encoder FOLDER or a hub id")
+    if backend == "bm25" and dense.encoder:
+        raise ConfigError(f"--encoder {dense.encoder}: used with --backend dense only")
+    if dense.changes["pooling"] not in (None, "mean", "first"):
+        raise ConfigError(f"--pooling {dense.changes['pooling']}: choose mean or first")
+
+
+def _dense(corpus: Path, folder: Path, dense: Dense) -> DenseIndex:
+    from palimpsest.engines.embedded.encoder import TextEncoder, reading_of
+
+    assert dense.encoder
+    encoder = TextEncoder(dense.encoder, reading_of(dense.encoder, dense.preset, **dense.changes), device=dense.device)
+    with ExitStack() as stack:
+        ticks: list[Tick] = []
+        before = 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal before
+            if not ticks:
+                ticks.append(stack.enter_context(progress("passages encoded", total)))
+            ticks[0](done - before)
+            before = done
+
+        return DenseIndex.of_corpus(corpus, folder, encoder, on_progress=on_progress)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -35,8 +35,10 @@ from palimpsest.evaluate.run import Arena, EvalSet, Measure, evaluate_sets
 from palimpsest.evaluate.samples import SAMPLES, Sample, read_samples
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.grader import build_grader
+from palimpsest.reward.grading import closing
 from palimpsest.text.codec import Codec
 from palimpsest.train.metrics import reply_metrics
+from palimpsest.train.tool_metrics import tool_measures
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 _PATIENCE_S = 5.0  # for a helper to end by itself
@@ -83,10 +85,11 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
     sets = longest_first(_sets(share, config))
     for one in sets:
         admit_all(one.policy, list(one.problems), engine.codec, engine.sampler.max_context)
+    grader = build_grader(config.reward, share.folder)
     arena = Arena(
         sampler=engine.sampler,
         codec=engine.codec,
-        grader=build_grader(config.reward),
+        grader=grader,
         sampling=config.eval_sampling,
         key=(config.seed, "quickstart"),
         measure=_measure(engine.codec),
@@ -100,13 +103,16 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
         "seed": config.seed,
     }
     asyncio.run(
-        evaluate_sets(
-            sets,
-            arena,
-            out=share.path,
-            concurrency=concurrency,
-            identity=identity,
-            on_progress=lambda _: on_episode(),
+        closing(
+            grader,
+            evaluate_sets(
+                sets,
+                arena,
+                out=share.path,
+                concurrency=concurrency,
+                identity=identity,
+                on_progress=lambda _: on_episode(),
+            ),
         )
     )
 
@@ -142,7 +148,7 @@ def _measure(codec: Codec) -> Measure:
     def measured(problem: Problem, trajectory: Trajectory, grade: Grade) -> Mapping[str, float]:
         if len(trajectory.turns) <= _MEASURED_TURNS:
             return measure(problem, trajectory, grade)
-        asked = reply_metrics(Group(problem, (trajectory,), (grade,)), codec)
+        asked = reply_metrics(Group(problem, (trajectory,), (grade,)), codec) | tool_measures(trajectory)
         return {name: value for name, value in asked.items() if value is not None}
 
     return measured

@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from palimpsest.cli.jobs.cold_start import run_cold_start
 from palimpsest.cli.jobs.parts import Parts, build_parts, policy_of, supervised_learner
 from palimpsest.cli.jobs.show import note
-from palimpsest.cli.requests import TrainRequest
+from palimpsest.cli.requests import SftRequest, TrainRequest
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import FileSource, ProblemSource, build_source
+from palimpsest.engines.embedded.model import model_path
 from palimpsest.evaluate.run import evaluate
 from palimpsest.memory.registry import admit_all
 from palimpsest.reward.gates import GateGrader
-from palimpsest.reward.grader import Grader
+from palimpsest.reward.grader import build_grader
+from palimpsest.reward.grading import Grader, Grades, Layered, closing
+from palimpsest.reward.objectives import ConstraintGrader
 from palimpsest.reward.state import StateGrader
-from palimpsest.rollout.group import Grades
+from palimpsest.text.codec import Codec
+from palimpsest.train.conversations import load_conversations
 from palimpsest.train.driver import Evaluate, Finished
 from palimpsest.train.faithful import FaithfulGrader
 from palimpsest.train.loggers import build_loggers
 from palimpsest.train.loop import Trainer
 from palimpsest.train.run_folder import RunFolder, open_run
-from palimpsest.train.sft import SupervisedTrainer, check_fit, read_trajectories
-from palimpsest.types import Problem
+from palimpsest.train.sft import Selection, SupervisedTrainer, check_fit, read_trajectories
+from palimpsest.types import Problem, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
     """Train `config` in an open run folder."""
     parts = prepared.parts
     assert parts.engine.learner is not None
+    grader = build_grader(config.reward, folder.path)
     trainer = Trainer(
         config=config,
         folder=folder,
@@ -94,25 +98,31 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
         learner=parts.engine.learner,
         policy=parts.policy,
         source=prepared.source,
-        grader=_training_grader(config, parts),
+        grader=Layered(grader, _layers(config, parts.engine.codec)),
         loggers=build_loggers(config, folder),
-        evaluate=None if prepared.held_out is None else _evaluation(config, parts, prepared.held_out),
+        evaluate=None if prepared.held_out is None else _evaluation(config, parts, grader, prepared.held_out),
     )
-    return asyncio.run(trainer.run())
+    return asyncio.run(closing(grader, trainer.run()))
 
 
-def _training_grader(config: RunConfig, parts: Parts) -> Grades:
-    """The grader of rewards: the answer, what single turns are worth, lowered as `reward.unsupported_penalty` asks."""
-    reward, codec = config.reward, parts.engine.codec
-    grader: Grader = parts.grader
-    if reward.state is not None:
-        grader = StateGrader(grader, codec, reward.state)
-    if reward.gates is not None:
-        grader = GateGrader(grader, codec, reward.gates)
-    return FaithfulGrader(grader, codec, reward.unsupported_penalty) if reward.unsupported_penalty else grader
+def _layers(config: RunConfig, codec: Codec) -> Callable[[Grader], Grader]:
+    """What training adds to the grade of the answer: what single turns are worth, and penalties."""
+    reward = config.reward
+
+    def layers(grader: Grader) -> Grader:
+        if reward.state is not None:
+            grader = StateGrader(grader, codec, reward.state)
+        if reward.gates is not None:
+            grader = GateGrader(grader, codec, reward.gates)
+        if reward.unsupported_penalty:
+            grader = FaithfulGrader(grader, codec, reward.unsupported_penalty)
+        penalty = reward.final_answer.constraint_penalty
+        return ConstraintGrader(grader, penalty) if penalty else grader
+
+    return layers
 
 
-def _evaluation(config: RunConfig, parts: Parts, problems: Sequence[Problem]) -> Evaluate:
+def _evaluation(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_every` steps."""
 
     async def measure(step: int) -> dict[str, float]:
@@ -121,7 +131,7 @@ def _evaluation(config: RunConfig, parts: Parts, problems: Sequence[Problem]) ->
             policy=parts.policy,
             sampler=parts.engine.sampler,
             codec=parts.engine.codec,
-            grader=parts.grader,
+            grader=grader,
             sampling=config.eval_sampling,
             key=(config.seed, "eval"),
             concurrency=config.engine.batch_slots,
@@ -132,12 +142,15 @@ def _evaluation(config: RunConfig, parts: Parts, problems: Sequence[Problem]) ->
     return measure
 
 
-def run_sft(request: TrainRequest, records: Path, min_grade: float | None) -> Finished:
-    """Imitate recorded trajectories; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+def run_sft(request: TrainRequest, lessons: SftRequest) -> Finished:
+    """Imitate trajectories; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
     config = request.config
-    trajectories = read_trajectories(records, min_grade=min_grade, warn=note)
+    chosen = _recorded(lessons)  # before the model: what is wrong with the records is said at once
     learner = supervised_learner(config)
+    trajectories = chosen.trajectories if chosen else _conversations(config, lessons, learner.max_context)
     check_fit(trajectories, vocab=learner.vocab, max_context=learner.max_context)
+    if chosen:
+        note(f"{lessons.records}: {chosen}")
     with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
         trainer = SupervisedTrainer(
             config=config,
@@ -149,3 +162,23 @@ def run_sft(request: TrainRequest, records: Path, min_grade: float | None) -> Fi
         finished = asyncio.run(trainer.run())
     note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}")
     return finished
+
+
+def _recorded(lessons: SftRequest) -> Selection | None:
+    """The recorded episodes that were asked for, if any were."""
+    if lessons.records is None:
+        return None
+    return read_trajectories(lessons.records, min_grade=lessons.min_grade, per_problem=lessons.per_problem, warn=note)
+
+
+def _conversations(config: RunConfig, lessons: SftRequest, max_context: int) -> Sequence[Trajectory]:
+    """The conversations that were asked for, in the model's tokens."""
+    assert lessons.data is not None
+    return load_conversations(
+        lessons.data,
+        Codec.load(model_path(config.model)),
+        max_tokens=max_context,
+        drop_too_long=lessons.drop_too_long,
+        memory_first=lessons.memory_first,
+        warn=note,
+    )

@@ -9,7 +9,7 @@ import torch
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.learner import EmbeddedLearner
-from palimpsest.engines.embedded.model import load_model, model_path
+from palimpsest.engines.embedded.model import load_model, model_path, trainable
 from palimpsest.engines.embedded.sampler import EmbeddedSampler
 from palimpsest.text.codec import Codec
 
@@ -33,7 +33,7 @@ def set_threads(threads: int) -> None:
 def build_engine(config: RunConfig, *, train: bool = True) -> Engine:
     """Load `config.model` and put the engine together; raises ModelError with the reason if it can't be used."""
     set_threads(config.engine.threads)
-    model = load_model(config.model)
+    model = trainable(config.model) if train else load_model(config.model)
     codec = Codec.load(model_path(config.model))
     sampler = EmbeddedSampler(
         model,

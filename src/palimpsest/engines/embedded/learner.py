@@ -5,6 +5,8 @@ Guaranteed: the gradient of a step is the sum over its segments, however they ar
 computed: they are in the denominators, not in the learner's metrics); what segments of a micro-batch have in common
 from their start is computed once; log-probabilities are taken at the sampling temperature and only where the loss mask
 is set; a saved folder opens with `from_pretrained` and restores weights and optimiser bit for bit.
+Of a model with adapters (lora.py) the adapters alone are trained, saved and restored, and the reference of the KL term
+is the same model without them.
 Not covered: several devices. The reference model of the KL term is not saved: it is the model the run started from,
 and a fingerprint of it is checked on load.
 """
@@ -16,6 +18,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +34,7 @@ from palimpsest.engines.embedded.forest_model import adopt
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.hidden import hidden_at
 from palimpsest.engines.embedded.logprobs import token_logprobs
+from palimpsest.engines.embedded.lora import save_adapter
 from palimpsest.engines.embedded.model import max_context
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.protocol import Stats, StepBatch
@@ -67,9 +71,10 @@ class EmbeddedLearner:
         self.max_context = max_context(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self._optimizer = Optimizer(model.named_parameters(), optim, total_steps)
+        self._adapted = hasattr(model, "peft_config")
         self._reference: Any = None
         if objective == "policy" and self._loss_config.kl_coef > 0:
-            self._reference = copy.deepcopy(model).requires_grad_(False)
+            self._reference = model if self._adapted else copy.deepcopy(model).requires_grad_(False)
         advantages_only = self._loss_config.kl_coef == 0 and self._loss_config.entropy_coef == 0
         self._skips_silent = objective == "policy" and advantages_only
         self._prepared: dict[int, tuple[StepBatch, list[Tensor] | None]] = {}
@@ -117,7 +122,10 @@ class EmbeddedLearner:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, with optimiser state under `learner/`."""
-        self._model.save_pretrained(folder)
+        if self._adapted:
+            save_adapter(self._model, folder)
+        else:
+            self._model.save_pretrained(folder)
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(folder)
         inner = folder / STATE_FOLDER
@@ -183,7 +191,7 @@ class EmbeddedLearner:
             before = torch.cat([old[i] for i in forest.indices])
         reference = None
         if self._reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), self._as_reference():
                 reference = self._forward(self._reference, forest)[0]
         return policy_loss(
             logprobs=logprobs,
@@ -195,6 +203,11 @@ class EmbeddedLearner:
             entropy=entropy,
             config=config,
         )
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        """Within it `_reference` is the model that the run started from."""
+        without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()
+        return without
 
     def _forward(self, model: Any, forest: Forest) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under `model`."""
@@ -239,9 +252,8 @@ class EmbeddedLearner:
 
     @torch.no_grad()
     def _copy_weights(self, theirs: dict[str, Tensor], folder: Path) -> None:
-        adapted = hasattr(self._model, "peft_config")
         for name, p in self._model.named_parameters():
-            if adapted and not p.requires_grad:
+            if self._adapted and not p.requires_grad:
                 continue  # adapters alone are saved
             if name not in theirs or theirs[name].shape != p.shape:
                 raise CheckpointError(f"checkpoint {folder}: weight {name} does not fit the model of this run")
@@ -263,9 +275,10 @@ def _without_adapter(name: str, model: Any) -> str:
 
 
 def _fingerprint(model: Any) -> str:
-    """SHA-256 over all weights, in order of their names."""
+    """SHA-256 over all weights but those of adapters, in order of their names."""
     digest = hashlib.sha256()
-    for name, p in sorted(model.named_parameters()):
+    weights = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
+    for name, p in sorted(weights, key=lambda each: each[0]):
         digest.update(name.encode())
         digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

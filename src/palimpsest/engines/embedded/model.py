@@ -15,15 +15,20 @@ import torch
 from safetensors import SafetensorError
 
 from palimpsest.config.schema import ModelConfig
+from palimpsest.engines.embedded.lora import SETTINGS, adapted, base_of, merged
 from palimpsest.errors import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+EMBEDDED = {"embedded": "base-model", "embedded-tools": "tool-model"}
+"""Names of the models inside the package, and their folders."""
+
+
 def model_path(config: ModelConfig) -> str:
     """Folder or hub id that `config.path` stands for."""
-    if config.path == "embedded":
-        return str(files("palimpsest").joinpath("assets", "base-model"))
+    if config.path in EMBEDDED:
+        return str(files("palimpsest").joinpath("assets", EMBEDDED[config.path]))
     return config.path
 
 
@@ -41,8 +46,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def load_model(config: ModelConfig) -> Any:
-    """The model in evaluation mode, on its device; raises ModelError with the reason if it can't be used."""
+    """The model in evaluation mode, on its device; raises ModelError with the reason if it can't be used.
+
+    Of a folder with an adapter, the model it belongs to with the adapter merged. `config.lora` is `trainable`'s.
+    """
     path = model_path(config)
+    if (base := base_of(path)) is not None:
+        return merged(load_model(config.model_copy(update={"path": base})), path)
     _check_folder(path)
     from huggingface_hub.utils import logging as hub_logging
     from transformers import AutoModelForCausalLM
@@ -76,6 +86,15 @@ def load_model(config: ModelConfig) -> Any:
     return model
 
 
+def trainable(config: ModelConfig) -> Any:
+    """The model as a learner takes it: with fresh adapters where `config.lora` asks for them."""
+    model = load_model(config)
+    if config.lora is None:
+        return model
+    is_folder = config.path not in EMBEDDED and Path(config.path).exists()
+    return adapted(model, config.lora, str(Path(config.path).resolve()) if is_folder else config.path)
+
+
 def _disable_dropout(model: Any) -> None:
     """The learner must compute what the sampler computed, also in training mode."""
     for module in model.modules():
@@ -106,7 +125,7 @@ def _check_folder(path: str) -> None:
             raise ModelError(f"model {path}: no such folder; give a Hugging Face folder or a hub id")
         return
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model {path}: no config.json; expected a Hugging Face folder")
+        raise ModelError(f"model {path}: no config.json and no {SETTINGS}; expected a Hugging Face folder")
     if not list(folder.glob("*.safetensors")):
         raise ModelError(f"model {path}: no *.safetensors weights; save them with save_pretrained")
 

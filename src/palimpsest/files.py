@@ -1,4 +1,4 @@
-"""File operations that either happen or don't, and last.
+"""File operations that either happen or don't, and last; the digest that tells whether a file is still what it was.
 
 Everything a run must be able to rely on after a crash goes through these functions: a file appears whole or not at
 all, a folder is published by one rename. Each function is one step of a protocol, so a test can stop after any.
@@ -10,6 +10,7 @@ Not covered: network file systems without atomic rename; disks that acknowledge 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -63,11 +64,15 @@ def publish_folder(hidden: Path, path: Path) -> None:
 
 def discard(path: Path) -> None:
     """Remove a folder: it vanishes under its name at once, so no one ever sees half of it."""
-    trash = path.with_name(f"{_TRASH}{path.name}")
-    if trash.exists():
-        remove_tree(trash)
-    rename(path, trash)
-    remove_tree(trash)
+    empty_trash(path)
+    rename(path, _trash(path))
+    empty_trash(path)
+
+
+def empty_trash(path: Path) -> None:
+    """Remove what a crash left of a folder of that name that was being removed."""
+    if _trash(path).exists():
+        remove_tree(_trash(path))
 
 
 def remove_tree(path: Path) -> None:
@@ -91,3 +96,13 @@ def hidden_folder(path: Path) -> Path:
         remove_tree(hidden)
     hidden.mkdir(parents=True)
     return hidden
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _trash(path: Path) -> Path:
+    return path.with_name(f"{_TRASH}{path.name}")

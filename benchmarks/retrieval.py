@@ -1,0 +1,21 @@
+"""The retrieval server under concurrent clients; the code is in palimpsest.bench.retrieval.
+
+PYTHONPATH=src python benchmarks/retrieval.py --passages 100000 --clients 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from palimpsest.bench.retrieval import Sizes, run
+from palimpsest.cli.jobs.measuring import show_bench
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    for field in dataclasses.fields(Sizes):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+    result = run(Sizes(**vars(parser.parse_args())))
+    print(json.dumps(result))
+    show_bench("retrieval", result, json=False)

@@ -1,0 +1,246 @@
+"""The context of an agent with tools, as pieces of token ids with owners.
+
+A history is an opening and exchanges; an exchange is one reply with the results of its calls, each result under an id.
+Deleting results takes out those results and the calls that made them, by id and by nothing else:
+
+    exchange     "I look. <call A> <call B>"   result a1 of A   result b2 of B
+    delete a1    "I look. <call B>"            result b2 of B
+    delete b2    (nothing: a reply whose results are all gone goes with them)
+
+With a call go the blanks and commas that parted it from its neighbour; the words around it stay. Only whole tokens are
+cut and none is made: where an edge falls inside a token, the cut is moved by a few characters to where it leaves the
+same text ("A}; {B}; {C" without "{B}; " or without "; {B}"). Where no such place is, tokens that straddle an edge stay.
+Always cut from what was sampled, never from an earlier cut, so the order of deletions doesn't matter.
+
+Guaranteed: values are immutable; `ids` is the concatenation of the surviving pieces, each exactly as it was sampled or
+encoded; without a deletion, `ids` after an exchange begins with `ids` before it and the reply.
+Not covered: a call that names itself in the words around it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from palimpsest.text.chat import ChatPieces
+from palimpsest.text.codec import Codec
+
+Span = tuple[int, int]
+Tokens = tuple[int, ...]
+
+_PARTING = re.compile(r"[\s;,]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one call brought."""
+
+    id: str
+    ids: Tokens
+    """[T] as shown, its id included."""
+    call: Span
+    """Characters of the call in the reply's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A reply and the results of its calls, as they were; and what has been deleted of them."""
+
+    reply: Tokens
+    """[T] as sampled, with its stop token if there was one."""
+    results: tuple[Result, ...]
+    deleted: frozenset[str] = frozenset()
+    kept: Tokens | None = None
+    """The reply without the calls of deleted results; None before a deletion."""
+
+    @property
+    def shown(self) -> tuple[Tokens, tuple[Result, ...]]:
+        """The reply and the results that are left."""
+        left = tuple(result for result in self.results if result.id not in self.deleted)
+        return self.reply if self.kept is None else self.kept, left
+
+    def without(self, ids: Collection[str], codec: Codec) -> Exchange | None:
+        """This exchange after deleting the results called `ids` as well; None if nothing is left of it."""
+        gone = self.deleted | {result.id for result in self.results if result.id in ids}
+        if gone == self.deleted:
+            return self
+        if len(gone) == len(self.results):
+            return None
+        kept = _without_calls(self.reply, self.results, gone, codec)
+        return replace(self, deleted=gone, kept=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A context; `append` and `without` make new ones."""
+
+    pieces: ChatPieces
+    opening: Tokens
+    """[T] system message, tools and question, as far as the model's first turn."""
+    exchanges: tuple[Exchange, ...] = ()
+
+    def append(self, exchange: Exchange) -> History:
+        return replace(self, exchanges=(*self.exchanges, exchange))
+
+    def without(self, ids: Collection[str], codec: Codec) -> History:
+        """Without the results called `ids` and the calls that made them."""
+        left = (exchange.without(ids, codec) for exchange in self.exchanges)
+        return replace(self, exchanges=tuple(exchange for exchange in left if exchange is not None))
+
+    def result_ids(self) -> list[str]:
+        """The ids in sight, oldest first."""
+        return [result.id for exchange in self.exchanges for result in exchange.shown[1]]
+
+    def ids(self) -> list[int]:
+        """[P] the prompt of the model's next turn."""
+        ids = [*self.opening, *self.pieces.generation]
+        for tokens in self._exchanged():
+            ids += tokens
+        return ids
+
+    def ids_with_user(self, message: Sequence[int]) -> list[int]:
+        """[P] the prompt after a further user message, which needs an exchange before it and a template for it."""
+        assert self.exchanges
+        assert self.pieces.to_user is not None
+        ids = replace(self, exchanges=self.exchanges[:-1]).ids()
+        reply, results = self.exchanges[-1].shown
+        ids += self.pieces.open_exchange(reply, [result.ids for result in results])
+        return [*ids, *self.pieces.to_user, *message, *self.pieces.after_user]
+
+    def exchange_lengths(self) -> list[int]:
+        """[exchanges] tokens of each."""
+        return [len(tokens) for tokens in self._exchanged()]
+
+    def _exchanged(self) -> Iterator[list[int]]:
+        for exchange in self.exchanges:
+            reply, results = exchange.shown
+            yield self.pieces.exchange(reply, [result.ids for result in results])
+
+
+def said_text(ids: Sequence[int], codec: Codec) -> str:
+    """The text of a reply, control tokens but those that end it included: calls may be made of them."""
+    return codec.decode([i for i in ids if i not in codec.stop_ids])
+
+
+def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[str], codec: Codec) -> Tokens:
+    """`reply` without the tokens of the calls of the results `gone`."""
+    said = [i for i in reply if i not in codec.stop_ids]
+    if len(said) < len(reply) and tuple(said) != reply[: len(said)]:
+        return reply  # a stop token amid the reply: places in the text are no longer places in the ids
+    edges = _Edges(said, codec)
+    kept = list(reply)
+    for first, last in reversed(edges.cuts(_merged(_cut_spans(edges.text, results, gone)))):
+        del kept[first:last]
+    return tuple(kept)
+
+
+def _cut_spans(text: str, results: Sequence[Result], gone: Collection[str]) -> list[Span]:
+    """Characters to cut, in order and apart: each call deleted and what parted it from a neighbour.
+
+    >>> calls = [Result("a", (), (0, 3)), Result("b", (), (5, 8)), Result("c", (), (10, 13))]
+    >>> _cut_spans("{A}, {B}, {C}", calls, {"a"}), _cut_spans("{A}, {B}, {C}", calls, {"c", "b"})
+    ([(0, 5)], [(3, 8), (8, 13)])
+    """
+    spans = []
+    survivor_before = False
+    for place, result in enumerate(results):
+        start, end = _body(text, result.call)
+        if result.id not in gone:
+            survivor_before = True
+            continue
+        if survivor_before:
+            before = results[place - 1].call[1]
+            start = before if _PARTING.fullmatch(text, before, start) else start
+        elif place + 1 < len(results):
+            after = _body(text, results[place + 1].call)[0]
+            end = after if _PARTING.fullmatch(text, end, after) else end
+        spans.append((start, end))
+    return spans
+
+
+_ARRAY = re.compile(r"\[TOOL_CALLS\]\s*\[\s*")
+
+
+def _body(text: str, call: Span) -> Span:
+    """A call without the opening of the array it is the first of, which its neighbours need."""
+    opened = _ARRAY.match(text, *call)
+    return (opened.end() if opened else call[0], call[1])
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """
+    >>> _merged([(0, 2), (2, 5), (6, 7)])
+    [(0, 5), (6, 7)]
+    """
+    merged: list[Span] = []
+    for start, end in spans:
+        if merged and merged[-1][1] == start:
+            start = merged.pop()[0]
+        merged.append((start, end))
+    return merged
+
+
+_LONGEST_CHARACTER = 4  # bytes, so at most as many tokens
+_SHIFTS = sorted(range(-8, 9), key=abs)  # characters
+
+
+class _Edges:
+    """Where the tokens of a text begin and end."""
+
+    def __init__(self, ids: Sequence[int], codec: Codec) -> None:
+        self._ids, self._codec = list(ids), codec
+        self.text = codec.decode(ids)
+        self._texts: dict[int, str] = {}
+
+    def cuts(self, spans: Sequence[Span]) -> list[Span]:
+        """For each of some characters, in order and apart, the tokens [first, last) to cut."""
+        cuts: list[Span] = []
+        for span in spans:
+            found = self._moved(*span, after=cuts[-1][1] if cuts else 0) or self._inside(*span)
+            if found is not None:
+                cuts.append(found)
+        return cuts
+
+    def _moved(self, start: int, end: int, after: int) -> Span | None:
+        """Tokens whose cut leaves the same text as that of characters [start, end), from token `after` on."""
+        text = self.text
+        for shift in _SHIFTS:
+            low, high = min(0, shift), max(0, shift)
+            if start + low < 0 or text[start + low : start + high] != text[end + low : end + high]:
+                continue
+            first, last = self._edge(start + shift), self._edge(end + shift)
+            if first is not None and last is not None and after <= first:
+                return (first, last)
+        return None
+
+    def _inside(self, start: int, end: int) -> Span | None:
+        """The tokens that lie whole within characters [start, end)."""
+        first, last = self._at_least(start), self._at_least(end + 1) - 1
+        for _ in range(_LONGEST_CHARACTER):  # not amid a character of several tokens
+            first += not self._is_edge(first)
+            last -= not self._is_edge(last)
+        within = start <= self._length(first) <= self._length(last) <= end
+        return (first, last) if within and self._is_edge(first) and self._is_edge(last) else None
+
+    def _edge(self, place: int) -> int | None:
+        """How many tokens make up the text before a character, None if no number does."""
+        count = self._at_least(place)
+        return count if self._length(count) == place and self._is_edge(count) else None
+
+    def _at_least(self, place: int) -> int:
+        """How many tokens have so many characters; one more than there are if all together have fewer."""
+        return bisect_left(range(len(self._ids) + 1), place, key=self._length)
+
+    def _is_edge(self, count: int) -> bool:
+        return 0 <= count <= len(self._ids) and self.text.startswith(self._before(count))
+
+    def _length(self, count: int) -> int:
+        return len(self._before(count))
+
+    def _before(self, count: int) -> str:
+        """The text of the first `count` tokens."""
+        if count not in self._texts:
+            self._texts[count] = self._codec.decode(self._ids[:count])
+        return self._texts[count]

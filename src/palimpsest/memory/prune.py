@@ -1,0 +1,114 @@
+"""MemAct's policy: an agent with tools that deletes parts of its own context with one more tool.
+
+Source: MemAct (arXiv 2510.12635) and its code. The tool is prune_context(memory, delete_ids): the results of these ids
+leave the context with the calls that made them, the call of prune_context with its memory stays in their place. Its own
+result has an id as well, so that a later prune can delete an older memory.
+
+A prune is done whole or not at all. Refused, with a message that names the fault: arguments that don't suit the schema,
+a blank memory, no ids, an id twice, an id that is not in sight. Several prunes in one reply are done in order, each on
+what the one before left. What a reply calls beside a prune can't be named by it: it has no id yet.
+
+Differences from the authors' code, each on purpose: ids are matched whole, never as a part of a text; calls are cut out
+of the sampled ids and nothing is encoded again; a refused prune changes nothing; every result has an id, errors too.
+
+Guaranteed: a prune removes exactly the results named and their calls (memory/history.py says how, where a reply made
+several). Without a prune the prompt only grows. `prune: false` is the same agent without the tool: a call of it is one
+of an unknown tool.
+Not covered: whether the memory says what was deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.tool_agent import Episode, Found, Said, ToolAgentPolicy
+from palimpsest.memory.tool_prompts import PRUNE, tool_prompts
+from palimpsest.text.tool_arguments import argument_fault
+from palimpsest.text.tool_calls import ToolCall
+from palimpsest.tools.tool import ToolSpec
+
+_REFUSED = "prune_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePolicy(ToolAgentPolicy):
+    """Options of the tool agent, and whether it may prune."""
+
+    prune: bool = True
+    """False: the plain agent with tools, its prompt without a word on pruning."""
+
+    def __post_init__(self) -> None:
+        ToolAgentPolicy.__post_init__(self)
+        if any(tool.spec.name == PRUNE.name for tool in self.built):
+            raise ConfigError(f"policy.options.tools: {PRUNE.name} is the policy's own tool; rename yours")
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools that are offered."""
+        return (*(tool.spec for tool in self.built), *([PRUNE] if self.prune else []))
+
+    def messages(self) -> tuple[str, str]:
+        """System and user message."""
+        prompts = tool_prompts(self.prompts)
+        if not self.prune:
+            return prompts.system, prompts.user
+        return "\n\n".join(part for part in (prompts.system, prompts.system_prune) if part), prompts.user_prune
+
+    def told_at_once(self, episode: Episode, call: Found, number: int) -> Said | None:
+        """A prune is done at once, on the history before this reply."""
+        mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
+        if not mine or number >= self.parallel_calls:
+            return ToolAgentPolicy.told_at_once(self, episode, call, number)
+        assert isinstance(call, ToolCall)
+        fault = prune_fault(call.arguments, episode.history.result_ids())
+        if fault is not None:
+            return Said(fault, _REFUSED)
+        ids = call.arguments["delete_ids"]
+        episode.history = episode.history.without(ids, episode.model.codec)
+        return Said(tool_prompts(self.prompts).pruned.replace("{ids}", ", ".join(ids)))
+
+    def record(self, episode: Episode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
+        """The event of a call."""
+        mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
+        if mine and said.error == _REFUSED:
+            episode.model.event("prune_refused", id=about["id"], reason=said.text[:400])
+        elif mine and said.error is None:
+            assert isinstance(call, ToolCall)
+            episode.prunes += 1
+            left = len(episode.history.ids())  # of all prunes of this reply, before its results
+            memory, deleted = call.arguments["memory"], list(call.arguments["delete_ids"])
+            episode.model.event("prune", id=about["id"], deleted=deleted, memory=memory, context_tokens=left)
+        else:
+            ToolAgentPolicy.record(self, episode, call, said, about)
+
+
+def prune_fault(arguments: Mapping[str, Any], in_sight: list[str]) -> str | None:
+    """Why a prune is refused, None if it isn't.
+
+    >>> prune_fault({"memory": "Oslo", "delete_ids": ["a1", "c3"]}, ["a1", "b2"])
+    'delete_ids: "c3" is no id in sight; there is a1, b2'
+    >>> prune_fault({"memory": "Oslo", "delete_ids": "a1"}, ["a1"])
+    'delete_ids="a1" is a string: give an array'
+    >>> prune_fault({"memory": "Oslo", "delete_ids": ["a1"]}, ["a1"]) is None
+    True
+    """
+    fault = argument_fault(arguments, PRUNE.parameters)
+    if fault is not None:
+        return fault
+    ids: list[str] = arguments["delete_ids"]
+    if not arguments["memory"].strip():
+        return "memory is empty: write down what must be remembered"
+    if not ids:
+        return "delete_ids is empty: name at least one id"
+    known, seen = set(in_sight), set[str]()
+    for one in ids:
+        if one not in known:
+            there = f"there is {', '.join(in_sight[:20])}" if in_sight else "there is none yet"
+            return f'delete_ids: "{one[:40]}" is no id in sight; {there}'
+        if one in seen:
+            return f'delete_ids: "{one}" stands there twice'
+        seen.add(one)
+    return None

@@ -1,0 +1,80 @@
+"""A baseline with a memory by rule: an agent with tools that sums up its history when the context is full.
+
+Source: SUPO (arXiv 2510.06727). Before a turn for which the context has no room left:
+
+    summary = model(history, "sum up")           a turn of its own, called summarise, trained like any other
+    history = question, summary                  and on from there
+
+Difference from the paper, on purpose: it always leaves out the latest reply and its results from what is summed up,
+so that the request fits; here they are left out only where it doesn't. Every reply is trained where it was sampled.
+
+Guaranteed: a prompt and its reply never exceed `context_tokens`; the summary enters the next prompt as the ids that
+were sampled, control tokens taken out. A summary counts as one of `max_turns`.
+Not covered: a summary that makes things up; the paper's masking of overlong rollouts, which is a matter of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.memory.history import History
+from palimpsest.memory.tool_agent import Episode, ToolAgentPolicy
+from palimpsest.memory.tool_prompts import tool_prompts
+from palimpsest.text.chat import chat_pieces
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryPolicy(ToolAgentPolicy):
+    """Options of the tool agent, and the length of a summary."""
+
+    summary_tokens: int = 1024
+    """Budget of a summary."""
+
+    def __post_init__(self) -> None:
+        ToolAgentPolicy.__post_init__(self)
+        if self.summary_tokens < 1:
+            raise ConfigError(f"policy.options.summary_tokens={self.summary_tokens}: must be at least 1 token")
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a problem that has no room for a turn after a summary."""
+        ToolAgentPolicy.admit(self, problem, codec)
+        if chat_pieces(codec).to_user is None:
+            raise ModelError("the model's chat template allows no user message after tool results: no summary there")
+        length = len(self.resumed(problem, (0,) * self.summary_tokens, codec).ids())
+        if length + self.turn_tokens > self.context_tokens:
+            raise DataError(
+                f"problem {problem.id}: with a summary its prompt has {length} tokens and policy.options.turn_tokens="
+                f"{self.turn_tokens}, together more than policy.options.context_tokens={self.context_tokens}; "
+                "raise the last or lower policy.options.summary_tokens"
+            )
+
+    def resumed(self, problem: Problem, summary: Sequence[int], codec: Codec) -> History:
+        """The history after a summary."""
+        template = self.template(codec, tool_prompts(self.prompts).user_summary, ("question", "summary"))
+        values = {"question": codec.encode(problem.question), "summary": summary}
+        return History(chat_pieces(codec), tuple(template.fill(values)))
+
+    async def make_room(self, episode: Episode) -> None:
+        """Sum up if the next turn has no room."""
+        codec, before = episode.model.codec, episode.history
+        if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
+            return
+        request = codec.encode(tool_prompts(self.prompts).summarise)
+        seen = before
+        while seen.exchanges and self._too_long(seen.ids_with_user(request)):
+            seen = replace(seen, exchanges=seen.exchanges[:-1])
+        if not seen.exchanges:
+            return  # the first results alone fill the context: the turn ends as out_of_context
+        completion = await self.generate(episode, seen.ids_with_user(request), "summarise", self.summary_tokens)
+        assert completion is not None
+        summary = codec.strip_stop(completion.token_ids)
+        episode.history = self.resumed(episode.problem, summary, codec)
+        left_out = len(before.exchanges) - len(seen.exchanges)
+        episode.model.event("summary", tokens=len(summary), text=codec.decode(summary), left_out=left_out)
+
+    def _too_long(self, prompt: Sequence[int]) -> bool:
+        return len(prompt) + self.summary_tokens > self.context_tokens

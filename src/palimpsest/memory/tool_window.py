@@ -1,0 +1,48 @@
+"""A baseline without memory: an agent with tools that sees the last tokens of its tool history only.
+
+Source: the sliding-window baseline of MemAct (arXiv 2510.12635), whose window is 8K. Before each turn the oldest
+replies leave with their results, whole, until the rest has at most `window_tokens`; the question stays.
+
+Guaranteed: the latest reply stays with its results, even if they alone are longer than the window.
+Not covered: telling the model that something has left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.tool_agent import Episode, ToolAgentPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWindowPolicy(ToolAgentPolicy):
+    """Options of the tool agent, and the window."""
+
+    window_tokens: int = 8192
+    """Tokens of replies and results that stay in sight."""
+
+    def __post_init__(self) -> None:
+        ToolAgentPolicy.__post_init__(self)
+        if self.window_tokens < 1:
+            raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1 token")
+
+    async def make_room(self, episode: Episode) -> None:
+        """Drop the oldest exchanges."""
+        first = dropped_exchanges(episode.history.exchange_lengths(), self.window_tokens)
+        if first:
+            episode.history = replace(episode.history, exchanges=episode.history.exchanges[first:])
+            episode.model.event("window", exchanges=first)
+
+
+def dropped_exchanges(lengths: list[int], window: int) -> int:
+    """How many of the oldest must go.
+
+    >>> dropped_exchanges([5, 4, 3], 12), dropped_exchanges([5, 4, 3], 7), dropped_exchanges([5, 4, 3], 1)
+    (0, 1, 2)
+    """
+    first, total = 0, sum(lengths)
+    while total > window and first < len(lengths) - 1:
+        total -= lengths[first]
+        first += 1
+    return first

@@ -1,0 +1,155 @@
+"""Chat completions of an OpenAI-compatible endpoint, asked from a coroutine (vLLM, SGLang, llama.cpp, OpenAI).
+
+Only fields that all of these document are sent: model, messages, temperature, max_tokens, response_format. An endpoint
+that refuses the format (400 or 422) is asked with a weaker one, json_schema, json_object, none, and then always.
+
+Guaranteed: the event loop is never blocked; at most `concurrency` requests are under way; what is down, slow, busy
+(429, 5xx) or answers with something else than a completion is asked again, `attempts` times in all, after a pause that
+doubles, or the one the endpoint asks for up to `LONGEST_PAUSE`; then JudgeError, one line. The key is in no message.
+Not covered: use from several event loops; the size of an endpoint's answers; redirects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from palimpsest.config.schema import JudgeConfig
+from palimpsest.errors import ConfigError, JudgeError
+
+LONGEST_PAUSE = 20.0  # seconds
+_REFUSALS = (400, 422)
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Message = Mapping[str, str]
+
+
+class _Refused(JudgeError):
+    """The endpoint took offence at the request itself."""
+
+
+class _Again(Exception):
+    """Another attempt may succeed; `pause` in seconds if the endpoint named one."""
+
+    def __init__(self, said: str, pause: float | None = None) -> None:
+        super().__init__(said)
+        self.pause = pause
+
+
+class ChatClient:
+    """`POST {url}/chat/completions`; `close` it."""
+
+    def __init__(self, config: JudgeConfig, schema: Mapping[str, Any], *, pause: float = 0.5) -> None:
+        """`schema`: of the JSON object to be answered; `pause`: seconds before the second attempt.
+
+        Raises ConfigError if the environment variable of the key is not set.
+        """
+        self.url = f"{config.url.rstrip('/')}/chat/completions"
+        self._config, self._pause = config, pause
+        self._formats = (
+            {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}},
+            {"type": "json_object"},
+            None,
+        )
+        self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._client = httpx.AsyncClient(
+            headers=_authorisation(config),
+            timeout=None,  # the whole attempt is timed below; httpx would time each read
+            limits=httpx.Limits(max_connections=config.concurrency),
+            trust_env=httpx.URL(config.url).host not in _LOOPBACK,  # no proxy for a service on this machine
+        )
+
+    async def complete(self, messages: Sequence[Message]) -> str:
+        """The text of the completion. Raises JudgeError."""
+        for index in range(self._weakest, len(self._formats)):
+            try:
+                text = await self._attempts(self._body(messages, self._formats[index]))
+            except _Refused:
+                if index == len(self._formats) - 1:
+                    raise
+            else:
+                self._weakest = max(self._weakest, index)
+                return text
+        raise AssertionError("unreachable: the last format returns or raises")
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _body(self, messages: Sequence[Message], response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+        optional = {
+            "temperature": self._config.temperature,
+            "max_tokens": self._config.max_tokens,
+            "response_format": response_format,
+        }
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"model": self._config.model, "messages": list(messages), **given}
+
+    async def _attempts(self, body: Mapping[str, Any]) -> str:
+        said, attempts = "", self._config.attempts
+        for attempt in range(attempts):
+            try:
+                async with self._places:
+                    return await self._attempt(body)
+            except _Again as again:
+                said, asked = str(again), again.pause
+            if attempt + 1 < attempts:
+                pause = self._pause * 2**attempt * random.uniform(0.5, 1.0) if asked is None else asked
+                await asyncio.sleep(min(pause, LONGEST_PAUSE))
+        raise JudgeError(f"{self.url}: gave up after {attempts} attempts: {said}")
+
+    async def _attempt(self, body: Mapping[str, Any]) -> str:
+        limit = self._config.timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                answer = await self._client.post(self.url, json=body)
+        except TimeoutError:
+            raise _Again(f"no answer within {limit:g} s") from None
+        except httpx.TransportError as error:
+            raise _Again(str(error) or type(error).__name__) from None
+        if answer.status_code == 200:
+            return _text(answer)
+        said = f"status {answer.status_code}: {answer.text!r:.200}"
+        if answer.status_code in (408, 429) or answer.status_code >= 500:
+            raise _Again(said, _retry_after(answer))
+        if answer.status_code in _REFUSALS:
+            raise _Refused(f"{self.url}: {said}")
+        hint = "; does reward.judge.url lack /v1?" if answer.status_code == 404 else ""
+        raise JudgeError(f"{self.url}: {said}{hint}")
+
+
+def _authorisation(config: JudgeConfig) -> dict[str, str]:
+    name = config.api_key_env
+    if name is None:
+        return {}
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(
+            f"reward.judge.api_key_env={name}: the environment has no such variable; set it, or drop the option"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _text(answer: httpx.Response) -> str:
+    try:
+        choice: Any = answer.json()["choices"][0]
+        text, ended = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise _Again(f"not a chat completion: {answer.text!r:.100}") from None
+    if not isinstance(text, str) or not text.strip():
+        why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
+        raise JudgeError(f"the reply is empty (finish_reason {ended}){why}")
+    return text
+
+
+def _retry_after(answer: httpx.Response) -> float | None:
+    """Seconds the endpoint asks to wait; the form with a date is passed over."""
+    try:
+        return max(0.0, float(answer.headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,214 @@
+r"""A conversation with tools in token space: what stands between the messages, for any chat template.
+
+The template is rendered with marks in place of the messages and cut there; each piece is tokenised once. For Qwen 2.5,
+where successive results share one user turn:
+
+    opening      <|im_start|>system\n..# Tools..<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n
+    generation   <|im_start|>assistant\n
+    (a reply, as it was sampled)
+    end          <|im_end|>                      only if the reply was cut before it sampled one; context, never trained
+    to_results   \n<|im_start|>user\n<tool_response>\n
+    (a result)
+    between      \n</tool_response>\n<tool_response>\n
+    (a result)
+    last         \n</tool_response><|im_end|>\n<|im_start|>assistant\n
+
+Guaranteed: nothing that was sampled is rendered or encoded again, so the prompt after a reply extends the one before,
+whatever the template would do to older messages (strip their thinking, move their tools).
+Where a template can't: tools that it leaves out are described in the system message; a system message that it refuses
+stands at the top of the user message; results that it refuses are a user message. If nothing helps, ModelError.
+Not covered: results whose text the template would escape (Llama's JSON strings): they stand there as they are; the
+chat-level id and name of a call, which are the same constants for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError
+
+from palimpsest.errors import ModelError
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import Template, cut_at_marks, mark, marked_slots
+from palimpsest.text.tool_calls import CallStyle
+
+Tokens = tuple[int, ...]
+Message = Mapping[str, Any]
+
+_CALL_ID = "call00000"  # nine letters and digits, as Mistral's templates demand
+_USER: Message = {"role": "user", "content": mark("user")}
+_PLAIN: Message = {"role": "assistant", "content": mark("reply")}
+_CALLING: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": _CALL_ID,
+            "type": "function",
+            "function": {"name": "tool", "arguments": {"text": mark("reply")}},
+        }
+    ],
+}
+_DATE = "26 Jul 2024"
+"""Llama's templates print a date, by default today's: the prompts of a run must not depend on the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPieces:
+    """What stands around replies and results; see the module's example."""
+
+    generation: Tokens
+    end: Tokens
+    to_results: Tokens
+    between: Tokens
+    last: Tokens
+    """After the last result, the model's turn to speak included."""
+    stop_ids: frozenset[int]
+    to_user: Tokens | None
+    """After the last result if a user message follows; None where the template allows none."""
+    after_user: Tokens
+    """After that user message, the model's turn to speak included."""
+
+    def exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> list[int]:
+        """[T] a reply with its results, up to the model's next turn."""
+        return [*self.open_exchange(reply, results), *self.last]
+
+    def open_exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> list[int]:
+        """[T] a reply with its results, the last of them not yet closed."""
+        ids = [*reply]
+        if not (ids and ids[-1] in self.stop_ids):
+            ids += self.end
+        for number, result in enumerate(results):
+            ids += self.between if number else self.to_results
+            ids += result
+        return ids
+
+
+@lru_cache(maxsize=32)
+def chat_pieces(codec: Codec) -> ChatPieces:
+    """The pieces of the model's chat template. Raises ModelError if it has none, or no way to show a result."""
+    if not getattr(codec.tokenizer, "chat_template", None):
+        raise ModelError("the model has no chat template, which an agent with tools needs: take an instruction model")
+    generation = _generation(codec)
+    for reply in (_PLAIN, _CALLING):
+        found = _parts(codec, [_USER, reply, _result("one"), _result("two")], ("user", "reply", "one", "two"))
+        if found is None:
+            continue
+        end, to_results = _ending(codec, found[2], plain=reply is _PLAIN)
+        following = _parts(codec, [_USER, reply, _result("one"), _next_user()], ("user", "reply", "one", "next"))
+        return ChatPieces(
+            generation=generation,
+            end=end,
+            to_results=to_results,
+            between=_encoded(codec, found[3]),
+            last=_encoded(codec, found[4]),
+            stop_ids=frozenset(codec.stop_ids),
+            to_user=None if following is None else _encoded(codec, following[3]),
+            after_user=() if following is None else _encoded(codec, following[4]),
+        )
+    return _as_user_message(codec, generation)
+
+
+def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
+    """The results of a reply together are one user message: for templates without a role for them."""
+    found = _parts(codec, [_USER, _PLAIN, {"role": "user", "content": mark("one")}], ("user", "reply", "one"))
+    if found is None:
+        raise ModelError("the model's chat template renders neither tool messages nor a second user message")
+    end, to_results = _ending(codec, found[2], plain=True)
+    gap, last = _encoded(codec, "\n\n"), _encoded(codec, found[3])
+    return ChatPieces(generation, end, to_results, gap, last, frozenset(codec.stop_ids), gap, last)
+
+
+@lru_cache(maxsize=64)
+def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools: str, described: str) -> Template:
+    """Template of everything before the model's first turn, the turn to speak not included.
+
+    `user` holds the slots; `tools` is a JSON array in the form of OpenAI's function calling; `described` says the same
+    in words, for templates that leave `tools` out. An empty `system` is no message.
+    """
+    content, offered = marked_slots(user, slots), json.loads(tools)
+    told = "\n\n".join(part for part in (system, described if offered else "") if part)
+    tries: list[tuple[str, str, list[Any]]] = [(system, content, offered)] if offered else []
+    tries += [(told, content, []), ("", "\n\n".join(part for part in (told, content) if part), [])]
+    for said, asked, given in tries:
+        messages = [{"role": "system", "content": said}] if said else []
+        text = _rendered(codec, [*messages, {"role": "user", "content": asked}], tools=given or None, speak=False)
+        if text is None or any(tool["function"]["name"] not in text for tool in given):
+            continue
+        template = cut_at_marks(codec, text)
+        if sorted(template.slots) == sorted(slots):
+            return template
+    raise ModelError("the model's chat template does not render a user message: check its chat_template")
+
+
+def call_style(codec: Codec) -> CallStyle:
+    """The form of calls that the model's template speaks of; hermes if it speaks of none."""
+    template = str(getattr(codec.tokenizer, "chat_template", "") or "")
+    if "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template:
+        return "mistral"
+    if "<tool_call>" not in template and ("<|python_tag|>" in template or "ipython" in template):
+        return "llama3"
+    return "hermes"
+
+
+def _result(name: str) -> Message:
+    return {"role": "tool", "name": "tool", "tool_call_id": _CALL_ID, "content": mark(name)}
+
+
+def _next_user() -> Message:
+    return {"role": "user", "content": mark("next")}
+
+
+def _generation(codec: Codec) -> Tokens:
+    """What follows a user message where the model is to speak."""
+    silent, speaking = (_rendered(codec, [_USER], speak=speak) for speak in (False, True))
+    if silent is None or speaking is None or not speaking.startswith(silent):
+        raise ModelError("the model's chat template rewrites the user message when the model is to speak")
+    return _encoded(codec, speaking[len(silent) :])
+
+
+def _ending(codec: Codec, text: str, *, plain: bool) -> tuple[Tokens, Tokens]:
+    """Of what stands between a reply and its first result: what ends the reply, and the rest."""
+    ids = _encoded(codec, text)
+    at = next((place for place, i in enumerate(ids) if i in codec.stop_ids), None)
+    if at is None:
+        return (), ids
+    return ids[: at + 1] if plain else ids[at : at + 1], ids[at + 1 :]
+
+
+def _parts(codec: Codec, messages: Sequence[Message], names: Sequence[str]) -> list[str] | None:
+    """The text around the marks `names`, None if the template refuses these messages or shows others."""
+    text = _rendered(codec, messages, speak=True)
+    if text is None:
+        return None
+    parts = []
+    for name in names:
+        before, found, text = text.partition(mark(name))
+        if not found or mark(name) in text:
+            return None
+        parts.append(before)
+    return [*parts, text]
+
+
+def _rendered(codec: Codec, messages: Sequence[Message], *, speak: bool, tools: list[Any] | None = None) -> str | None:
+    """The conversation as the template writes it, None if it refuses."""
+    try:
+        return str(
+            codec.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=speak,
+                date_string=_DATE,
+            )
+        )
+    except (TemplateError, TypeError, ValueError, LookupError):  # what templates refuse with; they are foreign code
+        return None
+
+
+def _encoded(codec: Codec, text: str) -> Tokens:
+    return tuple(codec.encode_trusted(text)) if text else ()

@@ -1,0 +1,152 @@
+"""The search tool: `search(query, topk)` over a problem's own passages, an index on disk, or a retrieval server.
+
+Guaranteed: one ranking whatever stands behind it (tools/bm25.py); the event loop is never blocked by an index or a
+server; a service that can't answer is a ToolError for the model, and nothing else changes.
+Not covered: telling the reward that a service was down, which the episode's events do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import bm25s
+
+from palimpsest.data.corpus import searched_text
+from palimpsest.errors import ConfigError, DataError, SearchError
+from palimpsest.tools.bm25 import Bm25Index, words
+from palimpsest.tools.search import Hit, LocalSearch, Search
+from palimpsest.tools.tool import ToolError, ToolSpec
+from palimpsest.tools.top import top
+from palimpsest.types import Problem
+
+_KEPT_WORLDS = 256
+_NOTHING = "No results."
+
+
+class PassageIndex:
+    """BM25 over passages in memory, with the ranking of an index on disk.
+
+    >>> index = PassageIndex([{"text": "Ann lives in Oslo."}, {"text": "Bob lives in Rome."}])
+    >>> [hit.document["text"] for hit in index.search(["Who lives in Rome?"], 1)[0]]
+    ['Bob lives in Rome.']
+    """
+
+    def __init__(self, passages: Sequence[Mapping[str, Any]]) -> None:
+        self._passages = passages
+        self._vocabulary: dict[str, int] = {}
+        numbers = [
+            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words(searched_text(dict(passage)))]
+            for passage in passages
+        ]
+        self._scores = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy", csc_backend="numpy")
+        if self._vocabulary:
+            self._scores.index((numbers, self._vocabulary), create_empty_token=False, show_progress=False)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """At most `topk` hits for each query, best first."""
+        return [self._search(query, topk) for query in queries]
+
+    def _search(self, query: str, topk: int) -> list[Hit]:
+        known = [self._vocabulary[word] for word in words(query) if word in self._vocabulary]
+        if not known or topk < 1:
+            return []
+        scores_N = self._scores.get_scores_from_ids(known)
+        return [Hit(dict(self._passages[int(at)]), float(scores_N[at])) for at in top(scores_N, topk)]
+
+
+class SearchTool:
+    """Options: where to search, how many passages, how they are shown."""
+
+    def __init__(
+        self,
+        source: str = "problem",
+        topk: int = 5,
+        max_topk: int = 20,
+        titles: bool = True,
+        token: str | None = None,
+        attempts: int = 3,
+        timeout_s: float = 8.0,
+    ) -> None:
+        """`source`: `problem` (its metadata's `passages`), the folder of an index, or http://host:port.
+
+        `topk` where a call names none, `max_topk` at the most; `titles` puts "title: " before a passage; `token`,
+        `attempts` and `timeout_s` (of one attempt, in seconds) are for a server.
+        """
+        if not 1 <= topk <= max_topk:
+            raise ConfigError(f"policy.options.tools.search.topk={topk}: must be from 1 to max_topk={max_topk}")
+        self.source, self.topk, self.max_topk, self.titles = source, topk, max_topk, titles
+        self._remote = {"token": token, "attempts": attempts, "timeout": timeout_s}
+        self._worlds: OrderedDict[str, tuple[Any, PassageIndex]] = OrderedDict()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Search] = WeakKeyDictionary()
+        remote = source.startswith(("http://", "https://"))
+        self._index = None if remote or source == "problem" else LocalSearch(Bm25Index.open(Path(source)))
+        self.spec = ToolSpec(
+            name="search",
+            description="Search a collection of passages and return the ones that match the query best.",
+            parameters={
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "what to look for, in a few words"},
+                    "topk": {"type": "integer", "description": f"how many passages; {topk} unless given"},
+                },
+                "required": ["query"],
+            },
+        )
+
+    def admit(self, problem: Problem) -> None:
+        """Refuse, at load, a problem without passages where they are what is searched."""
+        if self.source == "problem" and not problem.metadata.get("passages"):
+            raise DataError(
+                f"problem {problem.id}: it has no passages of its own to search; "
+                "set policy.options.tools.search.source to the folder of an index, or to http://host:port"
+            )
+
+    async def call(self, arguments: Mapping[str, Any], problem: Problem) -> str:
+        """The passages found, one a paragraph."""
+        query, topk = str(arguments["query"]), int(arguments.get("topk", self.topk))
+        if not query.strip():
+            raise ToolError('query="" is empty: say what to look for')
+        if not 1 <= topk <= self.max_topk:
+            raise ToolError(f"topk={topk} is out of range: give 1 to {self.max_topk}")
+        try:
+            (hits,) = await self._search(problem).search([query], topk)
+        except SearchError as error:
+            raise ToolError(f"the search service failed: {error}") from error
+        return "\n".join(self._shown(hit.document) for hit in hits) or _NOTHING
+
+    def _shown(self, document: Mapping[str, Any]) -> str:
+        body, title = searched_text({**document, "title": ""}), document.get("title")
+        return f"{title}: {body}" if self.titles and title else body
+
+    def _search(self, problem: Problem) -> Search:
+        if self._index is not None:
+            return self._index
+        return LocalSearch(self._world(problem)) if self.source == "problem" else self._client()
+
+    def _world(self, problem: Problem) -> PassageIndex:
+        """The index of the problem's passages; the latest are kept."""
+        passages = problem.metadata.get("passages")
+        if not passages:
+            raise ToolError("there are no passages to search")
+        known = self._worlds.get(problem.id)
+        if known is None or known[0] is not passages:
+            known = passages, PassageIndex(passages)
+            self._worlds[problem.id] = known
+        self._worlds.move_to_end(problem.id)
+        while len(self._worlds) > _KEPT_WORLDS:
+            self._worlds.popitem(last=False)
+        return known[1]
+
+    def _client(self) -> Search:
+        """A client of this event loop: connections can't be shared between loops."""
+        from palimpsest.tools.client import RemoteSearch  # httpx is an extra
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = RemoteSearch(self.source, **self._remote)  # type: ignore[arg-type]
+        return self._clients[loop]

@@ -1,0 +1,133 @@
+"""Tools: how they are built, and search over a problem's own passages against the index on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import FACTS, PASSAGES, world
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.seeding import keyed_random
+from palimpsest.tools.bm25 import Bm25Index
+from palimpsest.tools.search_tool import PassageIndex, SearchTool
+from palimpsest.tools.tool import ToolError, build_tools
+from palimpsest.types import Problem
+
+MODULE = """
+from palimpsest.tools.tool import ToolSpec
+class Adder:
+    def __init__(self, base=0):
+        self.base = base
+        self.spec = ToolSpec("add", "adds", {"type": "object", "properties": {"x": {"type": "integer"}}})
+    async def call(self, arguments, problem):
+        return str(self.base + arguments["x"])
+class Search(Adder):
+    def __init__(self):
+        self.spec = ToolSpec("search", "another", {"type": "object"})
+class Strange(Adder):
+    def __init__(self):
+        self.spec = ToolSpec("a b", "", {})
+class Deep(Adder):
+    def __init__(self):
+        self.spec = ToolSpec("deep", "", {"pattern": "x"})
+class NoTool:
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "tools_of_a_user.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "tools_of_a_user"
+
+
+def ask(tool: Any, problem: Problem, **arguments: Any) -> str:
+    return str(asyncio.run(tool.call(arguments, problem)))
+
+
+def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
+    tools = build_tools({"search": {}, f"{module}:Adder": {"base": 40}})
+    assert [tool.spec.name for tool in tools] == ["search", "add"]
+    assert ask(tools[1], world(), x=2) == "42"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"serch": {}}, "tools.serch: no such tool; did you mean search?; choose one of search, or my_module:MyTool"),
+        ({"search": {"topk": 0}}, "topk=0: must be from 1 to max_topk=20"),
+        ({"search": {"tpok": 3}}, "unexpected keyword argument 'tpok'"),
+        ({"nowhere:Tool": {}}, "no module 'nowhere'"),
+        ({"{}:Addr": {}}, "has no class 'Addr'; did you mean Adder?"),
+        ({"{}:NoTool": {}}, "a tool needs `spec`"),
+        ({"{}:Strange": {}}, "tool name 'a b'"),
+        ({"{}:Deep": {}}, "tool schema deep.pattern: not supported"),
+        ({"search": {}, "{}:Search": {}}, "two tools are called search"),
+    ],
+)
+def test_what_is_wrong_with_a_tool_is_said_before_any_episode(
+    module: str, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_tools({name.format(module): options for name, options in config.items()})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
+    draw = keyed_random("passages")
+    words = ["alice", "bob", "rome", "tea", "chess", "cat", "rain", "drinks", "lives", "likes"]
+    passages = [
+        {"id": str(at), "title": draw.choice(words), "text": " ".join(draw.choices(words, k=draw.randrange(1, 12)))}
+        for at in range(60)
+    ]
+    disk, memory = Bm25Index.build(passages, tmp_path / "index"), PassageIndex(passages)
+    queries = [" ".join(draw.choices([*words, "unknown"], k=3)) for _ in range(40)] + ["", "unknown"]
+    assert memory.search(queries, 7) == disk.search(queries, 7)
+
+
+def test_every_problem_is_searched_in_its_own_world() -> None:
+    tool = SearchTool(topk=1)
+    other = world(name="q", passages=[{"id": "0", "title": "", "text": "Alice drinks milk."}])
+    assert ask(tool, world(), query="Alice drinks") == "Alice drinks tea."
+    assert ask(tool, other, query="Alice drinks") == "Alice drinks milk."
+    changed = world(passages=[{"id": "0", "title": "A", "text": "Alice drinks rum."}])  # the same id, another world
+    assert ask(tool, changed, query="Alice drinks") == "A: Alice drinks rum."
+    assert ask(SearchTool(topk=1, titles=False), changed, query="Alice") == "Alice drinks rum."
+
+
+def test_topk_is_the_calls_or_the_default() -> None:
+    tool = SearchTool(topk=1, max_topk=3)
+    text = "drinks lives plays has likes"
+    assert len(ask(tool, world(), query=text).splitlines()) == 1
+    assert sorted(ask(tool, world(), query=text, topk=3).splitlines()) == sorted(
+        set(ask(tool, world(), query=text, topk=3).splitlines())
+    )
+    assert len(ask(tool, world(), query=text, topk=3).splitlines()) == 3
+    with pytest.raises(ToolError, match="topk=4 is out of range: give 1 to 3"):
+        ask(tool, world(), query=text, topk=4)
+    with pytest.raises(ToolError, match="is empty"):
+        ask(tool, world(), query=" ")
+    assert ask(tool, world(), query="zebra") == "No results."
+
+
+def test_a_folder_of_an_index_and_a_server_that_is_down(tmp_path: Path) -> None:
+    Bm25Index.build([dict(passage) for passage in PASSAGES], tmp_path / "index")
+    assert ask(SearchTool(source=str(tmp_path / "index"), topk=1), Problem("p", "q", ("a",)), query="chess") == FACTS[2]
+    down = SearchTool(source="http://127.0.0.1:9", attempts=1)
+    for _ in range(2):  # in two event loops
+        with pytest.raises(ToolError, match="the search service failed"):
+            ask(down, world(), query="chess")
+    with pytest.raises(DataError, match="no index there"):
+        SearchTool(source=str(tmp_path / "nothing"))
+
+
+def test_a_problem_without_passages_is_refused_at_load() -> None:
+    with pytest.raises(DataError, match="problem p: it has no passages of its own"):
+        SearchTool().admit(Problem("p", "q", ("a",)))
+    SearchTool(source="http://127.0.0.1:9").admit(Problem("p", "q", ("a",)))
