@@ -369,14 +369,16 @@ def test_nothing_a_tool_or_a_question_says_is_a_call_an_answer_or_a_control_toke
 
 def test_ids_are_unique_short_and_the_same_in_every_rollout() -> None:
     """C9.12: keyed, so neither call order nor a shared generator matters."""
-    for options, length in (({}, 2), ({"prompts": "standard", "context_tokens": 9000}, 6)):
-        agent = policy(**options)
-        made = ids_of(agent, 240)
-        assert len(set(made)) == 240
-        assert {len(one) for one in made} == {length}
-        assert made == ids_of(policy(**options), 240)
-        assert made != ids_of(agent, 240, world(name="another"))
-    assert all(len(base_codec().encode(one)) <= 2 for one in ids_of(policy(), 240))
+    short, standard = policy(), policy(prompts="standard", context_tokens=9000)
+    made = ids_of(standard, 240)
+    assert len(set(made)) == 240
+    assert {len(one) for one in made} == {6}
+    assert made == ids_of(policy(prompts="standard", context_tokens=9000), 240)
+    assert made != ids_of(standard, 240, world(name="another"))
+    letters = ids_of(short, 240)
+    assert len(set(letters)) == 240
+    assert letters[:3] == ["a", "b", "c"]
+    assert all(len(base_codec().encode(one)) == 1 for one in letters[:26])
 
 
 def test_episodes_of_one_policy_object_dont_touch_each_other() -> None:
