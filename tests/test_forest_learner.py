@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from conftest import build_llama
 from forests import VOCAB, apart, batch_of_rows, credited, exact, gradients, grown, largest_error
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import (
     CreditConfig,
     LossConfig,
@@ -26,6 +27,7 @@ from palimpsest.config.schema import (
     SyntheticConfig,
 )
 from palimpsest.credit.assign import assign
+from palimpsest.data.search_synthetic import SyntheticSearchSource
 from palimpsest.data.synthetic import SyntheticSource
 from palimpsest.engines.embedded import forest, forest_attention, forest_plan
 from palimpsest.engines.embedded.learner import EmbeddedLearner
@@ -37,6 +39,7 @@ from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
+from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.group import play_groups
 from palimpsest.rollout.segments import segments_of
 from palimpsest.text.codec import Codec
@@ -216,6 +219,18 @@ def test_recorded_episodes_of_policies_whose_replies_have_a_form(name: str) -> N
     groups = recorded(policy, problems, model, codec, Coached(model, policy, codec))
     kinds = {each.kind for group in groups for trajectory in group.trajectories for each in trajectory.events}
     assert {event, "malformed", "memory"} <= kinds
+    error, reuse = error_and_reuse(groups, model)
+    assert error < 1e-9
+    assert reuse > 1.2
+
+
+def test_recorded_episodes_of_an_agent_that_prunes() -> None:
+    model, codec = load_model(ModelConfig(path="embedded-tools")), Codec.load(model_path(ModelConfig()))
+    recipe = load_recipe("memact-quickstart", [])
+    assert recipe.data.search is not None
+    problems = SyntheticSearchSource(recipe.data.search, 0).problems(step=0, count=2, size=3)
+    groups = recorded(build_policy(recipe.policy), problems, model, codec)
+    assert any(each.kind == "prune" for group in groups for one in group.trajectories for each in one.events)
     error, reuse = error_and_reuse(groups, model)
     assert error < 1e-9
     assert reuse > 1.2
