@@ -1,10 +1,10 @@
-"""The README's table: several quickstart runs of different seeds as one Markdown table.
+"""The tables of README and docs: several quickstart runs of different seeds as one Markdown table.
 
-    for s in 0 1 2; do palimpsest quickstart --seed $s --out runs/seed-$s; done
+    for s in 0 1 2; do palimpsest quickstart memagent --seed $s --out runs/seed-$s; done
     python benchmarks/quickstart_seeds.py runs/seed-0 runs/seed-1 runs/seed-2
 
-The interval is Student's t over seeds (95 %), cut to [0, 1]: it covers training and test documents alike, since
-both are drawn anew from each seed.
+Any method's runs, one method at a time. The interval is Student's t over seeds (95 %), cut to [0, 100]: it covers
+training and test problems alike, since both are drawn anew from each seed.
 """
 
 from __future__ import annotations
@@ -12,52 +12,69 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Two-sided 95 % quantile of Student's t by the number of seeds."""
-NAMES = {
-    "agent": "memory agent, trained",
-    "agent_before": "memory agent, before RL",
-    "full_window": "whole document in the window",
-    "last_window": "last window only",
-}
 
 
 def cell(values: Sequence[float]) -> str:
-    """Mean, with the interval over seeds.
+    """Mean in percent, with the interval over seeds.
 
     >>> cell([0.9, 1.0, 0.95])
-    '0.950 [0.826, 1.000]'
+    '95.0 [83, 100]'
+    >>> cell([0.0, 0.0])
+    '0.0'
     """
     mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
+    if len(set(values)) < 2:
+        return f"{100 * mean:.1f}"
     half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:.3f} [{max(0.0, mean - half):.3f}, {min(1.0, mean + half):.3f}]"
+    return f"{100 * mean:.1f} [{100 * max(0.0, mean - half):.0f}, {100 * min(1.0, mean + half):.0f}]"
 
 
-def table(summaries: Sequence[dict]) -> list[str]:
-    """Lines of Markdown."""
+def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown. Raises SystemExit for runs of several methods."""
     first = summaries[0]
-    multiples = list(first["accuracy"]["agent"])
-    chunks = first["training_chunks"]
-    head = [f"{int(m) * chunks:,} chunks ({m}x)" for m in multiples]
-    lines = ["| accuracy | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    if len({summary["method"] for summary in summaries}) > 1:
+        sys.exit("the runs are of several methods: give those of one at a time")
+    points = list(first["accuracy"][next(iter(first["accuracy"]))])
+    chunks = first.get("training_chunks")
+    head = [f"{int(p) * chunks:,} chunks ({p}x)" if chunks else f"{p} questions" for p in points]
+    lines = ["| accuracy in % | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     for name in first["accuracy"]:
-        cells = [cell([s["accuracy"][name][m] for s in summaries]) for m in multiples]
-        lines.append(f"| {NAMES.get(name, name)} | " + " | ".join(cells) + " |")
-    tokens = [f"{statistics.fmean(s['tokens_per_document'][m] for s in summaries):,.0f}" for m in multiples]
-    lines.append("| tokens per document, agent | " + " | ".join(tokens) + " |")
-    fidelity = {when: cell([s["copy_fidelity"][when] for s in summaries]) for when in ("before", "after")}
+        values = [cell([s["accuracy"][name][p] for s in summaries]) for p in points]
+        lines.append(f"| {name} | " + " | ".join(values) + " |")
+    if "all_right" in first:
+        lines += _rows("every answer right", [s["all_right"] for s in summaries], cell)
+    for key in ("tokens_per_document", "input_tokens_per_episode"):
+        if key in first:
+            lines += _rows(key.replace("_", " "), [s[key] for s in summaries], lambda v: f"{statistics.fmean(v):,.0f}")
     minutes = ", ".join(f"{s['wall_s'] / 60:.1f}" for s in summaries)
     seeds = ", ".join(str(s["seed"]) for s in summaries)
-    lines += [
-        "",
-        f"Seeds {seeds}. Copy fidelity {fidelity['before']} before RL, {fidelity['after']} after. Minutes: {minutes}.",
+    return [*lines, "", f"Seeds {seeds}. Minutes: {minutes}. {_notes(summaries)}".rstrip()]
+
+
+def _rows(what: str, found: Sequence[Mapping[str, Any]], shown: Any) -> list[str]:
+    """One line, or one a policy where the figure is told for each."""
+    nested = isinstance(next(iter(found[0].values())), Mapping)
+    rows = {f"{what}, {name}": [one[name] for one in found] for name in found[0]} if nested else {what: found}
+    return [
+        f"| {name} | " + " | ".join(shown([one[p] for one in values]) for p in values[0]) + " |"
+        for name, values in rows.items()
     ]
-    return lines
+
+
+def _notes(summaries: Sequence[Mapping[str, Any]]) -> str:
+    notes = []
+    if "copy_fidelity" in summaries[0]:
+        told = {when: cell([s["copy_fidelity"][when] for s in summaries]) for when in ("before", "after")}
+        notes.append(f"Copy fidelity {told['before']}% before RL, {told['after']}% after.")
+    if "recall_hit_rate" in summaries[0]:
+        notes.append(f"Recall hits {cell([s['recall_hit_rate'] for s in summaries])}%.")
+    return " ".join(notes)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.config.schema import DataConfig
+from palimpsest.config.data import DataConfig
 from palimpsest.data.problems import write_problems
 from palimpsest.data.source import FileSource, build_source
 from palimpsest.errors import DataError

@@ -17,15 +17,9 @@ from hypothesis import strategies as st
 
 from conftest import build_llama
 from forests import VOCAB, apart, batch_of_rows, credited, exact, gradients, grown, largest_error
+from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe
-from palimpsest.config.schema import (
-    CreditConfig,
-    LossConfig,
-    ModelConfig,
-    OptimConfig,
-    SamplingConfig,
-    SyntheticConfig,
-)
+from palimpsest.config.schema import CreditConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig
 from palimpsest.credit.assign import assign
 from palimpsest.data.search_synthetic import SyntheticSearchSource
 from palimpsest.data.synthetic import SyntheticSource

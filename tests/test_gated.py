@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.test_recall_policy import DOCUMENT, SMALL, Script
 
-from palimpsest.config.schema import GateRewardConfig, SamplingConfig
+from palimpsest.config.reward import GateRewardConfig
+from palimpsest.config.schema import SamplingConfig
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.reward.gates import GateGrader, gate_rewards

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import Run
 from judge_server import Reply, Server, Speak, case_of, completion, honest, judge_server, verdict
-from palimpsest.config.schema import FinalAnswerConfig, JudgeConfig
+from palimpsest.config.reward import FinalAnswerConfig, JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.reward.judge import FILE, Judge, Verdict, read_verdict
 from palimpsest.reward.judge_cache import VerdictCache

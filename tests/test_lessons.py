@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from palimpsest.cli.jobs.methods import METHODS, Lengths
+from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe, parse_config
-from palimpsest.config.schema import SyntheticConfig
 from palimpsest.data.world import PEOPLE
 from palimpsest.errors import ConfigError
 from palimpsest.memory.full_context import FullContextPolicy

@@ -12,7 +12,8 @@ import pytest
 
 from fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 from palimpsest.config.load import parse_config
-from palimpsest.config.schema import FinalAnswerConfig, RewardConfig, SamplingConfig
+from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
+from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.evaluate.run import evaluate
 from palimpsest.reward.grader import build_grader

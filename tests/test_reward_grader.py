@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from palimpsest.config.schema import RewardConfig
+from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
 from palimpsest.reward.grader import METRICS, build_grader, measure
 from palimpsest.types import Grade, Outcome, Problem, Trajectory

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from palimpsest.config.schema import DataConfig, RunConfig, SearchDataConfig
+from palimpsest.config.data import DataConfig, SearchDataConfig
+from palimpsest.config.schema import RunConfig
 from palimpsest.data.objectives import objective_count
 from palimpsest.data.search_synthetic import Plan, SyntheticSearchSource, make_search_problem, plan
 from palimpsest.data.source import build_source

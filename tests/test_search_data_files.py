@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.schema import DataConfig, SearchDataConfig
+from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.inspect import inspect_source, render
 from palimpsest.data.objectives import objective_count
 from palimpsest.data.problems import read_problems, write_problems

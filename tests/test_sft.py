@@ -17,7 +17,7 @@ from palimpsest.errors import DataError
 from palimpsest.rollout.record import encode_groups
 from palimpsest.train.loggers import JsonlLogger, LoggerSet
 from palimpsest.train.run_folder import open_run, read_rows
-from palimpsest.train.sft import SupervisedTrainer, read_trajectories
+from palimpsest.train.sft import SupervisedTrainer, audible, read_trajectories
 from palimpsest.types import Outcome, Trajectory
 from test_record import sample_groups
 
@@ -105,10 +105,8 @@ def test_a_torn_record_is_told_and_an_empty_choice_refused(tmp_path: Path):
         read_trajectories(tmp_path / "empty")
 
 
-def test_episodes_that_sampled_nothing_are_refused(tmp_path: Path):
+def test_episodes_that_sampled_nothing_are_refused():
     silent = Trajectory("p", "g", 0, (), Outcome.EMPTY_CONTEXT)
-    with (
-        open_run(tmp_path / "run", small_config()) as folder,
-        pytest.raises(DataError, match="no trajectory with a sampled token"),
-    ):
-        SupervisedTrainer(folder.config, folder, HashLearner(), [silent], LoggerSet([]))
+    assert audible([silent, *EPISODES]) == list(EPISODES)
+    with pytest.raises(DataError, match="no trajectory with a sampled token"):
+        audible([silent])

@@ -12,7 +12,8 @@ from tests.fakes import LetterCodec
 from tests.test_credit_assign import group, only, trained, trajectory
 
 from palimpsest.config.load import parse_config
-from palimpsest.config.schema import CreditConfig, StateRewardConfig
+from palimpsest.config.reward import StateRewardConfig
+from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.state import mixed, state_advantages
 from palimpsest.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.schema import SyntheticConfig
+from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic import SyntheticSource, make_problem
 from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS, TIES
 from palimpsest.train.skills import Skills

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from palimpsest.config.schema import SearchDataConfig
+from palimpsest.config.data import SearchDataConfig
 from palimpsest.data.objectives import Objective, search_problem
 from palimpsest.data.synthetic import World
 from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS, TIES, Relation

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from palimpsest.config.schema import DataConfig, SearchDataConfig
+from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, Record, assemble, check_fixed
 from palimpsest.data.dealing import shuffled, window
 from palimpsest.data.placing import room

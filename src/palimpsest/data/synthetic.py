@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from palimpsest.config.schema import SyntheticConfig
+from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.placing import Order, ordered, spaced
 from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Relation
 from palimpsest.seeding import derive_seed, keyed_random

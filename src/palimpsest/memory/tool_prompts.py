@@ -161,9 +161,20 @@ def call_text(name: str, arguments: Mapping[str, Any], style: CallStyle) -> str:
     <tool_call>
     {"name": "search", "arguments": {"query": "Oslo"}}
     </tool_call>
-    >>> call_text("search", {"query": "Oslo"}, "mistral")
+    """
+    return calls_text([(name, arguments)], style)
+
+
+def calls_text(calls: Sequence[tuple[str, Mapping[str, Any]]], style: CallStyle) -> str:
+    """The calls of one reply, (name, arguments) each.
+
+    >>> calls_text([("search", {"query": "Oslo"}), ("search", {"query": "Rome"})], "llama3")
+    '{"name": "search", "parameters": {"query": "Oslo"}}; {"name": "search", "parameters": {"query": "Rome"}}'
+    >>> calls_text([("search", {"query": "Oslo"})], "mistral")
     '[TOOL_CALLS][{"name": "search", "arguments": {"query": "Oslo"}}]'
     """
     key = "parameters" if style == "llama3" else "arguments"
-    call = json.dumps({"name": name, key: dict(arguments)}, ensure_ascii=False)
-    return {"hermes": f"<tool_call>\n{call}\n</tool_call>", "llama3": call, "mistral": f"[TOOL_CALLS][{call}]"}[style]
+    said = [json.dumps({"name": name, key: dict(arguments)}, ensure_ascii=False) for name, arguments in calls]
+    if style == "hermes":
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in said)
+    return "; ".join(said) if style == "llama3" else f"[TOOL_CALLS][{', '.join(said)}]"

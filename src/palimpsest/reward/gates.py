@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from palimpsest.config.schema import GateRewardConfig
+from palimpsest.config.reward import GateRewardConfig
 from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.trace import Reading, readings

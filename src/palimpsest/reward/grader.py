@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from palimpsest.config.schema import RewardConfig
+from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
 from palimpsest.reward import match
 from palimpsest.reward.grading import Grades

@@ -25,7 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from palimpsest.config.schema import JudgeConfig
+from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward.judge_cache import VerdictCache
 from palimpsest.reward.judge_client import ChatClient, Message

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from palimpsest.config.schema import JudgeConfig
+from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
 
 LONGEST_PAUSE = 20.0  # seconds

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
-from palimpsest.config.schema import FinalAnswerConfig
+from palimpsest.config.reward import FinalAnswerConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward import match
 from palimpsest.reward.grading import Grader

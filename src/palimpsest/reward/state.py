@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from palimpsest.config.schema import StateRewardConfig
+from palimpsest.config.reward import StateRewardConfig
 from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.normalize import fold, normalize, tokens

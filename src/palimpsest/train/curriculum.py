@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from palimpsest.config.schema import CurriculumConfig
+from palimpsest.config.data import CurriculumConfig
 
 
 class Curriculum:

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from palimpsest.config.schema import SyntheticConfig
+from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic import Evidence, World, distractor, draw_question, near_miss, rival
 from palimpsest.data.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError

@@ -22,7 +22,8 @@ from typing import Any, Literal
 
 import orjson
 
-from palimpsest.config.schema import JUDGE_OPERATION, RunConfig
+from palimpsest.config.reward import JUDGE_OPERATION
+from palimpsest.config.schema import RunConfig
 
 Verdict = Literal["allowed", "warned", "refused"]
 

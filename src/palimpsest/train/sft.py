@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -36,22 +36,28 @@ from palimpsest.train.run_folder import RunFolder
 from palimpsest.types import Trajectory
 
 
+class Trajectories(Protocol):
+    """What is imitated: a list, or lessons that are drawn as they are needed."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Trajectory: ...
+
+
 @dataclass
 class SupervisedTrainer:
-    """Imitation of `trajectories`. `await trainer.run()` does it all, resuming if the folder holds a checkpoint."""
+    """Imitation of `trajectories`. `await trainer.run()` does it all, resuming if the folder holds a checkpoint.
+
+    Each of them has a sampled token (`audible`).
+    """
 
     config: RunConfig
     folder: RunFolder
     learner: Learner
-    trajectories: Sequence[Trajectory]
+    trajectories: Trajectories
     loggers: LoggerSet
     evaluate: Evaluate | None = None
     _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
-
-    def __post_init__(self) -> None:
-        self.trajectories = [one for one in self.trajectories if any(turn.completion.token_ids for turn in one.turns)]
-        if not self.trajectories:
-            raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
 
     async def run(self) -> Finished:
         """Train to `train.steps`, or to the first signal."""
@@ -104,6 +110,14 @@ class SupervisedTrainer:
             for segment in segments_of(self.trajectories[index])
         ]
         return weigh(rows, self.config.credit.aggregate)
+
+
+def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those with a sampled token. Raises DataError if there are none."""
+    found = [one for one in trajectories if any(turn.completion.token_ids for turn in one.turns)]
+    if not found:
+        raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
+    return found
 
 
 def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: int) -> None:

@@ -3,14 +3,16 @@
 The script knows where the answers stand (data/search_synthetic.plan), not what is worth keeping or when:
 
     search    the objectives one after the other, each under the name it asks about
-    prune     at a fill of the context drawn for each episode, and now and then before; deletes most results in sight
-              and writes down each needed fact in sight with probability `KEEPS`, and now and then another
+    prune     in one reply with the next search, from a fill of the context drawn for each episode, and now and then
+              before; deletes the last memory and most results in sight, writes down each needed fact in sight with
+              probability `KEEPS`, and now and then another
     answer    what still stands in sight; "unknown" for what was lost
 
-An episode is played by the policy itself, or by a variant of it without its memory action, so that the prompts are
-those of training. What comes of an episode is not looked at: half-good ones show the form as well.
+An episode is played by the policy itself, so that the prompts are those of training, or by one that it is compared
+with: without its memory action and within the model's whole window, or with summaries. What comes of an episode is
+not looked at: half-good ones show the form as well.
 
-Guaranteed: a pure function of (seed, index); a reply calls one tool at the most.
+Guaranteed: a pure function of (seed, index).
 Not covered: problems without a plan.
 """
 
@@ -19,25 +21,27 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from palimpsest.config.schema import SearchDataConfig
+from palimpsest.config.data import SearchDataConfig
 from palimpsest.data.search_synthetic import SyntheticSearchSource, plan
 from palimpsest.memory.policy import Answered
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.memory.tool_agent import ToolAgentPolicy
-from palimpsest.memory.tool_prompts import call_text
+from palimpsest.memory.tool_prompts import calls_text
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.train.skills import UNKNOWN
 from palimpsest.types import Completion, Event, Problem, StopReason, Trajectory, Turn
 
-KEEPS = 0.9  # probability that a needed fact in sight is written down
-KEEPS_OTHER = 0.1  # the same of any other fact
+KEEPS = 0.8  # probability that a needed fact in sight is written down
+KEEPS_OTHER = 0.3  # probability that one other fact is written down too
 DELETES = 0.9  # probability that a result in sight is deleted
+FILL = (0.5, 0.64)  # share of the context from which on a lesson prunes, drawn for each
 EARLY = 0.08  # probability of a prune in a turn that had no need of one
 PLAIN = 0.25  # share of episodes without the memory action
 SUMMARY = 0.15  # share of episodes that sum up instead
@@ -46,10 +50,10 @@ _SENTENCE = re.compile(r"[^.:\n]+\.")
 
 
 class ToolLessons:
-    """Draws lessons for one policy and one codec."""
+    """Draws lessons for one policy, one codec and a model of `window` tokens."""
 
-    def __init__(self, policy: ToolAgentPolicy, codec: Codec, data: SearchDataConfig, seed: int) -> None:
-        self.policy, self.codec, self.seed = policy, codec, seed
+    def __init__(self, policy: ToolAgentPolicy, codec: Codec, data: SearchDataConfig, seed: int, window: int) -> None:
+        self.policy, self.codec, self.seed, self.window = policy, codec, seed, window
         self.source = SyntheticSearchSource(data, seed, "lessons")
 
     def trajectories(self, count: int) -> list[Trajectory]:
@@ -62,7 +66,8 @@ class ToolLessons:
         (problem,) = self.source.problems(step=index, count=1)
         policy = self._variant(rng)
         teacher = Teacher(self.codec, policy, problem, rng)
-        ended = asyncio.run(_play(policy, problem, teacher))
+        with ThreadPoolExecutor(1) as thread:  # for callers in an event loop of their own
+            ended = thread.submit(asyncio.run, _play(policy, problem, teacher)).result()
         return Trajectory(
             problem.id, f"lesson-{index}", 0, tuple(teacher.turns), ended.outcome, ended.text, tuple(teacher.events)
         )
@@ -73,7 +78,7 @@ class ToolLessons:
         if not isinstance(self.policy, PrunePolicy) or draw >= PLAIN + SUMMARY:
             return self.policy
         if draw < PLAIN:
-            return replace(self.policy, prune=False)
+            return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
         shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
         return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
 
@@ -95,14 +100,15 @@ class Teacher:
 
     def __post_init__(self) -> None:
         self.max_context = self.policy.context_tokens
-        self.fill = self.rng.uniform(0.45, 0.75) * self.max_context
+        self.fill = self.rng.uniform(*FILL) * self.policy.context_tokens
         self.steps = list(plan(self.problem).steps)
-        self.searched = self.results = 0
+        self.searched = 0
+        self.kinds: list[str] = []
 
     async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
         """What the script says next."""
         text = self.codec.decode(prompt_ids)
-        said = self._memory(text) if name == "summarise" else self._act(text, len(prompt_ids))
+        said = self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids))
         ids = [*self.codec.encode(said), self.codec.tokenizer.eos_token_id]
         reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
         ids = ids[:max_tokens]
@@ -115,34 +121,42 @@ class Teacher:
         self.events.append(Event(kind, len(self.turns), detail))
 
     def _act(self, text: str, length: int) -> str:
-        style = self.policy.style(self.codec)
-        ids = self._ids_in_sight(text)
-        full = length > self.fill
-        if ids and getattr(self.policy, "prune", False) and (full or self.rng.random() < EARLY):
-            self.results += 1
-            deleted = [one for one in ids if self.rng.random() < DELETES] or ids[:1]
-            return call_text("prune_context", {"memory": self._memory(text), "delete_ids": deleted}, style)
+        calls: list[tuple[str, Mapping[str, Any]]] = []
         if self.searched < len(self.steps):
-            step = self.steps[self.searched]
+            found = self._in_sight(text, "search")
+            if found and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
+                deleted = [one for one in found if self.rng.random() < DELETES] or found[:1]
+                superseded = self._in_sight(text, "prune_context")
+                arguments = {"memory": self._memory(text), "delete_ids": [*superseded, *deleted]}
+                calls.append(("prune_context", arguments))
+            calls.append(("search", {"query": f" {self.steps[self.searched].query}"}))
             self.searched += 1
-            self.results += 1
-            return call_text("search", {"query": f" {step.query}"}, style)
+            self.kinds += [name for name, _ in calls]
+            return calls_text(calls, self.policy.style(self.codec))
         return self._answer(text)
 
-    def _ids_in_sight(self, text: str) -> list[str]:
-        made = (self.policy.result_id(self.problem, number) for number in range(self.results))
+    def _in_sight(self, text: str, kind: str) -> list[str]:
+        """Ids of the results of one tool."""
+        made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
         return [one for one in made if self.policy.shown(one, "") in text]
 
+    def _summary(self, text: str) -> str:
+        """Its memory. What the last search brought up had no room: it is searched for again."""
+        seen = [number for number, step in enumerate(self.steps[: self.searched], 1) if step.fact in text]
+        self.searched = max(seen, default=0)
+        return self._memory(text)
+
     def _memory(self, text: str) -> str:
-        """Facts in sight: most of the needed ones, a few others."""
-        needed = [step.fact for step in self.steps if step.fact in text]
+        """Facts in sight: most of the needed ones, now and then another."""
+        needed = [step.fact for step in self.steps[: self.searched] if step.fact in text]
         kept = [fact for fact in needed if self.rng.random() < KEEPS]
-        told = (
-            one.strip() for passage in self.problem.metadata["passages"] for one in _SENTENCE.findall(passage["text"])
-        )
-        others = [fact for fact in told if fact in text and fact not in needed and self.rng.random() < KEEPS_OTHER]
-        kept += others[:1]
-        return "".join(f" {fact}" for fact in kept or needed[:1] or [f"{UNKNOWN}."])
+        if self.rng.random() < KEEPS_OTHER or not kept:
+            told = (
+                fact for passage in self.problem.metadata["passages"] for fact in _SENTENCE.findall(passage["text"])
+            )
+            others = sorted({one.strip() for one in told if one.strip() in text} - {step.fact for step in self.steps})
+            kept += self.rng.sample(others, min(1, len(others)))
+        return "".join(f" {fact}" for fact in kept) or f" {UNKNOWN}."
 
     def _answer(self, text: str) -> str:
         """The answers whose facts are in sight."""

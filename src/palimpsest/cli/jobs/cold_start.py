@@ -7,21 +7,16 @@ the same weights. Not covered: a cold start on one's own records, which is `pali
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from palimpsest.cli.jobs.parts import policy_of, supervised_learner
 from palimpsest.cli.jobs.show import note
 from palimpsest.cli.requests import TrainRequest
-from palimpsest.config.schema import (
-    ColdStartConfig,
-    CreditConfig,
-    OptimConfig,
-    RewardConfig,
-    RunConfig,
-    SearchDataConfig,
-    TrainConfig,
-)
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.reward import RewardConfig
+from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
 from palimpsest.engines.embedded.model import model_path
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import MemoryPolicy
@@ -33,8 +28,38 @@ from palimpsest.train.loggers import build_loggers
 from palimpsest.train.run_folder import open_run
 from palimpsest.train.sft import SupervisedTrainer, check_fit
 from palimpsest.train.tool_lessons import ToolLessons
+from palimpsest.types import Trajectory
 
 FOLDER = "cold-start"
+SAVE_EVERY = 250
+
+
+class Drawn:
+    """The lessons of a cold start, each drawn when it is first needed, so that the first step and a resumed run begin
+    at once. Those that come again (`distinct`) are kept."""
+
+    def __init__(
+        self,
+        lessons: Lessons | ToolLessons,
+        wanted: ColdStartConfig,
+        check: Callable[[Sequence[Trajectory]], None],
+    ) -> None:
+        drawn = wanted.steps * wanted.lessons_per_step
+        self._lessons, self._check = lessons, check
+        self._count = min(wanted.distinct or drawn, drawn)
+        self._kept: dict[int, Trajectory] | None = {} if self._count < drawn else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Trajectory:
+        if self._kept is not None and index in self._kept:
+            return self._kept[index]
+        lesson = self._lessons.draw(index)
+        self._check([lesson])
+        if self._kept is not None:
+            self._kept[index] = lesson
+        return lesson
 
 
 def run_cold_start(
@@ -47,14 +72,13 @@ def run_cold_start(
 ) -> Finished:
     """Train on the lessons in `run`/cold-start, or find it done."""
     settings = _settings(config, wanted)
-    lessons = build_lessons(config, wanted, policy, codec)
-    trajectories = lessons.trajectories(wanted.distinct or wanted.steps * wanted.lessons_per_step)
     learner = supervised_learner(settings)
-    check_fit(trajectories, vocab=learner.vocab, max_context=learner.max_context)
+    check = partial(check_fit, vocab=learner.vocab, max_context=learner.max_context)
+    lessons = Drawn(build_lessons(config, wanted, policy, codec, learner.max_context), wanted, check)
     with open_run(run / FOLDER, settings, resume=True, on_warning=warn) as folder:
         loggers = build_loggers(settings, folder)
         trainer = SupervisedTrainer(
-            config=settings, folder=folder, learner=learner, trajectories=trajectories, loggers=loggers
+            config=settings, folder=folder, learner=learner, trajectories=lessons, loggers=loggers
         )
         return asyncio.run(trainer.run())
 
@@ -74,9 +98,10 @@ def run_lessons(request: TrainRequest) -> None:
 
 
 def build_lessons(
-    config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec
+    config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
 ) -> Lessons | ToolLessons:
-    """What teaches the policy its form. Raises ConfigError for a policy that nothing here can teach."""
+    """What teaches the policy its form, to a model of `window` tokens. Raises ConfigError for a policy that nothing
+    here can teach."""
     if config.data.source == "synthetic":
         return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
     if not isinstance(policy, ToolAgentPolicy):
@@ -87,13 +112,16 @@ def build_lessons(
     search = config.data.search or SearchDataConfig()
     if wanted.objectives is not None:
         search = SearchDataConfig.model_validate({**search.model_dump(), "objectives": wanted.objectives})
-    return ToolLessons(policy, codec, search, config.seed)
+    return ToolLessons(policy, codec, search, config.seed, window)
 
 
 def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
     """The run's configuration as that of supervised training."""
     train = TrainConfig(
-        steps=wanted.steps, prompts_per_step=wanted.lessons_per_step, save_every=wanted.steps, keep_checkpoints=1
+        steps=wanted.steps,
+        prompts_per_step=wanted.lessons_per_step,
+        save_every=min(wanted.steps, SAVE_EVERY),
+        keep_checkpoints=1,
     )
     optim = OptimConfig(learning_rate=wanted.learning_rate, warmup_steps=wanted.warmup_steps, schedule="linear")
     return config.model_copy(

@@ -12,7 +12,9 @@ from typing import Any
 from palimpsest.cli.jobs.budgets import fitted
 from palimpsest.cli.jobs.show import note, progress, stdout, table
 from palimpsest.cli.requests import EvalRequest
-from palimpsest.config.schema import JUDGE_OPERATION, PolicyConfig, RunConfig, SearchDataConfig
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.reward import JUDGE_OPERATION
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.source import build_source
 from palimpsest.engines.embedded.build import build_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from palimpsest.cli.jobs.show import note, stdout
-from palimpsest.config.schema import DataConfig
+from palimpsest.config.data import DataConfig
 from palimpsest.data.inspect import inspect_source, render
 from palimpsest.data.problems import write_eval_file
 from palimpsest.data.source import FileSource, build_source

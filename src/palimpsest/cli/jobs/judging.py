@@ -11,7 +11,7 @@ from statistics import median
 from pydantic import ValidationError
 
 from palimpsest.cli.jobs.show import stdout, table
-from palimpsest.config.schema import JudgeConfig
+from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
 
 try:

@@ -27,7 +27,7 @@ from palimpsest.train.faithful import FaithfulGrader
 from palimpsest.train.loggers import build_loggers
 from palimpsest.train.loop import Trainer
 from palimpsest.train.run_folder import RunFolder, open_run
-from palimpsest.train.sft import Selection, SupervisedTrainer, check_fit, read_trajectories
+from palimpsest.train.sft import Selection, SupervisedTrainer, audible, check_fit, read_trajectories
 from palimpsest.types import Problem, Trajectory
 
 
@@ -147,7 +147,7 @@ def run_sft(request: TrainRequest, lessons: SftRequest) -> Finished:
     config = request.config
     chosen = _recorded(lessons)  # before the model: what is wrong with the records is said at once
     learner = supervised_learner(config)
-    trajectories = chosen.trajectories if chosen else _conversations(config, lessons, learner.max_context)
+    trajectories = audible(chosen.trajectories if chosen else _conversations(config, lessons, learner.max_context))
     check_fit(trajectories, vocab=learner.vocab, max_context=learner.max_context)
     if chosen:
         note(f"{lessons.records}: {chosen}")

@@ -1,0 +1,150 @@
+"""Sections of a configuration: where problems come from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from palimpsest.config.strict import Strict
+
+
+class SyntheticConfig(Strict):
+    """The shipped synthetic documents: templated facts, distractors and near misses."""
+
+    chunks: int = Field(4, ge=1, le=100_000)
+    """Paragraphs per document; the quickstart's policy reads one a turn."""
+    facts_per_chunk: int = Field(5, ge=1, le=32)
+    hops: Literal[1, 2] = 1
+    near_misses: int = Field(4, ge=0, le=1000)
+    """Sentences about the same person, or of the same relation, as the evidence, however long the document."""
+    rivals: float = Field(0.0, ge=0, le=1)
+    """Share of the other sentences that say the last hop's relation, of other people: any of them might be evidence."""
+    order: Literal["any", "forward", "reverse"] = "any"
+    """Of the evidence: any, first hop first, last hop first."""
+    min_distance: int = Field(0, ge=0)
+    """Paragraphs between neighbouring pieces of evidence at the least; shorter documents have what fits."""
+
+
+class SearchDataConfig(Strict):
+    """Search problems: templated facts in a corpus of each problem's own, or the questions of a file, combined."""
+
+    objectives: tuple[int, ...] = (1, 2, 4)
+    """Questions a problem asks, each with an answer of its own: one number, or several to draw from."""
+    people: int = Field(24, ge=2, le=300)
+    """synthetic_search: passages of a problem's corpus, one a person."""
+    facts_per_passage: int = Field(3, ge=1, le=15)
+    """synthetic_search: facts of a passage, of different relations."""
+    hops: Literal[1, 2] = 1
+    """synthetic_search: searches a question takes; the second is for a person that the first brings up."""
+
+    @field_validator("objectives", mode="before")
+    @classmethod
+    def _one_number(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _people_for_all(self) -> SearchDataConfig:
+        if not self.objectives or min(self.objectives) < 1:
+            raise ValueError(f"data.search.objectives={list(self.objectives)}: give numbers of at least 1, e.g. [1, 2]")
+        if (needed := self.people_for(self.objectives)) > self.people:
+            raise ValueError(
+                f"data.search.objectives={max(self.objectives)} with hops={self.hops} ask about {needed} people, "
+                f"data.search.people={self.people}: raise it to {needed} at least"
+            )
+        return self
+
+    def people_for(self, objectives: tuple[int, ...]) -> int:
+        """People that problems of so many questions are about."""
+        return max(objectives) * self.hops
+
+
+class CurriculumConfig(Strict):
+    """Problems grow when the agent has learnt the present size. One of `chunks` and `objectives` is set."""
+
+    chunks: tuple[int, ...] | None = None
+    """Lengths of synthetic documents, e.g. [1, 2, 4]."""
+    objectives: tuple[int, ...] | None = None
+    """Questions of search problems, in place of `data.search.objectives`."""
+    advance_at: float = Field(0.85, ge=0, le=1)
+    """Mean reward, over `window` successive steps at the present size, that moves on to the next."""
+    window: int = Field(2, ge=1)
+
+    @property
+    def unit(self) -> Literal["chunks", "objectives"]:
+        """What sizes are counted in."""
+        return "objectives" if self.chunks is None else "chunks"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """[stages] in `unit`."""
+        return self.chunks or self.objectives or ()
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> CurriculumConfig:
+        if bool(self.chunks) == bool(self.objectives) or min(self.sizes) < 1:
+            raise ValueError(
+                "data.curriculum needs one list of sizes of at least 1: chunks for synthetic documents, e.g. "
+                "chunks=[1, 2, 4], or objectives for search problems"
+            )
+        return self
+
+
+class DataConfig(Strict):
+    source: str = "synthetic"
+    """`synthetic`, `synthetic_search`, or a file: HotpotQA (official or hub layout), MemAgent and MemAct parquet,
+    eval_{N}.json, palimpsest JSONL."""
+    eval_source: str | None = None
+    """File that evaluation during training reads; None: `source`."""
+    documents: int | None = Field(None, ge=1)
+    """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
+    order: Literal["any", "forward", "reverse"] = "any"
+    """Of the gold paragraphs in assembled contexts: any, as the file names them (its reasoning order), reversed."""
+    min_distance: int = Field(0, ge=0)
+    """Documents from one gold paragraph to the next at the least, in assembled contexts."""
+    corpus: str | None = None
+    """File whose paragraphs join the distractors, or that document indices refer to."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first so many problems."""
+    seed: int = 0
+    synthetic: SyntheticConfig = SyntheticConfig()
+    search: SearchDataConfig | None = None
+    """Sizes of `synthetic_search`; with a file: its questions without their contexts, combined into problems of so many
+    objectives, to be answered by searching a corpus. None: a file as it is."""
+    curriculum: CurriculumConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_problem(self) -> DataConfig:
+        searched = self.search is not None or self.source == "synthetic_search"
+        if searched and self.source == "synthetic":
+            raise ValueError(
+                "data.search makes search problems, data.source=synthetic documents: set data.source=synthetic_search "
+                "or data.search=null"
+            )
+        if searched and (self.documents is not None or self.corpus is not None):
+            raise ValueError(
+                "data.documents and data.corpus make contexts, search problems have none: unset them; the corpus that "
+                "is searched belongs to the tool, policy.options.tools.search.source"
+            )
+        return self._check_curriculum(searched)
+
+    def _check_curriculum(self, searched: bool) -> DataConfig:
+        if self.curriculum is None:
+            return self
+        unit = "objectives" if searched else "chunks"
+        if not searched and self.source != "synthetic":
+            raise ValueError(
+                "data.curriculum sets the size of problems: data.source must be synthetic or synthetic_search, or "
+                "data.search be set"
+            )
+        if self.curriculum.unit != unit:
+            raise ValueError(
+                f"data.curriculum.{self.curriculum.unit} doesn't fit data.source: set data.curriculum.{unit} instead"
+            )
+        search = self.search or SearchDataConfig()
+        if self.source == "synthetic_search" and max(self.curriculum.sizes) * search.hops > search.people:
+            raise ValueError(
+                f"data.curriculum.objectives={max(self.curriculum.sizes)} with hops={search.hops} ask about more than "
+                f"data.search.people={search.people}: raise it to {max(self.curriculum.sizes) * search.hops} at least"
+            )
+        return self

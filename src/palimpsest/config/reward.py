@@ -1,0 +1,128 @@
+"""Sections of a configuration: what an episode and its turns are worth."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from palimpsest.config.strict import Strict
+
+
+class StateRewardConfig(Strict):
+    """Rewards of single turns: gain of the update, gain of the recall, format (ReMemR1, arXiv 2509.23040)."""
+
+    update: float = 1.0
+    """Weight of the gain in gold words from the memory before to the memory after."""
+    callback: float = 1.0
+    """Weight of what the recalled memory adds to memory and section."""
+    format: float = 1.0
+    """Weight of a reply that can be read."""
+    golds: Literal["max", "mean"] = "max"
+    """Over several golds: the best (the paper), the mean (its code)."""
+    words: Literal["whole", "substring"] = "whole"
+    """How a gold's word is found: `substring` with case, anywhere, is the code's."""
+    before: Literal["memory", "nothing"] = "memory"
+    """What an update is compared with; `nothing` is what the code's expression finds of a memory."""
+    against: Literal["state", "prompt"] = "state"
+    """What a recalled memory is compared with: memory and section, or the whole prompt with its question (the code)."""
+    action_reweight: bool = False
+    """Multiply a reading turn's advantage by 0.5 + the share of gold words it had in sight."""
+
+
+class GateRewardConfig(Strict):
+    """Rewards of gate decisions against the data's evidence (after GRU-Mem, arXiv 2602.10560)."""
+
+    update: float = 1.0
+    """Weight of writing where the section holds evidence and not writing where it holds none."""
+    exit: float = 1.0
+    """Weight of ending where all evidence was seen and going on before."""
+    format: float = 1.0
+    """Weight of a reply that can be read."""
+
+
+class FinalAnswerConfig(Strict):
+    """The answer after `FINAL_ANSWER:`, to one question or to several (MemAct, arXiv 2510.12635)."""
+
+    match: Literal["em", "f1", "sub_em", "judge"] = "em"
+    """How an answer is compared with its golds; judge: by the model under reward.judge."""
+    objectives: Literal["all", "each"] = "all"
+    """Of several questions: all takes the worst answer's value, so that 1 is all right (the paper's training); each
+    takes the mean (its evaluation)."""
+    constraint_penalty: float = Field(0.0, ge=0)
+    """Training only: an episode that ran out of turns or of context is worth minus this; the paper says 0.1, its code
+    has 0."""
+    invalid_golds: Literal["leave_out", "gold"] = "leave_out"
+    """Questions whose published gold says that they are invalid: not counted, or compared with that text."""
+
+
+class JudgeConfig(Strict):
+    """A model behind an OpenAI-compatible endpoint that says whether an answer means the same as a gold."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """What stands before /chat/completions, such as http://127.0.0.1:9527/v1."""
+    model: str = Field(min_length=1)
+    """Its name at the endpoint."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; the key itself has no place in a configuration."""
+    partial: float = Field(0.0, ge=0, le=1)
+    """What a partly correct answer is worth; the published reward knows none."""
+    passes: int = Field(1, ge=1, le=16)
+    """Verdicts asked for; the worst one counts (the paper's evaluation: 3)."""
+    temperature: float | None = Field(0.0, ge=0)
+    """null sends none, for models that refuse it."""
+    max_tokens: int | None = Field(1024, ge=1)
+    """Of a verdict, thinking included; null sends none."""
+    answer_chars: int = Field(2000, ge=16)
+    """Characters of an answer that the judge is shown, from its start."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Of one attempt."""
+    attempts: int = Field(4, ge=1)
+    """Requests for one verdict where the endpoint is down, busy or slow, with a pause between that doubles."""
+    concurrency: int = Field(16, ge=1)
+    """Requests under way at once."""
+    cache: str | None = None
+    """File of the verdicts so far; null: judge.jsonl in the folder of the run or of the evaluation."""
+
+
+JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache"})
+"""Keys of JudgeConfig that say where and how a judge is reached; the others decide what its verdicts are."""
+
+
+class RewardConfig(Strict):
+    name: Literal["boxed", "em", "f1", "sub_em", "fraction", "final_answer"] = "boxed"
+    """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
+    answer; fraction: share of golds contained (multi-value tasks); final_answer: what follows `FINAL_ANSWER:`."""
+    strict: bool = False
+    """boxed only: exactly the original's comparison, its 300-character window included."""
+    sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
+    """`either` is the published evaluation's symmetric rule."""
+    unsupported_penalty: float = Field(0.0, ge=0)
+    """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written
+    into the memory that stand neither in the section nor in the memory before, so that it doesn't invent."""
+    state: StateRewardConfig | None = None
+    gates: GateRewardConfig | None = None
+    final_answer: FinalAnswerConfig = FinalAnswerConfig()
+    judge: JudgeConfig | None = None
+
+    @model_validator(mode="after")
+    def _judge_where_asked_for(self) -> RewardConfig:
+        judged = self.name == "final_answer" and self.final_answer.match == "judge"
+        if judged and self.judge is None:
+            raise ValueError(
+                "reward.final_answer.match=judge needs a judge: set reward.judge.url and reward.judge.model"
+            )
+        if self.judge is not None and not judged:
+            raise ValueError(
+                "reward.judge is read by reward.name=final_answer with reward.final_answer.match=judge alone: "
+                "set these, or drop reward.judge"
+            )
+        if self.name != "final_answer" and self.final_answer != FinalAnswerConfig():
+            raise ValueError(f"reward.final_answer has no meaning with reward.name={self.name}: set final_answer")
+        return self
+
+    @model_validator(mode="after")
+    def _one_reward_a_turn(self) -> RewardConfig:
+        if self.state is not None and self.gates is not None:
+            raise ValueError("reward.state and reward.gates both reward turns: set one of them to null")
+        return self
