@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,16 @@ from palimpsest.train.loggers import JsonlLogger, LoggerSet
 from palimpsest.train.loop import Trainer
 from palimpsest.train.run_folder import RunFolder
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
+
+
+async def longest_pause(waiting: asyncio.Task[Any]) -> float:
+    """Seconds for which the event loop stood still, at the longest, while something was awaited."""
+    longest = 0.0
+    while not waiting.done():
+        before = time.perf_counter()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.perf_counter() - before)
+    return longest
 
 
 class LetterCodec:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from conftest import Run
+from fakes import longest_pause
 from judge_server import Reply, Server, Speak, case_of, completion, honest, judge_server, verdict
 from palimpsest.config.reward import FinalAnswerConfig, JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
@@ -280,11 +281,7 @@ def test_a_judge_that_is_not_there_is_no_zero() -> None:
 def test_a_slow_endpoint_is_timed_and_the_event_loop_goes_on() -> None:
     async def work(judge: Judge) -> float:
         waiting = asyncio.create_task(judge.verdict(QUESTION, GOLDS, "Bergen"))
-        longest = 0.0
-        while not waiting.done():
-            before = time.perf_counter()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.perf_counter() - before)
+        longest = await longest_pause(waiting)
         with pytest.raises(JudgeError, match=r"no answer within 0\.2 s"):
             await waiting
         return longest

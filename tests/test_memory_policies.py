@@ -165,7 +165,7 @@ def test_budgets_larger_than_the_window_are_refused_with_the_sum(tiny_codec: Any
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("overwrit", {}, "policy.name='overwrit' is unknown; did you mean overwrite"),
+        ("overwrit", {}, "policy.name='overwrit': no such policy; did you mean overwrite"),
         ("overwrite", {"chunk_sise": 3}, "policy.options.chunk_sise is unknown to overwrite; did you mean chunk_size"),
         ("overwrite", {"chunk_size": 0}, "policy.options.chunk_size=0: must be at least 1"),
         ("overwrite", {"layout": "x"}, "policy.options.layout='x': choose one of memory_first, section_first"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from fakes import longest_pause
 from palimpsest.errors import SearchError
 from palimpsest.tools.client import RemoteSearch
 from palimpsest.tools.search import Hit
@@ -104,11 +104,7 @@ async def test_the_event_loop_goes_on_while_a_server_stalls() -> None:
     """C9.15: the original calls a blocking client from a coroutine."""
     async with server(None) as (url, _), RemoteSearch(url, attempts=2, timeout=0.3, pause=0.1) as client:
         waiting = asyncio.create_task(client.search(["q"], 1))
-        longest = 0.0
-        while not waiting.done():
-            before = time.perf_counter()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.perf_counter() - before)
+        longest = await longest_pause(waiting)
         with pytest.raises(SearchError, match=r"no answer within 0\.3 s"):
             await waiting
     assert longest < 0.2

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from palimpsest.config.own_class import own_class
+from palimpsest.config.own_class import named_class
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
@@ -36,14 +36,7 @@ POLICIES: dict[str, type[Any]] = {
 
 def policy_class(name: str) -> type[Any]:
     """The class called `name`. A module is looked for in the current folder too."""
-    if ":" not in name:
-        if name not in POLICIES:
-            raise ConfigError(
-                f"policy.name={name!r} is unknown{nearest(name, POLICIES)}; "
-                f"choose one of {', '.join(POLICIES)}, or my_module:MyPolicy"
-            )
-        return POLICIES[name]
-    return own_class(name, f"policy.name={name!r}")
+    return named_class(name, POLICIES, f"policy.name={name!r}", "policy")
 
 
 def build_policy(config: PolicyConfig) -> MemoryPolicy:

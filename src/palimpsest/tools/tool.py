@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from palimpsest.config.own_class import own_class
-from palimpsest.errors import ConfigError, nearest
+from palimpsest.config.own_class import named_class
+from palimpsest.errors import ConfigError
 from palimpsest.text.tool_arguments import Schema, check_schema
 from palimpsest.types import Problem
 
@@ -81,12 +81,4 @@ def _build(name: str, options: Mapping[str, Any]) -> Tool:
 def _tool_class(name: str) -> type[Any]:
     from palimpsest.tools.search_tool import SearchTool  # it needs ToolSpec from here
 
-    shipped: Mapping[str, type[Any]] = {"search": SearchTool}
-    if ":" not in name:
-        if name not in shipped:
-            raise ConfigError(
-                f"policy.options.tools.{name}: no such tool{nearest(name, shipped)}; "
-                f"choose one of {', '.join(shipped)}, or my_module:MyTool"
-            )
-        return shipped[name]
-    return own_class(name, f"policy.options.tools.{name}")
+    return named_class(name, {"search": SearchTool}, f"policy.options.tools.{name}", "tool")
