@@ -85,10 +85,12 @@ def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
     passages = [
         {"id": str(at), "title": draw.choice(words), "text": " ".join(draw.choices(words, k=draw.randrange(1, 12)))}
         for at in range(60)
-    ]
+    ] + [{"id": "60", "title": "Grieg", "text": "born in Bergen"}]
     disk, memory = Bm25Index.build(passages, tmp_path / "index"), PassageIndex(passages)
-    queries = [" ".join(draw.choices([*words, "unknown"], k=3)) for _ in range(40)] + ["", "unknown"]
-    assert memory.search(queries, 7) == disk.search(queries, 7)
+    queries = [" ".join(draw.choices([*words, "unknown"], k=3)) for _ in range(40)] + ["", "unknown", "Bergen"]
+    found = memory.search(queries, 7)
+    assert found == disk.search(queries, 7)
+    assert [hit.document["id"] for hit in found[-1]] == ["60"]  # and no passage that matches nothing beside it
 
 
 def test_every_problem_is_searched_in_its_own_world() -> None:

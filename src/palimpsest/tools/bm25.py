@@ -39,6 +39,27 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
+def indexed(texts: Iterable[str]) -> bm25s.BM25:
+    """The scores of texts, in memory; its vocabulary is empty where they hold no word."""
+    vocabulary: dict[str, int] = {}
+    ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words(text)] for text in texts]
+    # the backends are named: with "auto" the files would depend on what else is installed
+    scores = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy", csc_backend="numpy")
+    scores.vocab_dict = vocabulary
+    if vocabulary:
+        scores.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    return scores
+
+
+def ranked(scores: bm25s.BM25, query: str, topk: int) -> list[tuple[int, float]]:
+    """(place, score) of at most `topk` texts, best first; of equal ones the first. None without a word of the query."""
+    known = [scores.vocab_dict[word] for word in words(query) if word in scores.vocab_dict]
+    if not known or topk < 1:
+        return []
+    scores_N = scores.get_scores_from_ids(known)
+    return [(at, float(scores_N[at])) for at in top(scores_N, topk).tolist() if scores_N[at] > 0]
+
+
 class Bm25Index:
     """An index folder, open for search."""
 
@@ -71,27 +92,14 @@ class Bm25Index:
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first."""
-        return [self._search(query, topk) for query in queries]
-
-    def _search(self, query: str, topk: int) -> list[Hit]:
-        vocabulary = self._scores.vocab_dict
-        known = [vocabulary[word] for word in words(query) if word in vocabulary]
-        if not known or topk < 1:
-            return []
-        scores_N = self._scores.get_scores_from_ids(known)
-        return [Hit(self._passages[at], float(scores_N[at])) for at in top(scores_N, topk).tolist() if scores_N[at] > 0]
+        return [
+            [Hit(self._passages[at], score) for at, score in ranked(self._scores, query, topk)] for query in queries
+        ]
 
 
 def _write(passages: Iterable[dict[str, Any]], folder: Path, source: Path) -> None:
     """Every file of the index but its manifest."""
-    vocabulary: dict[str, int] = {}
-    ids = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(searched_text(passage))]
-        for passage in written(passages, folder)
-    ]
-    if not vocabulary:
+    scores = indexed(searched_text(passage) for passage in written(passages, folder))
+    if not scores.vocab_dict:
         raise DataError(f"{source}: holds no passage with a word in it; there is nothing to search")
-    # the backends are named: with "auto" the files would depend on what else is installed
-    scores = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy", csc_backend="numpy")
-    scores.index((ids, vocabulary), create_empty_token=False, show_progress=False)
     scores.save(folder, show_progress=False)

@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import bm25s
-
 from palimpsest.data.corpus import searched_text
 from palimpsest.errors import ConfigError, DataError, SearchError
-from palimpsest.tools.bm25 import Bm25Index, words
+from palimpsest.tools.bm25 import Bm25Index, indexed, ranked
 from palimpsest.tools.search import Hit, LocalSearch, Search
 from palimpsest.tools.tool import ToolError, ToolSpec
-from palimpsest.tools.top import top
 from palimpsest.types import Problem
 
 _KEPT_WORLDS = 256
@@ -38,25 +35,14 @@ class PassageIndex:
 
     def __init__(self, passages: Sequence[Mapping[str, Any]]) -> None:
         self._passages = passages
-        self._vocabulary: dict[str, int] = {}
-        numbers = [
-            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words(searched_text(dict(passage)))]
-            for passage in passages
-        ]
-        self._scores = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy", csc_backend="numpy")
-        if self._vocabulary:
-            self._scores.index((numbers, self._vocabulary), create_empty_token=False, show_progress=False)
+        self._scores = indexed(searched_text(dict(passage)) for passage in passages)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first."""
-        return [self._search(query, topk) for query in queries]
-
-    def _search(self, query: str, topk: int) -> list[Hit]:
-        known = [self._vocabulary[word] for word in words(query) if word in self._vocabulary]
-        if not known or topk < 1:
-            return []
-        scores_N = self._scores.get_scores_from_ids(known)
-        return [Hit(dict(self._passages[int(at)]), float(scores_N[at])) for at in top(scores_N, topk)]
+        return [
+            [Hit(dict(self._passages[at]), score) for at, score in ranked(self._scores, query, topk)]
+            for query in queries
+        ]
 
 
 class SearchTool:

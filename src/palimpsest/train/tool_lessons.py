@@ -41,7 +41,7 @@ from palimpsest.types import Completion, Event, Problem, StopReason, Trajectory,
 KEEPS = 0.8  # probability that a needed fact in sight is written down
 KEEPS_OTHER = 0.3  # probability that one other fact is written down too
 DELETES = 0.9  # probability that a result in sight is deleted
-FILL = (0.5, 0.64)  # share of the context from which on a lesson prunes, drawn for each
+FILL = (0.45, 0.6)  # share of the context from which on a lesson prunes, drawn for each
 EARLY = 0.08  # probability of a prune in a turn that had no need of one
 PLAIN = 0.25  # share of episodes without the memory action
 SUMMARY = 0.15  # share of episodes that sum up instead
