@@ -10,15 +10,25 @@ from typing import Any
 
 import pytest
 
-from fakes import HashLearner, LetterCodec, NumberedSource, SeedSampler, TwoTurnPolicy, make_trainer, small_config
+from fakes import (
+    HashLearner,
+    LetterCodec,
+    NumberedSource,
+    SeedSampler,
+    TwoTurnPolicy,
+    YesGrader,
+    make_trainer,
+    small_config,
+)
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import DataError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, Model
+from palimpsest.reward.objectives import ConstraintGrader
 from palimpsest.rollout.record import read_groups
 from palimpsest.train.curriculum import Curriculum
 from palimpsest.train.run_folder import open_run, read_rows
-from palimpsest.types import Grade, Problem, Trajectory
+from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
 
 def with_credit(config: RunConfig, **credit: Any) -> RunConfig:
@@ -115,6 +125,24 @@ def test_documents_grow_when_the_reward_is_reached_and_a_resume_knows_the_length
         model.update(row["reward/mean"])
     assert [row["curriculum/chunks"] for row in rows] == expected
     assert len(set(expected)) > 1
+
+
+class GivesUpOnNo(TwoTurnPolicy):
+    """An answer that is wrong is none: its episodes run out of turns."""
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        said = await super().run(problem, model)
+        return said if said.text == "yes" else Answered(said.text, Outcome.OUT_OF_TURNS)
+
+
+def test_a_penalty_for_broken_limits_leaves_the_curriculum_as_it_is_without(tmp_path: Path):
+    train(tmp_path / "plain", curriculum_config(), policy=GivesUpOnNo())
+    train(tmp_path / "run", curriculum_config(), policy=GivesUpOnNo(), grader=ConstraintGrader(YesGrader(), 0.5))
+    plain, run = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("plain", "run"))
+    sizes = [row["curriculum/chunks"] for row in plain]
+    assert [row["curriculum/chunks"] for row in run] == sizes
+    assert [row["grade/outcome"] for row in run] == [row["reward/mean"] for row in plain]
+    assert len(set(sizes)) > 1
 
 
 def test_a_finished_run_resumed_with_more_steps_goes_on_as_if_it_had_never_ended(tmp_path: Path):

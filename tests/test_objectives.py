@@ -196,10 +196,15 @@ def test_an_episode_that_the_machinery_lost_is_ungraded(outcome: Outcome) -> Non
 def test_the_penalty_is_for_broken_limits_alone(outcome: Outcome, value: float) -> None:
     found = ConstraintGrader(Given(Grade(0.5, breakdown={"em": 0.5})), 0.1).grade(ONE, ended(None, outcome))
     assert found.value == value
-    assert found.breakdown["em"] == 0.5
-    assert found.breakdown.get("outcome", found.value) == 0.5
+    assert found.breakdown == {"em": 0.5, "outcome": 0.5}
     lost = ConstraintGrader(Given(Grade(None, reason="judge: down")), 0.1).grade(ONE, ended(None, outcome))
     assert (lost.value, lost.reason) == (None, "judge: down")
+
+
+def test_the_worth_of_the_answer_below_another_layer_is_kept() -> None:
+    below = Given(Grade(0.3, breakdown={"outcome": 0.5}))
+    found = ConstraintGrader(below, 0.1).grade(ONE, ended(None, Outcome.OUT_OF_TURNS))
+    assert (found.value, found.breakdown) == (-0.1, {"outcome": 0.5})
 
 
 # ---- grades that are awaited ---------------------------------------------------------------------------------

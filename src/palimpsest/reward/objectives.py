@@ -172,8 +172,12 @@ class ConstraintGrader:
     penalty: float
 
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The wrapped grade; what a broken episode was worth stays in its breakdown. Ungraded stays ungraded."""
+        """The wrapped grade; ungraded stays ungraded.
+
+        `breakdown` keeps the worth of the answer as `outcome`, of every episode, so that its mean is one over all.
+        """
         grade = self.grader.grade(problem, trajectory)
-        if grade.value is None or trajectory.outcome not in CONSTRAINTS:
+        if grade.value is None:
             return grade
-        return replace(grade, value=-self.penalty, breakdown={**grade.breakdown, "outcome": grade.value})
+        value = -self.penalty if trajectory.outcome in CONSTRAINTS else grade.value
+        return replace(grade, value=value, breakdown={"outcome": grade.value, **grade.breakdown})
