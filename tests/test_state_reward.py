@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,6 +201,14 @@ def test_alpha_1_gives_memagents_advantages_to_the_bit(
 def test_an_ungraded_trajectory_takes_no_part_in_the_state_means() -> None:
     played = with_turn_rewards([1.0, None, 0.0], [[1.0], [9.0], [0.0]])
     assert advantages(played, alpha=0.5) == pytest.approx([0.5 * 0.5 + 0.5 * 0.5, -0.5])
+
+
+@pytest.mark.parametrize("lone_step", ["zero", "raw"])
+def test_an_episode_without_a_turn_counts_in_the_outcomes_baseline_alone(lone_step: str) -> None:
+    """A blank document ends an episode before its first turn; its grade has no turn rewards."""
+    played = with_turn_rewards([1.0, 0.0, 0.5], [[1.0], [0.0], []])
+    played = replace(played, grades=(*played.grades[:2], Grade(0.5)))
+    assert advantages(played, alpha=0.5, lone_step=lone_step) == pytest.approx([0.5, -0.5])
 
 
 def test_turn_weights_multiply_the_advantage_at_any_alpha() -> None:

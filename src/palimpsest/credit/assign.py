@@ -156,7 +156,7 @@ def _turn_advantages(
 def _turn_rewards(group: Group, place: int, config: CreditConfig) -> Sequence[float]:
     """[turns] rewards of a trajectory's turns; zeros where the outcome alone counts."""
     trajectory, grade = group.trajectories[place], group.grades[place]
-    if config.alpha == 1.0:
+    if config.alpha == 1.0 or not trajectory.turns:
         return (0.0,) * len(trajectory.turns)
     if grade.per_turn is None or len(grade.per_turn) != len(trajectory.turns):
         given = "none" if grade.per_turn is None else str(len(grade.per_turn))
