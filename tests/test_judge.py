@@ -239,6 +239,7 @@ def test_reading_verdicts_by_hand() -> None:
         (200, '{"choices": []}'),
         (200, '{"error": "x"}'),
         (200, "[1]"),
+        (200, "not packed at all", {"content-encoding": "gzip"}),
     ],
     ids=lambda trouble: f"{trouble[0]} {trouble[1][:12]} {len(trouble)}",
 )
@@ -278,6 +279,12 @@ def test_a_judge_that_is_not_there_is_no_zero() -> None:
     assert "gave up after 2 attempts" in found.reason
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:b/v1"])
+def test_an_address_that_is_none_is_an_error_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^reward\.judge\.url=http://[^\n]*; give one like http://[^\n]*$"):
+        Judge.open(JudgeConfig(url=url, model="m"))
+
+
 def test_a_slow_endpoint_is_timed_and_the_event_loop_goes_on() -> None:
     async def work(judge: Judge) -> float:
         waiting = asyncio.create_task(judge.verdict(QUESTION, GOLDS, "Bergen"))
@@ -288,6 +295,38 @@ def test_a_slow_endpoint_is_timed_and_the_event_loop_goes_on() -> None:
 
     with judge_server(delay=0.6) as server:
         assert use(config_of(server, timeout_s=0.2, attempts=2), work) < 0.2
+
+
+def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one() -> None:
+    """40 requests, 2 at once, 2 attempts of 0.2 s each: one after the other they would take 8 s."""
+    hanging = [True]
+
+    def speak(request: dict[str, Any], _: int) -> Reply:
+        if hanging[0]:
+            time.sleep(0.4)
+        return honest(request)
+
+    async def work(judge: Judge) -> tuple[float, list[Any], Verdict]:
+        start = time.perf_counter()
+        answers = [f"Bergen {i}" for i in range(40)]
+        found = await asyncio.gather(*(judge.verdict(QUESTION, GOLDS, a) for a in answers), return_exceptions=True)
+        took, hanging[0] = time.perf_counter() - start, False
+        await asyncio.sleep(0.25)  # to the next request that tries whether it is back
+        return took, found, await judge.verdict(QUESTION, GOLDS, "Bergen")
+
+    with judge_server(speak) as server:
+        took, found, later = use(config_of(server, timeout_s=0.2, attempts=2, concurrency=2), work)
+    assert took < 1.5
+    assert all(isinstance(one, JudgeError) for one in found)
+    assert sum("4 attempts in a row failed; it is tried again every 0.2 s" in str(one) for one in found) >= 30
+    assert later is Verdict.CORRECT
+
+
+def test_a_busy_endpoint_is_not_down() -> None:
+    """Twelve requests that are told to wait are more than the eight that would make it count as down."""
+    with judge_server(replies(*[(429, "slow down", {"retry-after": "0.01"})] * 12)) as server:
+        verdicts = ask_all(config_of(server, concurrency=2), [f"Bergen {i}" for i in range(12)])
+    assert verdicts == [Verdict.CORRECT] * 12
 
 
 @pytest.mark.parametrize("status", [400, 422])

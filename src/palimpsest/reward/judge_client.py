@@ -5,7 +5,9 @@ that refuses the format (400 or 422) is asked with a weaker one, json_schema, js
 
 Guaranteed: the event loop is never blocked; at most `concurrency` requests are under way; what is down, slow, busy
 (429, 5xx) or answers with something else than a completion is asked again, `attempts` times in all, after a pause that
-doubles, or the one the endpoint asks for up to `LONGEST_PAUSE`; then JudgeError, one line. The key is in no message.
+doubles, or the one the endpoint asks for up to `LONGEST_PAUSE`; then JudgeError, one line. An endpoint that is down or
+hangs holds up all requests together for about `attempts` times `timeout_s`: after that only one in `timeout_s` is sent
+to see whether it is back, and the others fail at once. The key is in no message.
 Not covered: use from several event loops; the size of an endpoint's answers; redirects.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,13 +44,43 @@ class _Again(Exception):
         self.pause = pause
 
 
+class _Down(_Again):
+    """Nobody answered, or a server's error."""
+
+
+class _Breaker:
+    """`with` it around attempts: once `limit` in a row found the endpoint down, it lets one through every `probe_s`."""
+
+    def __init__(self, url: str, limit: int, probe_s: float) -> None:
+        self._url, self._limit, self._probe_s = url, limit, probe_s
+        self._failures = 0
+        self._probe_at = 0.0
+
+    def __enter__(self) -> None:
+        if self._failures < self._limit:
+            return
+        now = time.monotonic()
+        if now < self._probe_at:
+            said = f"down: {self._limit} attempts in a row failed; it is tried again every {self._probe_s:g} s"
+            raise JudgeError(f"{self._url}: {said}")
+        self._probe_at = now + self._probe_s
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, _Down):
+            self._failures += 1
+            if self._failures == self._limit:
+                self._probe_at = time.monotonic() + self._probe_s
+        elif error is None or isinstance(error, (_Again, JudgeError)):  # it answered; a cancelled attempt says nothing
+            self._failures = 0
+
+
 class ChatClient:
     """`POST {url}/chat/completions`; `close` it."""
 
     def __init__(self, config: JudgeConfig, schema: Mapping[str, Any], *, pause: float = 0.5) -> None:
         """`schema`: of the JSON object to be answered; `pause`: seconds before the second attempt.
 
-        Raises ConfigError if the environment variable of the key is not set.
+        Raises ConfigError if the address is none, or the environment variable of the key is not set.
         """
         self.url = f"{config.url.rstrip('/')}/chat/completions"
         self._config, self._pause = config, pause
@@ -58,11 +91,12 @@ class ChatClient:
         )
         self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
         self._places = asyncio.Semaphore(config.concurrency)
+        self._breaker = _Breaker(self.url, config.attempts * config.concurrency, config.timeout_s)
         self._client = httpx.AsyncClient(
             headers=_authorisation(config),
             timeout=None,  # the whole attempt is timed below; httpx would time each read
             limits=httpx.Limits(max_connections=config.concurrency),
-            trust_env=httpx.URL(config.url).host not in _LOOPBACK,  # no proxy for a service on this machine
+            trust_env=_host(config.url) not in _LOOPBACK,  # no proxy for a service on this machine
         )
 
     async def complete(self, messages: Sequence[Message]) -> str:
@@ -95,7 +129,8 @@ class ChatClient:
         for attempt in range(attempts):
             try:
                 async with self._places:
-                    return await self._attempt(body)
+                    with self._breaker:  # asked only now: it may have opened while this request waited for a place
+                        return await self._attempt(body)
             except _Again as again:
                 said, asked = str(again), again.pause
             if attempt + 1 < attempts:
@@ -109,18 +144,27 @@ class ChatClient:
             async with asyncio.timeout(limit):
                 answer = await self._client.post(self.url, json=body)
         except TimeoutError:
-            raise _Again(f"no answer within {limit:g} s") from None
-        except httpx.TransportError as error:
-            raise _Again(str(error) or type(error).__name__) from None
+            raise _Down(f"no answer within {limit:g} s") from None
+        except httpx.RequestError as error:
+            raise _Down(str(error) or type(error).__name__) from None
         if answer.status_code == 200:
             return _text(answer)
         said = f"status {answer.status_code}: {answer.text!r:.200}"
-        if answer.status_code in (408, 429) or answer.status_code >= 500:
+        if answer.status_code >= 500:
+            raise _Down(said, _retry_after(answer))
+        if answer.status_code in (408, 429):
             raise _Again(said, _retry_after(answer))
         if answer.status_code in _REFUSALS:
             raise _Refused(f"{self.url}: {said}")
         hint = "; does reward.judge.url lack /v1?" if answer.status_code == 404 else ""
         raise JudgeError(f"{self.url}: {said}{hint}")
+
+
+def _host(url: str) -> str:
+    try:
+        return httpx.URL(url).host
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"reward.judge.url={url}: {error}; give one like http://127.0.0.1:9527/v1") from None
 
 
 def _authorisation(config: JudgeConfig) -> dict[str, str]:
