@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
+from palimpsest.reward.state import turn_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.rollout.group import play_groups
 from palimpsest.rollout.record import encode_groups, read_groups
@@ -195,6 +198,35 @@ def test_the_whole_reply_may_be_the_memory_as_in_the_published_code(tiny_codec: 
     _, script = play(tiny_codec, replies, next_memory="reply", malformed="accept")
     assert shown(tiny_codec, script, 1)[1] == "<thinking>hm</thinking><update>a cat</update>"
     assert shown(tiny_codec, script, 2)[1] == "no tags at all"
+
+
+def test_a_reply_accepted_as_the_memory_is_rewarded_for_its_update_alone_as_in_the_published_code(
+    tiny_codec: Any,
+) -> None:
+    """The code: recall of the text in <update>, 0 without; format 1 only with exactly one that isn't blank."""
+    replies = [
+        "<thinking>Anna is blue</thinking><update>Bob has a cat</update>",
+        "Anna is blue",
+        "<update>Anna</update><update>Anna</update>",
+        "<update>it is Anna</update><recall>cut sho",
+    ]
+    config = StateRewardConfig(golds="mean", words="substring", before="nothing", against="prompt")
+    trajectory, _ = play(tiny_codec, replies, next_memory="reply", malformed="accept")
+    rewards = turn_rewards(Problem("p", "Who is blue?", ("Anna",), DOCUMENT), trajectory, tiny_codec, config)
+    expected = []
+    for reply in replies:
+        updates = [text for text in re.findall("<update>(.*?)</update>", reply) if text.strip()]
+        expected.append((float("Anna" in updates[0]), 1.0) if len(updates) == 1 else (0.0, 0.0))
+    assert [(reward.update, reward.format) for reward in rewards[:4]] == expected
+    assert expected == [(0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)]
+    assert [event.detail["accepted"] for event in events(trajectory, "malformed")] == [True, True]
+
+
+def test_a_strict_agents_record_names_no_update_beside_the_memory(tiny_codec: Any) -> None:
+    trajectory, _ = play(tiny_codec, FOUR)
+    assert {frozenset(event.detail) for event in events(trajectory, "memory")} == {
+        frozenset({"token_ids", "text", "changed"})
+    }
 
 
 def test_rule_based_recall_asks_the_question_whatever_the_model_asks(tiny_codec: Any) -> None:

@@ -15,7 +15,8 @@ the code's evaluation looks after it and mostly finds what was just written. Her
 
 A malformed reply (tags missing, doubled, unclosed, nested; an empty update) changes nothing: the old memory is kept,
 nothing is recalled, an event gives the reason. The agent loses a turn and the state reward its format point; guessing
-what a broken reply meant would train the guess. `malformed: accept` is the code's way.
+what a broken reply meant would train the guess. `malformed: accept` is the code's way: such a reply is the memory, and
+its event says so; the turn has no format point then either, and its update's gain is of the text in the tags alone.
 
 Differences from the authors' code, each on purpose: history is a list with step ids, not a set; tags may hold line
 breaks and are never merged; the memory is a slice of the sampled ids within its budget, never decoded and encoded again
@@ -131,6 +132,8 @@ class RecallPolicy(TaggedPolicy):
         if isinstance(reply, Fault):
             model.event("malformed", reason=reply.reason)
             return None
+        if reply.fault is not None:
+            model.event("malformed", reason=reply.fault, accepted=True)
         return reply
 
     def _look_back(self, reply: RecallReply | None, question: str, history: History, model: Model) -> Recalled | None:
@@ -151,7 +154,9 @@ class RecallPolicy(TaggedPolicy):
     ) -> list[int]:
         """The memory from here on; a new one joins the history."""
         written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
-        kept = self.next_memory_of(memory, written, model)
+        accepted = reply if self.malformed == "accept" else None
+        update = {"update": model.codec.decode(accepted.update)} if accepted else {}
+        kept = self.next_memory_of(memory, written, model, **update)
         if written is not None:
             history.add(step, kept, model.codec.decode(kept))
         return kept

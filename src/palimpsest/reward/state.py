@@ -13,7 +13,8 @@ and for the answer turn format alone: 1 if it holds exactly one \boxed{}.
 What the authors' code does otherwise, each an option: the mean over several golds instead of the paper's maximum
 (`golds`); words counted as substrings, so that "a" is in anything (`words`); the previous memory, looked for by an
 expression that stops at line breaks, is never found, so that the update's gain is its recall (`before`); the callback
-is measured against the whole prompt, the question included (`against`).
+is measured against the whole prompt, the question included (`against`); where its memory is the whole reply, readable
+or not (`policy.options.malformed: accept`), m' is what stands between the tags of the update, nothing where there is none.
 
 Guaranteed: one number a turn, whatever the turn; with whole words a yes/no gold has no words to look for, and all of
 its gains are 0. A trajectory without a grade gets none.
@@ -111,7 +112,7 @@ def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: S
         sight = codec.decode(reading.turn.prompt_ids)
     known = recall(sight)
     had = recall(reading.memory_before) if config.before == "memory" else 0.0
-    wrote = recall(reading.memory_after) if reading.changed else had
+    wrote = recall(reading.update) if reading.changed else had
     return TurnReward(
         update=wrote - had,
         callback=max(0.0, recall(f"{reading.found} {sight}") - known) if reading.found else 0.0,

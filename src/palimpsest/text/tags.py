@@ -147,27 +147,42 @@ class RecallReply:
     rest: list[int]
     """Ids of the whole reply but `<recall>...</recall>`."""
     query: str | None
+    fault: str | None = None
+    """Why it has no update, of a reply that was accepted without one."""
 
 
 def read_recall_reply(ids: Sequence[int], codec: Codec, *, lenient: bool = False) -> RecallReply | Fault:
     """Exactly one update, at most one recall; a blank query is none.
 
-    `lenient` takes a reply whose update is missing, doubled or blank (its `update` is then empty), and drops any number
-    of recalls but looks for a single one only.
+    `lenient` takes a reply whose update is missing, doubled or blank (its `update` is then empty, its `fault` says
+    why), and drops any number of recalls but looks for a single one only.
     """
     cutter = Cutter.of(ids, codec)
     parts = find_parts(cutter.text, ("update", "recall"))
+    if lenient:
+        return _accepted(cutter, [] if isinstance(parts, Fault) else parts)
     if isinstance(parts, Fault):
-        return RecallReply([], list(cutter.ids), None) if lenient else parts
+        return parts
     update = the_one(parts, "update")
-    recalls = [part for part in parts if part.name == "recall"]
-    if not lenient and isinstance(update, Fault):
+    if isinstance(update, Fault):
         return update
-    if not lenient and len(recalls) > 1:
+    recalls = [part for part in parts if part.name == "recall"]
+    if len(recalls) > 1:
         return Fault(f"{len(recalls)} times <recall>")
+    return _reply(cutter, update, recalls)
+
+
+def _accepted(cutter: Cutter, parts: Sequence[Part]) -> RecallReply:
+    found = find_parts(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
+    update = found if isinstance(found, Fault) else the_one(found, "update")
+    return _reply(cutter, update, [part for part in parts if part.name == "recall"])
+
+
+def _reply(cutter: Cutter, update: Part | Fault, recalls: Sequence[Part]) -> RecallReply:
     query = recalls[0].text.strip() if len(recalls) == 1 else ""
     return RecallReply(
         update=[] if isinstance(update, Fault) else cutter.cut(*update.inner),
         rest=cutter.without([part.outer for part in recalls]),
         query=query or None,
+        fault=update.reason if isinstance(update, Fault) else None,
     )

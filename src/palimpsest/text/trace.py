@@ -2,7 +2,8 @@
 
 Policies leave it in the record: the notes of a turn called "read" hold `memory` (text before), `recalled` (text in
 sight, or None) and `section` ([start, end) in its prompt); an event `memory` after it holds ids and text of the memory
-from there on, an event `recall` what its query found, an event `malformed` why its reply could not be read.
+from there on, an event `recall` what its query found, an event `malformed` why its reply could not be read. Where whole
+replies become the memory, readable or not, the event `memory` also holds the text between the tags as `update`.
 For a policy that records none of it, as one whose whole reply is the next memory, the reply is the memory after.
 
 Guaranteed: every reading turn has one `Reading`, in order, whatever else is missing.
@@ -27,6 +28,8 @@ class Reading:
     memory_after: str
     memory_ids: tuple[int, ...]
     """The memory after, as it enters the next prompt."""
+    update: str
+    """What its reply gave as its update: the memory after, but where that is the whole reply."""
     changed: bool
     """Whether the turn wrote a memory; False where it left the old one as it was."""
     section: str | None
@@ -72,6 +75,7 @@ def _reading(turn: Turn, before: str, after: Mapping[tuple[int, str], Mapping[st
         memory_before=before,
         memory_after=before if kept else text,
         memory_ids=ids,
+        update=text if written is None else str(written.get("update", text)),
         changed=not kept and (written is None or bool(written["changed"])),
         section=None if span is None else codec.decode(turn.prompt_ids[span[0] : span[1]]),
         recalled=str(notes.get("recalled") or ""),
