@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from palimpsest.cli.jobs.quickstart import quickstart_config
+from palimpsest.cli.jobs.shares import Share, play_share, samples_of
+from palimpsest.config.load import dump_config
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
 from palimpsest.evaluate.run import Arena, EvalSet, evaluate, evaluate_sets
@@ -240,6 +243,37 @@ def test_figures_by_document_length_agree_with_counting_by_hand() -> None:
 def test_the_order_of_samples_does_not_matter() -> None:
     rows = [sample(i, i / 7) for i in range(7)]
     assert summarise("s", rows) == summarise("s", rows[::-1])
+
+
+def share_of(folder: Path, model: Path, *overrides: str) -> Share:
+    small = ["evaluation.multiples=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
+    small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
+    config = quickstart_config("memagent", [f"model.path={model}", *small, *overrides], seed=0)
+    return Share(dump_config(config), str(model), ("agent",), folder, 0, 1)
+
+
+def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_what_is_asked_for_alone(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    played: list[None] = []
+
+    def play_with(*overrides: str) -> tuple[Share, int]:
+        share, before = share_of(tmp_path, tiny_model_folder, *overrides), len(played)
+        play_share(share, lambda: played.append(None))
+        return share, len(played) - before
+
+    _, first = play_with("evaluation.problems=2")
+    assert first == 2
+    grown, more = play_with("evaluation.problems=3")
+    assert more == 1
+    assert {name: len(samples) for name, samples in samples_of([grown]).items()} == {"agent@1": 3}
+    shrunk, fewer = play_with("evaluation.problems=1")
+    assert fewer == 0
+    assert {name: len(samples) for name, samples in samples_of([shrunk]).items()} == {"agent@1": 1}
+    warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
+    assert anew == 2
+    assert len(read_samples(warm.path / SAMPLES)[0]) == 2
+    assert len(read_samples(tmp_path / "share-1-of-1.old-1" / SAMPLES)[0]) == 3
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (64, 64), (1, 1)])

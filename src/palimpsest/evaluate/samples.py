@@ -143,23 +143,46 @@ def _recover(file: int) -> tuple[list[Sample], int]:
     return _parse(whole)
 
 
+def set_aside_other(folder: Path, identity: Mapping[str, Any]) -> Path | None:
+    """Rename a log that was begun under another identity to `NAME.old-1`, `.old-2`...; None if there is no such."""
+    if not (folder / IDENTITY).exists() or _identity(folder) == _as_read(identity):
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    return folder.rename(aside)
+
+
 def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     """Write the identity, or compare it with the one that is there."""
     path = folder / IDENTITY
-    mine = json.loads(json.dumps(identity))
+    mine = _as_read(identity)
     if not path.exists():
         write_json(path, mine)
         return
-    try:
-        theirs = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        raise RunError(f"{path} is not readable: give another --out, or --force to begin again") from None
+    theirs = _identity(folder)
+    if theirs is None:
+        raise RunError(f"{path} is not readable: give another --out, or --force to begin again")
     for key in sorted({*mine, *theirs}):
         if mine.get(key) != theirs.get(key):
             raise RunError(
                 f"{folder} holds another evaluation ({key} was {theirs.get(key)!r:.100}, is {mine.get(key)!r:.100}): "
                 "give another --out, or --force to begin again"
             )
+
+
+def _identity(folder: Path) -> dict[str, Any] | None:
+    """The identity a log was begun under, None if it can't be read."""
+    try:
+        found = json.loads((folder / IDENTITY).read_text("utf-8"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _as_read(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from the file: tuples are lists."""
+    return dict(json.loads(json.dumps(identity)))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -14,7 +14,7 @@ What the authors' code does otherwise, each an option: the mean over several gol
 (`golds`); words counted as substrings, so that "a" is in anything (`words`); the previous memory, looked for by an
 expression that stops at line breaks, is never found, so that the update's gain is its recall (`before`); the callback
 is measured against the whole prompt, the question included (`against`); where its memory is the whole reply, readable
-or not (`policy.options.malformed: accept`), m' is what stands between the tags of the update, nothing where there is none.
+or not (`policy.options.malformed: accept`), m' is what stands between the update's tags, nothing where there is none.
 
 Guaranteed: one number a turn, whatever the turn; with whole words a yes/no gold has no words to look for, and all of
 its gains are 0. A trajectory without a grade gets none.

@@ -3,8 +3,9 @@
 A share is every n-th problem of some sets. How problems are dealt out, and so which sequences are batched together,
 depends on the configuration alone, never on which process is faster: the same configuration gives the same answers.
 
-Guaranteed: a share that was interrupted goes on where its log ends; a helper ends with its parent, however that
-ends; an error in a helper is raised in the parent.
+Guaranteed: a share that was interrupted goes on where its log ends, with more or fewer problems if the configuration
+now says so; a log of other weights, policies, data or sampling is set aside and the share played anew; a helper ends
+with its parent, however that ends; an error in a helper is raised in the parent.
 Not covered: more processes than cores, which is slower and nothing worse; a resumed share is batched differently,
 so near ties of greedy decoding may fall otherwise by as much as the sampler's results depend on the batch.
 """
@@ -26,13 +27,14 @@ from typing import Any, Protocol
 
 from palimpsest.cli.jobs.evaluation import longest_first, measure_memory, weights_fingerprint
 from palimpsest.cli.jobs.methods import METHODS
+from palimpsest.cli.jobs.show import note
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.embedded.build import build_engine
 from palimpsest.engines.embedded.model import model_path
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluate.run import Arena, EvalSet, Measure, evaluate_sets
-from palimpsest.evaluate.samples import SAMPLES, Sample, read_samples
+from palimpsest.evaluate.samples import SAMPLES, Sample, read_samples, set_aside_other
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.grader import build_grader
 from palimpsest.reward.grading import closing
@@ -99,9 +101,11 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
         "weights": weights_fingerprint(model_path(config.model)),
         "policies": {name: _policy(name, config).model_dump(mode="json") for name in share.policies},
         "data": config.data.model_dump(mode="json"),
-        "evaluation": config.evaluation.model_dump(mode="json"),
+        "sampling": config.eval_sampling.model_dump(mode="json"),
         "seed": config.seed,
     }
+    if aside := set_aside_other(share.path, identity):
+        note(f"{aside}: played with other weights or settings than now, so set aside and played anew")
     asyncio.run(
         closing(
             grader,
@@ -118,11 +122,14 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
 
 
 def samples_of(shares: Sequence[Share]) -> dict[str, list[Sample]]:
-    """All samples of finished shares by the name of their set."""
+    """Samples of finished shares by the name of their set, of the problems that the configuration asks for now."""
     found: dict[str, list[Sample]] = {}
     for share in shares:
+        sets = _sets(share, parse_config(share.config))
+        asked = {(one.name, problem.id) for one in sets for problem in one.problems}
         for sample in read_samples(share.path / SAMPLES)[0]:
-            found.setdefault(sample.name, []).append(sample)
+            if (sample.name, sample.id) in asked:
+                found.setdefault(sample.name, []).append(sample)
     return found
 
 
