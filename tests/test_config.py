@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from palimpsest.config.explain import known_keys, section_of
@@ -18,7 +18,7 @@ from palimpsest.config.load import (
     recipe_text,
     split_override,
 )
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import build_policy
 
@@ -41,6 +41,16 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
     config = load_recipe(name)
     assert parse_config(dump_config(config)) == config
     assert config.recipe == name
+
+
+TEXT = st.text() | st.from_regex(r"[-+]?[0-9._]{0,4}[eE]?[-+]?[0-9]{0,3}", fullmatch=True)
+
+
+@given(TEXT, TEXT)
+@example("1e5", "12e3")
+def test_no_text_is_read_back_as_anything_else(key: str, value: str) -> None:
+    config = RunConfig(recipe=value, policy=PolicyConfig(options={key: value}))
+    assert parse_config(dump_config(config)) == config
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -51,15 +51,16 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_REPLACED[1], _INT, list("-+0123456789"))
-_Loader.add_implicit_resolver(_REPLACED[0], _FLOAT, list("-+.0123456789"))
-_Loader.add_implicit_resolver(_REPLACED[2], _BOOL, list("tTfF"))
 
 
 class _Dumper(yaml.SafeDumper):
     """SafeDumper with lists on one line and sections in blocks."""
 
 
+for _side in (_Loader, _Dumper):  # the dumper too: text is quoted that either version of YAML would read as a number
+    _side.add_implicit_resolver(_REPLACED[1], _INT, list("-+0123456789"))
+    _side.add_implicit_resolver(_REPLACED[0], _FLOAT, list("-+.0123456789"))
+    _side.add_implicit_resolver(_REPLACED[2], _BOOL, list("tTfF"))
 _Dumper.add_representer(
     list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
 )
