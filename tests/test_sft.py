@@ -13,11 +13,11 @@ import pytest
 from fakes import HashLearner, answered, small_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import StepBatch
-from palimpsest.errors import DataError
+from palimpsest.errors import DataError, RunError
 from palimpsest.rollout.record import encode_groups
 from palimpsest.train.loggers import JsonlLogger, LoggerSet
 from palimpsest.train.run_folder import open_run, read_rows
-from palimpsest.train.sft import SupervisedTrainer, audible, read_trajectories
+from palimpsest.train.sft import SupervisedTrainer, audible, fingerprint, read_trajectories
 from palimpsest.types import Outcome, Trajectory
 from test_record import sample_groups
 
@@ -80,6 +80,22 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path):
     for name in ("metrics.jsonl", "checkpoints/step-000005/model.safetensors", "checkpoints/step-000005/manifest.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert [row["data/epoch"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [0.4, 0.8, 1.2, 1.6, 2.0]
+
+
+def test_a_resume_with_other_trajectories_is_refused_naming_the_options(tmp_path: Path):
+    def train(episodes: list[Trajectory]) -> None:
+        with open_run(tmp_path / "run", small_config(steps=4), resume=True) as folder:
+            mark = fingerprint(episodes)
+            trainer = SupervisedTrainer(folder.config, folder, HashLearner(), episodes, LoggerSet([]), fingerprint=mark)
+            asyncio.run(trainer.run())
+
+    train(EPISODES)
+    train(list(EPISODES))
+    for others in (EPISODES[:4], EPISODES[::-1], [*EPISODES[:4], answered("abcdx", rollout=4)]):
+        with pytest.raises(
+            RunError, match=r"^[^\n]*begun with other trajectories[^\n]*--per-problem[^\n]*--force[^\n]*$"
+        ):
+            train(others)
 
 
 def test_records_are_read_from_a_file_or_a_folder_and_filtered_by_grade(tmp_path: Path):

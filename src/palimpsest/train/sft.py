@@ -12,20 +12,22 @@ Not covered: checking that records were made with this model's tokenizer, beyond
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import orjson
 import psutil
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.engines.protocol import Learner, StepBatch
-from palimpsest.errors import DataError
+from palimpsest.errors import DataError, RunError
 from palimpsest.rollout.record import read_groups
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import keyed_random
@@ -57,6 +59,8 @@ class SupervisedTrainer:
     trajectories: Trajectories
     loggers: LoggerSet
     evaluate: Evaluate | None = None
+    fingerprint: str | None = None
+    """Of the trajectories, where the configuration doesn't say which they are; a resume with others is refused."""
     _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
 
     async def run(self) -> Finished:
@@ -83,11 +87,18 @@ class SupervisedTrainer:
         return Report(metrics, timings)
 
     def state(self) -> Mapping[str, Any]:
-        """Nothing: the data order is a function of seed and step."""
-        return {}
+        """Which trajectories are imitated; their order is a function of seed and step."""
+        return {} if self.fingerprint is None else {"trajectories": self.fingerprint}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take up."""
+        """Raise RunError for a checkpoint of other trajectories."""
+        begun = state.get("trajectories", self.fingerprint)
+        if begun != self.fingerprint:
+            raise RunError(
+                f"{self.folder.path}: begun with other trajectories (fingerprint {begun}, now {self.fingerprint}): "
+                "resume with the same --from, --keep, --per-problem, --data, --memory-first and --drop-too-long, "
+                "or begin a new run with --force"
+            )
 
     def chosen(self, step: int) -> list[int]:
         """Indices of the trajectories of a step; each comes once an epoch, and epochs run on into each other."""
@@ -118,6 +129,14 @@ def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     if not found:
         raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
     return found
+
+
+def fingerprint(trajectories: Iterable[Trajectory]) -> str:
+    """16 hex digits over the ids of every turn, in order."""
+    digest = hashlib.sha256()
+    for trajectory in trajectories:
+        digest.update(orjson.dumps([(turn.prompt_ids, turn.completion.token_ids) for turn in trajectory.turns]))
+    return digest.hexdigest()[:16]
 
 
 def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: int) -> None:

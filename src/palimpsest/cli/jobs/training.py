@@ -27,7 +27,7 @@ from palimpsest.train.faithful import FaithfulGrader
 from palimpsest.train.loggers import build_loggers
 from palimpsest.train.loop import Trainer
 from palimpsest.train.run_folder import RunFolder, open_run
-from palimpsest.train.sft import Selection, SupervisedTrainer, audible, check_fit, read_trajectories
+from palimpsest.train.sft import Selection, SupervisedTrainer, audible, check_fit, fingerprint, read_trajectories
 from palimpsest.types import Problem, Trajectory
 
 
@@ -158,6 +158,7 @@ def run_sft(request: TrainRequest, lessons: SftRequest) -> Finished:
             learner=learner,
             trajectories=trajectories,
             loggers=build_loggers(config, folder),
+            fingerprint=fingerprint(trajectories),
         )
         finished = asyncio.run(trainer.run())
     note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}")
