@@ -14,7 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 from fakes import LetterCodec, SeedSampler, YesGrader, make_trainer, small_config
-from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
+from palimpsest.cli.jobs.quickstart import _rivals
+from palimpsest.config.load import parse_config
+from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluate.run import evaluate
 from palimpsest.memory.policy import Answered, Model
@@ -188,3 +190,12 @@ def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
     assert (metrics["episode/variant_share"], metrics["reward/mean"]) == (0.5, 0.5)
     alone = group_metrics([Group(group.problem, (plain,), (Grade(1.0),))], CODEC)
     assert not {"reward/mean_plain", "reward/mean_variant", "episode/variant_share"} & set(alone)
+
+
+def test_a_quickstarts_rival_is_trained_without_the_agents_variant(tmp_path: Path) -> None:
+    """Its options are the agent's: a rival of another kind would refuse them, or learn to play by them."""
+    rivals = {"rival": {"name": "overwrite", "options": {"memory_tokens": 8}}}
+    agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"rivals": rivals})})
+    rival = parse_config(_rivals(agent, tmp_path)["rival"].config)
+    assert build_variant(rival) is None
+    assert rival.train == agent.train.model_copy(update={"variant": None})

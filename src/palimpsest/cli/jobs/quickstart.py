@@ -97,11 +97,13 @@ def run_quickstart(
 
 
 def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
-    """The trainings of the recipe's rivals: the agent's own but for the policy."""
+    """The trainings of the recipe's rivals: the agent's own but for the policy, whose options a variant changes."""
     quiet = config.logging.model_copy(update={"sinks": ("jsonl",)})
+    train = config.train.model_copy(update={"variant": None})
     found = {}
     for name, policy in config.evaluation.rivals.items():
-        own = config.model_copy(update={"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet})
+        changed = {"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet, "train": train}
+        own = config.model_copy(update=changed)
         found[name] = RivalTraining(dump_config(own), out / "rivals" / name)
     return found
 
