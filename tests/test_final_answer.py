@@ -40,6 +40,8 @@ def test_the_answer_is_what_follows_the_last_marker_outside_of_thinking(text: st
         'FINAL_ANSWER: \n{\n  "Q1": "Brian Virtue",\n  "Q2": "The Seldom Scene"\n}\n\n',
         'FINAL_ANSWER:{"Q2": "The Seldom Scene", "Q1": "Brian Virtue"}',
         'FINAL_ANSWER:\n```json\n{"Q1": "Brian Virtue", "Q2": "The Seldom Scene"}\n```',
+        'FINAL_ANSWER:\n```JSON\n{"Q1": "Brian Virtue", "Q2": "The Seldom Scene"}\n```',
+        'FINAL_ANSWER: **{"Q1": "Brian Virtue", "Q2": "The Seldom Scene"}**',
         'FINAL_ANSWER:\n```\n{"Q1": "Brian Virtue", "Q2": "The Seldom Scene"}\n```\nThat is all.',
     ],
 )
@@ -51,9 +53,14 @@ def test_an_object_of_answers_is_read_in_the_published_form_and_beside_it(text: 
 
 
 def test_values_that_are_no_strings_become_their_json_text() -> None:
-    said = '{"Q1": 1834, "Q2": ["a", "é"], "Q3": true, "Q4": null, "Q5": 1.5}'
+    said = '{"Q1": 1834, "Q2": ["a", "é"], "Q3": true, "Q4": [null], "Q5": 1.5}'
     named = named_answers(said, ["Q1", "Q2", "Q3", "Q4", "Q5"])
-    assert named.answers == {"Q1": "1834", "Q2": '["a", "é"]', "Q3": "true", "Q4": "null", "Q5": "1.5"}
+    assert named.answers == {"Q1": "1834", "Q2": '["a", "é"]', "Q3": "true", "Q4": "[null]", "Q5": "1.5"}
+
+
+def test_null_is_a_missing_answer() -> None:
+    named = named_answers('{"Q1": null, "Q2": "x", "Q3": null}', ["Q1", "Q2"])
+    assert (dict(named.answers), named.missing, named.extra, named.fault) == ({"Q2": "x"}, ("Q1",), ("Q3",), None)
 
 
 def test_missing_and_extra_names_are_told_apart_from_a_fault() -> None:
@@ -98,7 +105,8 @@ JSON = st.recursive(
 def test_whatever_is_written_as_json_is_read_back(values: dict[str, object], ascii_only: bool) -> None:
     named = named_answers(json.dumps(values, ensure_ascii=ascii_only), ["Q1", "Q2", "Q3"])
     assert named.fault is None
-    expected = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    expected = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in given.items()}
     assert named.answers == expected
 
 

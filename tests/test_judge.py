@@ -224,6 +224,11 @@ def test_reading_verdicts_by_hand() -> None:
             read_verdict(text, "7")
 
 
+def test_a_reason_full_of_braces_hides_no_verdict() -> None:
+    reply = json.dumps({"case": "7", "verdict": "correct", "reason": "it says " + "{" * 200})
+    assert read_verdict(f"\n{reply}\n", "7") is Verdict.CORRECT
+
+
 # ---- endpoints in trouble ------------------------------------------------------------------------------------
 
 

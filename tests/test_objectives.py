@@ -163,6 +163,16 @@ def test_a_failed_judge_leaves_the_episode_ungraded_with_the_reason() -> None:
     assert (found.value, found.reason, found.breakdown) == (None, "judge: down", {})
 
 
+def test_a_judge_is_asked_about_every_answer_that_has_a_character() -> None:
+    """Comparison by strings drops articles: to it "A" says nothing."""
+    problem = Problem("p", "Which blood type?", ("Type A",))
+    found = grade(problem, "FINAL_ANSWER: A", Scripted(A=1.0), match="judge")
+    assert (found.value, found.breakdown["answered"]) == (1.0, 1.0)
+    silent = Scripted()
+    found = grade(problem, "FINAL_ANSWER: ", silent, match="judge")
+    assert (found.value, found.breakdown["answered"], silent.asked) == (0.0, 0.0, [])
+
+
 def test_an_error_of_the_judges_own_code_is_no_grade_but_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         grade(ONE, "FINAL_ANSWER: x", Scripted(x=ZeroDivisionError()), match="judge")

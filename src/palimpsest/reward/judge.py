@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -186,20 +187,26 @@ def read_verdict(reply: str, number: str) -> Verdict:
     >>> read_verdict('{"verdict": "correct"}? No: {"case": "17", "verdict": "incorrect"}', "17")
     <Verdict.INCORRECT: 'incorrect'>
     """
-    brace = len(reply)
-    for _ in range(_BRACES):
-        brace = reply.rfind("{", 0, brace)
-        if brace < 0:
-            break
-        try:
-            found = loaded(reply[brace : end_of_value(reply, brace, len(reply))])
-        except Unreadable:
-            continue
+    for found in _objects(reply.strip()):
         if found.get("case") == number:
             if found.get("verdict") in list(Verdict):
                 return Verdict(found["verdict"])
             raise Unreadable("its verdict is none of correct, partial, incorrect")
     raise Unreadable("it holds no JSON object with the case number")
+
+
+def _objects(reply: str) -> Iterator[dict[str, Any]]:
+    """All of the reply where it is one object, whatever stands in it; then the objects at its braces, from the end."""
+    with suppress(Unreadable):
+        if reply.startswith("{") and end_of_value(reply, 0, len(reply)) == len(reply):
+            yield loaded(reply)
+    brace = len(reply)
+    for _ in range(_BRACES):
+        brace = reply.rfind("{", 0, brace)
+        if brace < 0:
+            return
+        with suppress(Unreadable):
+            yield loaded(reply[brace : end_of_value(reply, brace, len(reply))])
 
 
 def _cut(text: str, limit: int) -> str:

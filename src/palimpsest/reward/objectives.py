@@ -133,10 +133,10 @@ class FinalAnswerGrader:
 
     async def _judged(self, one: Objective, answer: str, mark: Marked) -> Marked:
         assert self.judge is not None
-        if not mark.answered:
-            return replace(mark, values={**mark.values, "judge": 0.0})
+        if not answer.strip():
+            return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
         value, partial = await self.judge.value(one.question, one.golds, answer)
-        return replace(mark, values={**mark.values, "judge": value}, partial=partial)
+        return Marked(True, {**mark.values, "judge": value}, partial)
 
 
 def _answers(asked: Sequence[Objective], text: str) -> NamedAnswers:

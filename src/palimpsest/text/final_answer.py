@@ -15,6 +15,7 @@ follows a JSON object is passed over.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from palimpsest.text.strict_json import Unreadable, end_of_value, loaded, shown
 MARKER = "FINAL_ANSWER:"
 MAX_CHARS = 65_536
 """Characters of an object of answers."""
+_DRESS = re.compile(r"^(\*\*|```(json)?)\s*", re.IGNORECASE)  # bold type, or a fence
 
 
 def final_answer(text: str) -> str | None:
@@ -54,7 +56,9 @@ class NamedAnswers:
 
 
 def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
-    r"""The answers to the questions `names`, from what follows the marker. A value that is no string is its JSON text.
+    r"""The answers to the questions `names`, from what follows the marker.
+
+    A value that is no string is its JSON text; null is no answer.
 
     >>> named_answers('```json\n{"Q1": "Oslo", "Q2": 1905}\n```', ["Q1", "Q2"]).answers
     {'Q1': 'Oslo', 'Q2': '1905'}
@@ -68,8 +72,8 @@ def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
     except Unreadable as unreadable:
         return NamedAnswers({}, tuple(names), fault=unreadable.reason)
     return NamedAnswers(
-        {name: _text(given[name]) for name in names if name in given},
-        tuple(name for name in names if name not in given),
+        {name: _text(given[name]) for name in names if given.get(name) is not None},
+        tuple(name for name in names if given.get(name) is None),
         tuple(name for name in given if name not in names),
     )
 
@@ -77,7 +81,7 @@ def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
 def _object(said: str | None) -> dict[str, Any]:
     if said is None:
         raise Unreadable(f"there is no {MARKER}")
-    body = said.removeprefix("```json").removeprefix("```").lstrip()
+    body = _DRESS.sub("", said)
     if not body.startswith("{"):
         raise Unreadable(f"expected a JSON object, found {shown(body)}")
     value = loaded(body[: end_of_value(body, 0, min(len(body), MAX_CHARS))])
