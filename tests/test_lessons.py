@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from palimpsest.cli.jobs import cold_start
+from palimpsest.cli.jobs.cold_start import run_cold_start
 from palimpsest.cli.jobs.methods import METHODS, Lengths
+from palimpsest.cli.jobs.training import prepare, train_run
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe, parse_config
 from palimpsest.data.world import PEOPLE
@@ -19,8 +25,11 @@ from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.prompts import read_slots
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.text.tags import RecallReply, read_recall_reply
+from palimpsest.train.driver import Finished
 from palimpsest.train.lessons import Lessons
 from palimpsest.train.metrics import copied, sentences
+from palimpsest.train.run_folder import open_run
+from palimpsest.train.sft import SupervisedTrainer
 
 DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
 SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
@@ -160,9 +169,6 @@ def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
 
 
 def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, tiny_model_folder: Path) -> None:
-    from palimpsest.cli.jobs.training import prepare, train_run
-    from palimpsest.train.run_folder import open_run
-
     settings = [
         f"model.path={tiny_model_folder}",
         "train={steps: 1, prompts_per_step: 1, group_size: 2, optimizer_steps: 1, save_every: 1}",
@@ -181,6 +187,53 @@ def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, ti
     assert len(rows) == 2
     (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert "state_format" in row
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lessons = "cold_start={steps: 5, lessons_per_step: 2, distinct: 3}"
+    settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
+    config = load_recipe("rememr1-quickstart", [*settings, "logging.sinks=[jsonl]"])
+    prepared = prepare(config)
+    step = SupervisedTrainer.step
+    happens: Callable[[], None] | None = None
+
+    async def watched(trainer: SupervisedTrainer, number: int) -> Any:
+        if number == 4 and happens is not None:
+            happens()
+        return await step(trainer, number)
+
+    def go(name: str) -> Finished:
+        parts = prepared.parts
+        assert config.cold_start is not None
+        return run_cold_start(config, config.cold_start, parts.policy, parts.engine.codec, tmp_path / name, print)
+
+    monkeypatch.setattr(cold_start, "SAVE_EVERY", 2)
+    monkeypatch.setattr(SupervisedTrainer, "step", watched)
+    go("whole")
+    happens = killed
+    with pytest.raises(KeyboardInterrupt):
+        go("killed")
+    assert [path.name for path in (tmp_path / "killed" / "cold-start" / "checkpoints").iterdir()] == ["step-000002"]
+    happens, started = interrupt, list[str]()
+    with open_run(tmp_path / "interrupted", config) as folder:
+        begun = train_run(folder, config, prepared, started.append)
+    assert (begun.step, begun.interrupted, begun.checkpoint.name, started) == (0, True, "step-000004", [])
+    assert not (tmp_path / "interrupted" / "metrics.jsonl").exists()
+    happens = None
+    for name in ("killed", "interrupted"):
+        assert go(name).step == 5
+        for file in ("cold-start/metrics.jsonl", "cold-start/checkpoints/step-000005/model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
 def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> None:
