@@ -1,5 +1,6 @@
 """Each published layout becomes the same kind of problem. All samples are written by hand here."""
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,19 @@ def test_ids_are_kept_made_and_made_unique(tmp_path: Path) -> None:
     assert ids == ["x", "0", "x#2", "f-3", "x#3"]
 
 
+@pytest.mark.parametrize("names", [("a", "a", "a#2"), ("a#2", "a", "a"), ("a", "a#2", "a", "a#2")])
+def test_an_id_made_unique_is_not_one_that_the_file_has(tmp_path: Path, names: tuple[str, ...]) -> None:
+    rows = [{"question": "q", "answers": ["a"], "id": name} for name in names]
+    ids = [problem.id for problem in read_problems(save(tmp_path / "f.jsonl", rows))]
+    assert len(set(ids)) == len(names)
+
+
+def test_a_row_whose_underscored_id_is_null_keeps_its_other_one(tmp_path: Path) -> None:
+    rows = [{"question": "q", "answers": ["a"], "_id": None, "id": 7}]
+    (problem,) = read_problems(save(tmp_path / "f.jsonl", rows))
+    assert problem.id == "7"
+
+
 def test_lone_surrogates_are_replaced_so_that_text_can_be_encoded(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text('{"question": "q\\ud800", "answers": ["a"], "context": "c\\udfff"}')
@@ -191,6 +205,21 @@ def test_lone_surrogates_are_replaced_so_that_text_can_be_encoded(tmp_path: Path
     problem.question.encode()
     assert problem.context is not None
     problem.context.encode()
+
+
+def test_metadata_of_any_kind_reads_as_what_json_and_a_record_can_hold(tmp_path: Path) -> None:
+    file = tmp_path / "odd.jsonl"
+    metadata = '{"size": 18446744073709551616, "note": "\\ud83d", "share": NaN, "hops": 2}'
+    file.write_text(f'{{"question": "Who?", "answers": ["x"], "metadata": {metadata}}}\n')
+    (problem,) = read_problems(file)
+    assert problem.metadata == {"size": "18446744073709551616", "note": "\ufffd" * 3, "share": "nan", "hops": 2}
+    assert json.loads(json.dumps(problem.metadata, allow_nan=False).encode()) == problem.metadata
+
+
+def test_bytes_and_dates_of_parquet_become_text_in_metadata(tmp_path: Path) -> None:
+    row = {"context": "c", "input": "Who?", "outputs": ["x"], "raw": b"\xff", "day": datetime.date(2026, 1, 2)}
+    (problem,) = read_problems(save(tmp_path / "ruler.parquet", [row]))
+    assert problem.metadata == {"raw": "b'\\xff'", "day": "2026-01-02"}
 
 
 def test_a_limit_reads_no_further_than_it_needs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,48 @@ def test_a_flipped_bit_never_gives_another_episode(tmp_path: Path):
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         assert read_written(tmp_path, bytes(flipped)) in (original, ())
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.builds(Unspeakable),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.frozensets(st.integers()),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.text(), ANYTHING))
+def test_no_note_of_any_kind_keeps_an_episode_from_being_written(notes: dict[str, object]):
+    turn = Turn((1,), Completion((2,), (-0.5,), StopReason.STOP), 0, "act", notes)
+    events = (Event("tool", 0, notes),)
+    (line,) = group_lines(one_episode(Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, "a", events))).splitlines()
+    (read,) = json.loads(line)["turns"]
+    assert (read["token_ids"], read["logprobs"], len(read["notes"]) <= len(notes)) == ([2], [-0.5], True)
+
+
+def one_episode(trajectory: Trajectory) -> Group:
+    return Group(Problem("p", "?", ("a",)), (trajectory,), (Grade(1.0),))
+
+
+def test_a_note_without_a_place_in_json_is_written_as_text_and_named():
+    detail = {"size": 10**20, "name": "half \ud800", "raw": b"\x00", "by": {3: "c"}, "share": math.nan, "seen": {2, 1}}
+    line = group_lines(one_episode(Trajectory("p", "g", 0, (), Outcome.ANSWERED, "a", (Event("tool", 0, detail),))))
+    row = json.loads(line)
+    assert row["events"][0]["detail"] == {
+        "size": "100000000000000000000",
+        "name": "half \ufffd\ufffd\ufffd",
+        "raw": "b'\\x00'",
+        "by": {"3": "c"},
+        "share": "nan",
+        "seen": [1, 2],
+    }
+    places = ("size", "name", "raw", "by.3", "share")
+    assert row["as_text"] == [f"events.0.detail.{place}" for place in places]
 
 
 def read_written(folder: Path, data: bytes) -> tuple[Group, ...]:

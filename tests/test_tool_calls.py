@@ -112,7 +112,11 @@ def test_spans_cut_the_calls_out_of_the_reply() -> None:
         ('{"name": "search", "arguments": {"a": NaN}}', "NaN is not JSON"),
         ('{"name": "search", "arguments": {"a": -Infinity}}', "-Infinity is not JSON"),
         ('{"name": "search", "arguments": {"a": 1e999}}', 'the number "1e999" is too large'),
-        ('{"name": "search", "arguments": {"a": %s}}' % ("9" * 9999), "too many digits"),
+        ('{"name": "search", "arguments": {"a": %s}}' % ("9" * 9999), "does not fit 64 bits"),
+        (
+            '{"name": "search", "arguments": {"topk": 18446744073709551616}}',
+            '"18446744073709551616" does not fit 64 bits',
+        ),
         ('{"name": "search", "arguments": {"a": "\\ud800"}}', "surrogate"),
         ('{"name": "search", "arguments": {"a": "\n"}}', "invalid control character"),
         ('{"name": "search", "arguments": {"a": %s}}' % ("[" * 20 + "]" * 20), "nested deeper than 16"),

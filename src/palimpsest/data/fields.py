@@ -7,6 +7,7 @@ from typing import Any
 
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError, nearest
+from palimpsest.text.storable import valid
 
 
 def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
@@ -15,7 +16,7 @@ def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
         raise DataError(f"{row.where}: {name} must be a string, is {type(value).__name__}: {value!r:.60}")
     if not blank and not value.strip():
         raise DataError(f"{row.where}: {name} is empty; remove the row or fill it in")
-    return value if value.isascii() else value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return valid(value)
 
 
 def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
@@ -42,8 +43,8 @@ def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
 
 def identity(row: Row, fallback: str) -> str:
     """The row's own id, or `fallback` where it has none."""
-    own = row.values.get("_id", row.values.get("id"))
-    return fallback if own is None or own == "" else str(own)
+    own = (row.values.get(key) for key in ("_id", "id"))
+    return next((valid(str(value)) for value in own if value is not None and value != ""), fallback)
 
 
 def user_message(row: Row, value: Any, name: str) -> str:

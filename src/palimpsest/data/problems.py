@@ -4,7 +4,8 @@
     write_problems("mine.jsonl", problems)
 
 Guaranteed: rows are read one at a time; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without
-an id get the file's name and their index; what `write_problems` wrote reads back equal, tuples in metadata as lists.
+an id get the file's name and their index; metadata is what JSON can hold, anything else in it becomes text; what
+`write_problems` wrote reads back equal, tuples in metadata as lists.
 Not covered: the token budget of a question, which its memory policy checks.
 """
 
@@ -24,6 +25,7 @@ from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, mu
 from palimpsest.data.placing import distance_between
 from palimpsest.data.rows import Row, read_rows
 from palimpsest.errors import DataError
+from palimpsest.text.storable import storable
 from palimpsest.types import Problem
 
 INDEXED_CORPUS = "hotpotqa_dev.json"
@@ -47,10 +49,17 @@ def read_records(
             chosen = _with_corpus(chosen or recognise(row), row, path, corpus)
         require(chosen, row)
         record = chosen.parse(row, f"{path.stem}-{row.index}")
-        seen[record.id] += 1
-        if seen[record.id] > 1:
-            record = replace(record, id=f"{record.id}#{seen[record.id]}")
-        yield record
+        yield replace(record, id=_unused(record.id, seen), metadata=storable(record.metadata, []))
+
+
+def _unused(name: str, seen: Counter[str]) -> str:
+    """`name`, or the first of `name#2`, `name#3`... that no record has yet; `seen` counts it."""
+    chosen = name
+    while seen[chosen]:
+        seen[name] += 1
+        chosen = f"{name}#{seen[name]}"
+    seen[chosen] += 1
+    return chosen
 
 
 def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:

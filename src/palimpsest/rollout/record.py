@@ -5,11 +5,13 @@ anywhere loses the frame that was cut and nothing before it. `zstdcat FILE | jq 
 whose name doesn't end in .zst holds the lines as they are, which is how scripted episodes are written by hand.
 
 Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written;
-the reader says what it had to leave out. A line of an unknown format is refused, naming the file.
+what has no place in JSON (bytes, NaN, an integer beyond 64 bits...) is written as text and its place is named under
+`as_text`; the reader says what it had to leave out. A line of an unknown format is refused, naming the file.
 Not covered: the document. `Problem.context` is left out, its tokens stand in the prompts.
-Tuples inside notes, details and metadata come back as lists (JSON has no other sequence).
+Tuples inside notes, details and metadata come back as lists, sets as sorted ones (JSON has no other sequence).
 
     line    {"format": 1, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
+            and "as_text": ["events.0.detail.size", ...] where something was written as text
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import orjson
 import zstandard
 
 from palimpsest.errors import DataError
+from palimpsest.text.storable import storable
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
 FORMAT = 1
@@ -149,15 +152,16 @@ def group_lines(group: Group) -> bytes:
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(line, option=orjson.OPT_SORT_KEYS, default=_plain)
+    as_text: list[str] = []
+    turns = [_storable_turn(turn, as_text, at) for at, turn in enumerate(line["turns"])]
+    line = {**storable({**line, "turns": ()}, as_text), "turns": turns}
+    return orjson.dumps({**line, "as_text": as_text} if as_text else line, option=orjson.OPT_SORT_KEYS)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} has no place in a record; use numbers, strings, lists or dicts")
+def _storable_turn(turn: Mapping[str, Any], as_text: list[str], at: int) -> dict[str, Any]:
+    """`turn` with all but its tokens looked at: they are many, and the recorder has checked them."""
+    tokens = {name: turn[name] for name in ("prompt_ids", "token_ids", "logprobs")}
+    return {**storable({**turn, **dict.fromkeys(tokens)}, as_text, ("turns", str(at))), **tokens}
 
 
 def encode_groups(groups: Iterable[Group]) -> bytes:

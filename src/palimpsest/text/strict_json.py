@@ -1,7 +1,7 @@
 r"""JSON out of text that a model wrote: read strictly, or refused with a reason that can be shown to the model.
 
-Strict: keys once, no NaN, no infinity (1e999 is one), no half of a surrogate pair, no line breaks in strings but `\n`,
-no more than `MAX_DEPTH` levels.
+Strict: keys once, no NaN, no infinity (1e999 is one), no integer beyond 64 bits, no half of a surrogate pair, no line
+breaks in strings but `\n`, no more than `MAX_DEPTH` levels.
 
 Guaranteed: `Unreadable` is all that is raised; nothing recurses deeper than `MAX_DEPTH`; time is linear in the piece.
 Not covered: a bound on the length, which the caller sets.
@@ -13,6 +13,8 @@ import json
 import math
 import re
 from typing import Any
+
+from palimpsest.text.storable import is_wide
 
 MAX_DEPTH = 16
 """Of objects and arrays inside each other, the outermost being the first."""
@@ -60,15 +62,15 @@ def loaded(piece: str) -> Any:
     palimpsest.text.strict_json.Unreadable: the key "a" stands there twice
     """
     try:
-        value = json.loads(piece, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(
+            piece, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_narrow
+        )
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as fault:
         what = fault.msg[:1].lower() + fault.msg[1:]
         raise Unreadable(f"not JSON: {what} at character {fault.pos} of it", bounded=True) from None
     except UnicodeEncodeError:
         raise Unreadable("a string holds half of a surrogate pair: write the character itself", bounded=True) from None
-    except ValueError:  # an integer beyond the interpreter's limit of digits
-        raise Unreadable("a number has too many digits", bounded=True) from None
     return value
 
 
@@ -90,6 +92,12 @@ def _finite(digits: str) -> float:
     if math.isinf(number):
         raise Unreadable(f"the number {shown(digits)} is too large", bounded=True)
     return number
+
+
+def _narrow(digits: str) -> int:
+    if len(digits) > 20 or is_wide(int(digits)):  # the longest that fit have 20 characters
+        raise Unreadable(f"the integer {shown(digits)} does not fit 64 bits: write it as a string", bounded=True)
+    return int(digits)
 
 
 def kind(value: Any) -> str:
