@@ -208,6 +208,22 @@ def test_two_processes_cannot_write_one_log(tmp_path: Path) -> None:
     SampleLog(tmp_path).close()
 
 
+@pytest.mark.parametrize(
+    ("metadata", "size"),
+    [
+        ({"chunks": ["a", "b"]}, None),
+        ({"chunks": ["a", "b"], "num_docs": 20}, 20),
+        ({"num_docs": "many"}, None),
+        ({"num_docs": 20, "chunks": 4}, 4),
+    ],
+)
+def test_a_size_that_is_no_number_costs_no_episode(
+    tiny_codec: Codec, tmp_path: Path, metadata: dict[str, Any], size: int | None
+) -> None:
+    play(tiny_codec, tmp_path, problems=[Problem("p", "question: yes", ("yes",), "text", metadata)])
+    assert [line["size"] for line in lines(tmp_path)] == [size]
+
+
 def test_repeated_ids_are_refused(tiny_codec: Codec) -> None:
     with pytest.raises(DataError, match="p0 occurs 2 times"):
         play(tiny_codec, problems=[*problems(2), *problems(1)])

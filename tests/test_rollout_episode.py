@@ -103,6 +103,26 @@ def test_an_error_in_the_policy_is_an_outcome_with_type_and_message():
     assert dict(trajectory.events[-1].detail) == {"type": "KeyError", "message": "'memory'"}
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "run() must return Answered, returned NoneType"),
+        ("yes", "run() must return Answered, returned str"),
+        (Answered(42, Outcome.ANSWERED), "Answered.text must be a string or None, is int"),  # type: ignore[arg-type]
+        (Answered("a", "done"), "Answered.outcome must be an Outcome, is 'done'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned: Any, message: str):
+    class Careless:
+        async def run(self, problem: Problem, model: Model) -> Any:
+            await model.generate([1], name="answer", max_tokens=8)
+            return returned
+
+    trajectory = episode(SeedSampler(), Careless())
+    assert (trajectory.outcome, trajectory.answer, len(trajectory.turns)) == (Outcome.POLICY_FAILED, None, 1)
+    assert dict(trajectory.events[-1].detail) == {"type": "TypeError", "message": message}
+
+
 class Sleeper:
     async def run(self, problem: Problem, model: Model) -> Answered:
         await model.generate([1], name="read", max_tokens=8)

@@ -173,7 +173,6 @@ def _sample(
     measures: dict[str, float],
     codec: Codec,
 ) -> Sample:
-    size = problem.metadata.get("chunks", problem.metadata.get("num_docs"))
     return Sample(
         name=name,
         id=problem.id,
@@ -184,7 +183,7 @@ def _sample(
         outcome=str(trajectory.outcome),
         value=grade.value,
         reason=grade.reason if grade.value is not None or grade.reason else str(trajectory.outcome),
-        size=int(size) if size is not None else None,
+        size=_size(problem),
         turns=len(trajectory.turns),
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
@@ -192,6 +191,12 @@ def _sample(
         measures=measures,
         events=dict(Counter(event.kind for event in trajectory.events)),
     )
+
+
+def _size(problem: Problem) -> int | None:
+    """Chunks or documents; a file may use these names for something else."""
+    counts = (problem.metadata.get(key) for key in ("chunks", "num_docs"))
+    return next((count for count in counts if type(count) is int), None)
 
 
 _MEMORY_EVENTS = {"memory": "text", "prune": "memory", "summary": "text"}

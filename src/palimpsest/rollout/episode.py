@@ -131,7 +131,7 @@ async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, ti
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            return await policy.run(problem, recorder)
+            return _ended(await policy.run(problem, recorder))
     except PromptTooLong as error:
         recorder.event("prompt_too_long", message=str(error))
         return Answered(None, Outcome.OUT_OF_CONTEXT)
@@ -143,3 +143,14 @@ async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, ti
             return Answered(None, Outcome.TIMED_OUT)
         recorder.event("policy_error", type=type(error).__name__, message=str(error))
         return Answered(None, Outcome.POLICY_FAILED)
+
+
+def _ended(answered: Any) -> Answered:
+    """`answered`, or TypeError if a policy of another's making returned something else."""
+    if not isinstance(answered, Answered):
+        raise TypeError(f"run() must return Answered, returned {type(answered).__name__}")
+    if not isinstance(answered.text, str | None):
+        raise TypeError(f"Answered.text must be a string or None, is {type(answered.text).__name__}")
+    if not isinstance(answered.outcome, Outcome):
+        raise TypeError(f"Answered.outcome must be an Outcome, is {answered.outcome!r:.60}")
+    return answered
