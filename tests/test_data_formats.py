@@ -222,6 +222,45 @@ def test_bytes_and_dates_of_parquet_become_text_in_metadata(tmp_path: Path) -> N
     assert problem.metadata == {"raw": "b'\\xff'", "day": "2026-01-02"}
 
 
+GOOD = {
+    "evidence": ["Anna lives in Rome."],
+    "evidence_positions": [1],
+    "objectives": [{"name": "Q1", "question": "Who?", "answers": ["Ann"]}],
+    "passages": [{"title": "Rome", "text": "A city."}, {"contents": "A town.", "text": None}],
+    "num_docs": 3,
+    "chunks": 2,
+    "my_own": {"evidence": 3},
+}
+BAD = [
+    ("evidence", "Anna lives in Rome."),
+    ("evidence", [1]),
+    ("evidence_positions", ["first"]),
+    ("objectives", 3),
+    ("objectives", [{"name": "Q1", "question": "Who?", "answers": "Ann"}]),
+    ("passages", ["A city."]),
+    ("passages", [{"title": "Rome", "body": "A city."}]),
+    ("num_docs", "many"),
+    ("chunks", ["a", "b"]),
+    ("chunks", True),
+]
+
+
+def test_metadata_with_a_meaning_is_kept_and_nulls_of_it_are_left_out(tmp_path: Path) -> None:
+    row = {"question": "q", "answers": ["a"]}
+    rows = [row | {"metadata": GOOD}, row | {"metadata": dict.fromkeys(GOOD)}]
+    full, empty = read_problems(save(tmp_path / "f.jsonl", rows))
+    assert (full.metadata, empty.metadata) == (GOOD, {"my_own": None})
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_metadata_of_another_shape_is_refused_with_row_key_value_and_fix(tmp_path: Path, key: str, value: Any) -> None:
+    row = {"question": "q", "answers": ["a"], "metadata": {key: value}}
+    with pytest.raises(DataError) as error:
+        list(read_problems(save(tmp_path / "f.jsonl", [row])))
+    assert f"f.jsonl line 1: metadata {key} must be " in str(error.value)
+    assert repr(value)[:60] in str(error.value)
+
+
 def test_a_limit_reads_no_further_than_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_text('{"question": "q", "answers": ["a"]}\n{"question": "q", "answers": ["a"]}\n{"cut')

@@ -11,7 +11,7 @@ Not covered: two passages of one id (both are kept); passages of equal text in f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from palimpsest.data.rows import Row, read_rows
 from palimpsest.errors import DataError, nearest
 
 BODIES = ("text", "contents")
-"""Keys that hold a passage's text; the first that is there counts."""
+"""Keys that hold a passage's text; the first that is there and not null counts."""
 
 _QUESTIONS = {"hotpotqa": formats.hotpotqa, "musique": formats.musique}
 
@@ -37,14 +37,24 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
             count += 1
 
 
-def searched_text(passage: dict[str, Any]) -> str:
-    """What of a passage is searched: its title and its text.
+def searched_text(passage: Any) -> str:
+    """What of a passage is searched: its title and its text. Raises DataError if it has none.
 
     >>> searched_text({"id": "7", "title": "Rome", "text": "A city."})
     'Rome\\nA city.'
     """
-    body = next(passage[key] for key in BODIES if key in passage)
-    return f"{passage['title']}\n{body}" if passage.get("title") else str(body)
+    body = text_of(passage)
+    return f"{passage['title']}\n{body}" if passage.get("title") else body
+
+
+def text_of(passage: Any) -> str:
+    """A passage without its title. Raises DataError if it has no text."""
+    if not isinstance(passage, Mapping):
+        raise DataError(f"a passage must be an object with 'text' and maybe 'title', is {passage!r:.60}")
+    body = next((passage[key] for key in BODIES if passage.get(key) is not None), None)
+    if body is None:
+        raise DataError(f"a passage needs its text under 'text' (there: {', '.join(map(str, passage)) or 'nothing'})")
+    return str(body)
 
 
 def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:

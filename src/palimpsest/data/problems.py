@@ -19,13 +19,12 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from palimpsest.data import fields
+from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Corpus, Record, assemble
 from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, musique, named, recognise, require
 from palimpsest.data.placing import distance_between
 from palimpsest.data.rows import Row, read_rows
 from palimpsest.errors import DataError
-from palimpsest.text.storable import storable
 from palimpsest.types import Problem
 
 INDEXED_CORPUS = "hotpotqa_dev.json"
@@ -49,7 +48,7 @@ def read_records(
             chosen = _with_corpus(chosen or recognise(row), row, path, corpus)
         require(chosen, row)
         record = chosen.parse(row, f"{path.stem}-{row.index}")
-        yield replace(record, id=_unused(record.id, seen), metadata=storable(record.metadata, []))
+        yield replace(record, id=_unused(record.id, seen), metadata=metadata.checked(row, record.metadata))
 
 
 def _unused(name: str, seen: Counter[str]) -> str:
@@ -120,20 +119,20 @@ def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
 
 def _eval_row(index: int, problem: Problem) -> dict[str, object]:
     """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
-    metadata = problem.metadata
-    places = [int(position) - 1 for position in metadata.get("evidence_positions", ())]
+    known = problem.metadata
+    places = [int(position) - 1 for position in known.get("evidence_positions", ())]
     return {
         "context": problem.context,
         "input": problem.question,
         "answers": list(problem.answers),
-        "num_docs": metadata.get("num_docs"),
+        "num_docs": known.get("num_docs"),
         "index": index,
         "is_ordered": places == sorted(places),
         "is_reverse_ordered": places == sorted(places, reverse=True),
         "min_distance": distance_between(places),
         "evidence_idx": places,
-        "level": metadata.get("level"),
-        "type": metadata.get("type"),
+        "level": known.get("level"),
+        "type": known.get("type"),
         "id": problem.id,
     }
 

@@ -43,9 +43,8 @@ def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
     """
     if len(place) < MAX_DEPTH:
         if isinstance(value, Mapping):
-            return {
-                _key(key, changed, place): storable(one, changed, (*place, _text(key))) for key, one in value.items()
-            }
+            inner = {key: (*place, _text(key)) for key in value}
+            return {_key(key, changed, inner[key]): storable(one, changed, inner[key]) for key, one in value.items()}
         if isinstance(value, set | frozenset):
             value = sorted(value, key=lambda one: (_text(type(one)), _text(one)))
         if isinstance(value, list | tuple):
@@ -62,10 +61,9 @@ def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
 
 
 def _key(key: Any, changed: list[str], place: Place) -> str:
-    text = _text(key)
-    if not isinstance(key, str) or text != key:
-        changed.append(".".join((*place, text)))
-    return text
+    if not isinstance(key, str) or key != place[-1]:
+        changed.append(".".join(place))
+    return place[-1]
 
 
 def _text(value: Any) -> str:
