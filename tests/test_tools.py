@@ -12,6 +12,7 @@ from agents import FACTS, PASSAGES, world
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.seeding import keyed_random
 from palimpsest.tools.bm25 import Bm25Index
+from palimpsest.tools.search import Hit
 from palimpsest.tools.search_tool import PassageIndex, SearchTool
 from palimpsest.tools.tool import ToolError, build_tools
 from palimpsest.types import Problem
@@ -133,3 +134,40 @@ def test_a_problem_without_passages_is_refused_at_load() -> None:
     with pytest.raises(DataError, match="problem p: it has no passages of its own"):
         SearchTool().admit(Problem("p", "q", ("a",)))
     SearchTool(source="http://127.0.0.1:9").admit(Problem("p", "q", ("a",)))
+
+
+STRANGE = [
+    ("A city.", "must be an object with 'text'"),
+    ({"title": "Rome", "body": "A city."}, "text under 'text' (there: title, body)"),
+    ({"text": None}, "text under 'text' (there: text)"),
+]
+
+
+@pytest.mark.parametrize(("passage", "what"), STRANGE)
+def test_a_passage_of_another_shape_is_refused_at_load_and_told_to_the_model_in_a_call(passage: Any, what: str) -> None:
+    problem = Problem("p", "q", ("a",), metadata={"passages": [{"text": "A town."}, passage]})
+    with pytest.raises(DataError) as refused:
+        SearchTool().admit(problem)
+    assert str(refused.value).startswith("problem p: metadata.passages[1]: ")
+    assert what in str(refused.value)
+    with pytest.raises(ToolError) as failed:
+        ask(SearchTool(), problem, query="town")
+    assert what in str(failed.value)
+
+
+def test_a_passage_whose_text_is_null_is_searched_by_its_contents() -> None:
+    passages = [{"text": None, "contents": "A town in Norway."}, {"text": "A city."}]
+    problem = Problem("p", "q", ("a",), metadata={"passages": passages})
+    SearchTool().admit(problem)
+    assert ask(SearchTool(), problem, query="norway") == "A town in Norway."
+
+
+async def test_documents_of_a_foreign_server_without_a_text_are_a_tool_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        async def search(self, queries: Any, topk: int) -> list[list[Hit]]:
+            return [[Hit({"content": "A city."}, 1.0)]]
+
+    tool = SearchTool(source="http://127.0.0.1:9")
+    monkeypatch.setattr(tool, "_search", lambda problem: Foreign())
+    with pytest.raises(ToolError, match=r"needs its text under 'text' \(there: content\)"):
+        await tool.call({"query": "city"}, Problem("p", "q", ("a",)))

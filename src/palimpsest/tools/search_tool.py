@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from palimpsest.data.corpus import searched_text
+from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.tools.bm25 import Bm25Index, indexed, ranked
 from palimpsest.tools.search import Hit, LocalSearch, Search
@@ -35,7 +35,7 @@ class PassageIndex:
 
     def __init__(self, passages: Sequence[Mapping[str, Any]]) -> None:
         self._passages = passages
-        self._scores = indexed(searched_text(dict(passage)) for passage in passages)
+        self._scores = indexed(searched_text(passage) for passage in passages)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first."""
@@ -85,12 +85,20 @@ class SearchTool:
         )
 
     def admit(self, problem: Problem) -> None:
-        """Refuse, at load, a problem without passages where they are what is searched."""
-        if self.source == "problem" and not problem.metadata.get("passages"):
+        """Refuse, at load, a problem without passages, or with some of another shape, where they are searched."""
+        if self.source != "problem":
+            return
+        passages = problem.metadata.get("passages")
+        if not passages:
             raise DataError(
                 f"problem {problem.id}: it has no passages of its own to search; "
                 "set policy.options.tools.search.source to the folder of an index, or to http://host:port"
             )
+        for at, passage in enumerate(passages):
+            try:
+                text_of(passage)
+            except DataError as error:
+                raise DataError(f"problem {problem.id}: metadata.passages[{at}]: {error}") from None
 
     async def call(self, arguments: Mapping[str, Any], problem: Problem) -> str:
         """The passages found, one a paragraph."""
@@ -101,12 +109,12 @@ class SearchTool:
             raise ToolError(f"topk={topk} is out of range: give 1 to {self.max_topk}")
         try:
             (hits,) = await self._search(problem).search([query], topk)
-        except SearchError as error:
+            return "\n".join(self._shown(hit.document) for hit in hits) or _NOTHING
+        except (SearchError, DataError) as error:
             raise ToolError(f"the search service failed: {error}") from error
-        return "\n".join(self._shown(hit.document) for hit in hits) or _NOTHING
 
     def _shown(self, document: Mapping[str, Any]) -> str:
-        body, title = searched_text({**document, "title": ""}), document.get("title")
+        body, title = text_of(document), document.get("title")
         return f"{title}: {body}" if self.titles and title else body
 
     def _search(self, problem: Problem) -> Search:
