@@ -222,6 +222,23 @@ def test_bytes_and_dates_of_parquet_become_text_in_metadata(tmp_path: Path) -> N
     assert problem.metadata == {"raw": "b'\\xff'", "day": "2026-01-02"}
 
 
+MEMAGENT = {"prompt": [{"role": "user", "content": "Who?"}], "context": "c", "reward_model": {"ground_truth": ["x"]}}
+MUSIQUE = {"question": "q", "answer": "a", "paragraphs": [{"title": "t", "paragraph_text": "p"}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (MEMAGENT | {"extra_info": "none"}, "extra_info must be an object, is 'none'"),
+        (MUSIQUE | {"question_decomposition": 5}, "question_decomposition must be a list of objects, is 5"),
+    ],
+)
+def test_a_published_column_of_another_shape_is_named(tmp_path: Path, row: dict[str, Any], what: str) -> None:
+    with pytest.raises(DataError) as error:
+        list(read_problems(save(tmp_path / "f.jsonl", [row])))
+    assert str(error.value) == f"{tmp_path / 'f.jsonl'} line 1: {what}"
+
+
 GOOD = {
     "evidence": ["Anna lives in Rome."],
     "evidence_positions": [1],

@@ -173,6 +173,11 @@ def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_pat
         ('{"format": 9}', "format 9"),
         ("[1]", "format None"),
         ('{"format": 1, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is no record"),
+        ('{"format": 1}\n{"format": 1}', "group None is no record"),
+        (
+            '{"format": 1, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}',
+            "answers must be a list, is 'Ann'",
+        ),
     ],
 )
 def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str, message: str):

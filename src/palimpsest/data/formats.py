@@ -116,6 +116,8 @@ def musique(row: Row, fallback: str) -> Record:
         raise DataError(f"{row.where}: paragraphs must be a list of objects, is {listed!r:.60}")
     texts = [_musique_paragraph(row, paragraph) for paragraph in listed]
     hops = values.get("question_decomposition") or []
+    if not isinstance(hops, list):
+        raise DataError(f"{row.where}: question_decomposition must be a list of objects, is {hops!r:.60}")
     used = [fields.get(row, hop, "paragraph_support_idx", "question_decomposition") for hop in hops]
     if any(not isinstance(index, int) or not 0 <= index < len(texts) for index in used):
         raise DataError(
@@ -141,6 +143,8 @@ def _musique_paragraph(row: Row, paragraph: Any) -> str:
 
 def memagent(row: Row, fallback: str) -> Record:
     extra = row.values.get("extra_info") or {}
+    if not isinstance(extra, Mapping):
+        raise DataError(f"{row.where}: extra_info must be an object, is {extra!r:.60}")
     reward_model = fields.get(row, row.values, "reward_model")
     question = extra.get("question") or fields.user_message(row, fields.get(row, row.values, "prompt"), "prompt")
     kept = {key: extra[key] for key in ("num_docs", "index") if extra.get(key) is not None}

@@ -225,7 +225,7 @@ def _groups_of(path: Path, frame: bytes) -> list[Group]:
     groups: list[Group] = []
     start = 0
     for end in range(1, len(rows) + 1):
-        if end == len(rows) or rows[end]["group_id"] != rows[start]["group_id"]:
+        if end == len(rows) or rows[end].get("group_id") != rows[start].get("group_id"):
             groups.append(_group(path, rows[start:end]))
             start = end
     return groups
@@ -245,6 +245,8 @@ def _parse(path: Path, line: bytes) -> dict[str, Any]:
 def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
     try:
         head = rows[0]["problem"]
+        if not isinstance(head["answers"], list):
+            raise TypeError(f"answers must be a list, is {head['answers']!r:.60}")
         problem = Problem(head["id"], head["question"], tuple(head["answers"]), None, head["metadata"])
         trajectories = tuple(trajectory_from_json(row) for row in rows)
         return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
