@@ -162,6 +162,36 @@ def test_an_index_is_built_once_and_anew_when_the_corpus_changes(tmp_path: Path)
     assert first.search(["Tiber"], 1)[0][0].document["title"] == "Tiber"  # whoever has it open keeps it
 
 
+def test_an_index_behind_a_symbolic_link_is_built_anew_where_the_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "index"
+    link.symlink_to(tmp_path / "disk", target_is_directory=True)
+    for count in (2, 3, 3):
+        index = Bm25Index.of_corpus(write(tmp_path / "c.jsonl", PASSAGES[:count]), link)
+        assert (len(index), len(Bm25Index.open(link))) == (count, count)
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".disk.lock", "c.jsonl", "disk", "index"]
+
+
+def test_an_index_is_built_in_the_current_folder_if_that_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write(tmp_path / "c.jsonl", PASSAGES)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert len(Bm25Index.of_corpus(corpus, Path())) == len(PASSAGES)
+    assert len(Bm25Index.open(tmp_path / "here")) == len(PASSAGES)
+
+
+def test_a_link_that_an_older_removal_left_behind_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (tmp_path / ".trash-index").symlink_to(tmp_path / "kept", target_is_directory=True)
+    Bm25Index.of_corpus(write(tmp_path / "c.jsonl", PASSAGES), tmp_path / "index")
+    assert (tmp_path / "kept" / "file").exists()
+    assert not (tmp_path / ".trash-index").is_symlink()
+
+
 def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
     corpus = write(tmp_path / "c.jsonl", PASSAGES)
     for name in ("a", "b"):

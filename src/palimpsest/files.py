@@ -71,13 +71,13 @@ def discard(path: Path) -> None:
 
 def empty_trash(path: Path) -> None:
     """Remove what a crash left of a folder of that name that was being removed."""
-    if _trash(path).exists():
+    if os.path.lexists(_trash(path)):
         remove_tree(_trash(path))
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and what is in it; a crash may leave a part of it."""
-    shutil.rmtree(path)
+    """Remove a folder and what is in it, of a link to a folder the link alone; a crash may leave a part of it."""
+    path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -75,14 +75,14 @@ class Bm25Index:
     def of_corpus(cls, corpus: Path, folder: Path) -> Bm25Index:
         """The index of a corpus file in `folder`, built there unless it is there already. Raises DataError."""
         made_of = {"sha256": index_folder.sha256(corpus)}
-        index_folder.ensure(folder, KIND, made_of, lambda aside: _write(read_corpus(corpus), aside, corpus))
-        return cls.open(folder)
+        return cls.open(
+            index_folder.ensure(folder, KIND, made_of, lambda aside: _write(read_corpus(corpus), aside, corpus))
+        )
 
     @classmethod
     def build(cls, passages: Iterable[dict[str, Any]], folder: Path) -> Bm25Index:
         """An index of passages at hand, each with text or contents, replacing an older one. Raises DataError."""
-        index_folder.ensure(folder, KIND, None, lambda aside: _write(passages, aside, folder))
-        return cls.open(folder)
+        return cls.open(index_folder.ensure(folder, KIND, None, lambda aside: _write(passages, aside, folder)))
 
     @classmethod
     def open(cls, folder: Path) -> Bm25Index:

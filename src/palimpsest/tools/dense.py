@@ -100,8 +100,7 @@ class DenseIndex:
         def write(aside: Path) -> None:
             _write(read_corpus(corpus), aside, corpus, encoder, on_progress)
 
-        index_folder.ensure(folder, KIND, made_of, write)
-        return cls(folder, encoder, use_faiss=use_faiss)
+        return cls(index_folder.ensure(folder, KIND, made_of, write), encoder, use_faiss=use_faiss)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first."""

@@ -5,7 +5,7 @@
     .DIR.lock           held by the process that builds
 
 Guaranteed on a local POSIX file system: DIR is a whole index or is not there; two processes that want the same index
-build it once, one after the other; a folder that is no index is never overwritten.
+build it once, one after the other; a folder that is no index is never overwritten; a symbolic link to DIR stays one.
 Not covered: changes to the files while an index is open; going on with a build that was killed.
 """
 
@@ -34,15 +34,18 @@ def sha256(path: Path) -> str:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
 
 
-def ensure(folder: Path, kind: str, made_of: Mapping[str, Any] | None, write: Callable[[Path], None]) -> None:
+def ensure(folder: Path, kind: str, made_of: Mapping[str, Any] | None, write: Callable[[Path], None]) -> Path:
     """Have an index in `folder`: the one that is there if it was made of the same, else the one that `write` puts
-    into an empty folder. With None it is written anew in any case. Raises DataError."""
+    into an empty folder. With None it is written anew in any case. Gives the folder without links, which stay.
+    Raises DataError."""
+    folder = folder.resolve()
     if _matches(folder, kind, made_of):
-        return
+        return folder
     with _building(folder) as aside:
         if not _matches(folder, kind, made_of):  # another process may have built it while this one waited
             write(aside)
             _publish(aside, folder, {"kind": kind, "made_of": made_of or {}})
+    return folder
 
 
 def checked(folder: Path, kind: str) -> dict[str, Any]:
