@@ -110,6 +110,28 @@ def test_the_table_shows_every_figure(report: tuple[str, Reader]) -> None:
         assert expected in flat
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "mark"),
+    [
+        (1.0, "right", None),
+        (0.0, "wrong", "(marked wrong)"),
+        (0.25, "partly", "(graded 25%)"),
+        (None, "ungraded", "(no grade: judge: no answer)"),
+    ],
+)
+def test_an_episode_shown_says_what_its_grade_is(
+    tmp_path: Path, value: float | None, kind: str, mark: str | None
+) -> None:
+    reason = None if value is not None else "judge: no answer"
+    sample = Sample("agent@4", "p", "q?", ("gold",), "a", "m", "answered", value, reason, 16, 17, 900, 90)
+    write_report(tmp_path, results(samples=[sample], config=""))
+    reader = Reader()
+    reader.feed((tmp_path / "report.html").read_text("utf-8"))
+    assert [attrs["class"] for tag, attrs in reader.tags if tag == "dl" and attrs] == [f"sample {kind}"]
+    assert ("gold (" in reader.text) == (mark is not None)
+    assert mark is None or f"gold {mark}" in reader.text
+
+
 def test_the_lead_says_what_was_measured() -> None:
     assert lead(results()) == (
         "At 4 chunks a document, the agent's accuracy went from 30% before reinforcement learning to 100% after it. "

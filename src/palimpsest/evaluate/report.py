@@ -239,14 +239,25 @@ def _table_note(results: Results) -> str:
     return note + (f"{ungraded} episodes have no grade and are left out." if ungraded else "Every episode was graded.")
 
 
-def _shown(sample: Sample) -> dict[str, Any]:
+def _shown(sample: Sample) -> dict[str, str]:
+    kind, mark = _mark(sample)
     return {
+        "kind": kind,
+        "mark": visible(mark),
         "question": visible(sample.question),
         "memory": visible(sample.memory or "–"),
         "answer": visible(sample.answer or "–"),
         "gold": visible(", ".join(sample.answers)),
-        "right": (sample.value or 0) > 0,
     }
+
+
+def _mark(sample: Sample) -> tuple[str, str]:
+    """How an episode is coloured, and what is said of its grade; a full grade needs no words."""
+    if sample.value is None:
+        return "ungraded", f"no grade: {sample.reason or sample.outcome}"
+    if sample.value >= 1:
+        return "right", ""
+    return ("wrong", "marked wrong") if sample.value <= 0 else ("partly", f"graded {sample.value:.0%}")
 
 
 def _baselines(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
