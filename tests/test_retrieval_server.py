@@ -172,6 +172,25 @@ def test_a_wrong_request_is_answered_in_one_line(url: str, body: bytes, status: 
     assert ask(url, queries=["place1"])["result"][0][0]["document"] == PASSAGES[1]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/nowhere", 404, "GET '/nowhere': no such path"),
+        ("POST", "/retrieve/", 404, "POST '/retrieve/': no such path"),
+        ("GET", "/retrieve", 405, "GET '/retrieve': allowed: POST"),
+        ("DELETE", "/cache_clear", 405, "DELETE '/cache_clear': allowed: POST"),
+    ],
+)
+def test_a_wrong_path_or_method_is_answered_like_any_wrong_request(
+    url: str, method: str, path: str, status: int, said: str
+) -> None:
+    answer = httpx.request(method, f"{url}{path}")
+    assert (answer.status_code, answer.json()) == (status, {"error": said})
+    counted = re.search(rf'total{{status="{status}"}} (\d+)', httpx.get(f"{url}/metrics").text)
+    assert counted
+    assert int(counted[1]) >= 1
+
+
 def test_status_cache_and_metrics_tell_what_happened(url: str) -> None:
     httpx.post(f"{url}/cache_clear")
     before = httpx.get(f"{url}/cache_status").json()
@@ -193,6 +212,7 @@ def test_a_token_is_asked_of_every_path_and_sigterm_ends_it_cleanly(corpus: Path
             assert httpx.get(f"{local}/{path}").status_code == 401
             assert httpx.get(f"{local}/{path}", headers={"Authorization": "Bearer secret"}).status_code == 200
         assert httpx.post(f"{local}/retrieve", json={"queries": ["x"]}).status_code == 401
+        assert httpx.get(f"{local}/nowhere").status_code == httpx.get(f"{local}/retrieve").status_code == 401
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=15) == 0
     assert (tmp_path / "i" / "manifest.json").is_file()
@@ -203,5 +223,22 @@ def test_an_address_others_can_reach_needs_a_token(refused: Callable[..., str], 
     assert "give --token" in refused("retrieval", "serve", "--corpus", str(corpus), "--host", host)
 
 
+@pytest.mark.parametrize("token", ["pässword", "two words", "line\n"])
+def test_a_token_that_no_client_can_send_is_refused_and_not_shown(
+    refused: Callable[..., str], corpus: Path, token: str
+) -> None:
+    message = refused("retrieval", "serve", "--corpus", str(corpus), "--token", token)
+    assert "--token: no client can send" in message
+    assert token not in message
+
+
+def test_a_port_in_use_is_found_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        message = refused("retrieval", "serve", "--corpus", str(tmp_path / "none.jsonl"), "--port", port)
+    assert f"--port {port}: can't listen there (Address already in use)" in message
+
+
 def test_a_missing_corpus_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert "none.jsonl: can't be read" in refused("retrieval", "serve", "--corpus", str(tmp_path / "none.jsonl"))
+    missing = str(tmp_path / "none.jsonl")
+    assert "none.jsonl: can't be read" in refused("retrieval", "serve", "--corpus", missing, "--port", "0")

@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ import orjson
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -103,12 +104,25 @@ class RetrievalService:
             ("/cache_clear", "POST", lambda _: _json({"cleared": self.cache.clear()})),
             ("/metrics", "GET", self._metrics),
         )
-        return Starlette(routes=[Route(path, self._guarded(run), methods=[method]) for path, method, run in routes])
+        app = Starlette(
+            routes=[Route(path, self._guarded(run), methods=[method]) for path, method, run in routes],
+            exception_handlers={HTTPException: self._no_route},
+        )
+        app.router.redirect_slashes = False
+        return app
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        def refuse(_: Request) -> Response:
+            assert isinstance(error, HTTPException)
+            said = f"allowed: {error.headers['Allow']}" if error.headers else "no such path"
+            raise Refused(error.status_code, f"{request.method} {request.scope['path']!r:.60}: {said}")
+
+        return await self._guarded(refuse)(request)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
-    def _guarded(self, run: Callable[[Request], object]) -> Callable[[Request], object]:
+    def _guarded(self, run: Callable[[Request], object]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             try:
                 self._check_token(request)
@@ -218,25 +232,45 @@ def check_host(host: str, token: str | None) -> None:
         raise ConfigError(f"--host {host}: others can reach this address; give --token, or serve 127.0.0.1")
 
 
-def serve(service: RetrievalService, host: str, port: int, ready: Callable[[str], None]) -> None:
+def check_token(token: str | None) -> None:
+    """Refuse a token that would not arrive as it is. Raises ConfigError."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError("--token: no client can send this one in a header; use ASCII letters, digits and signs")
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket of that address, to have it before the index is built; no one can connect yet. Raises ConfigError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _refused_address(host, port):
+            taken.bind((host, port))
+        yield taken
+
+
+def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, port))
-            listening.listen(1024)
-        except OSError as error:
-            raise ConfigError(f"--host {host} --port {port}: can't listen there ({error.strerror})") from None
-        shown = f"[{host}]" if ":" in host else host
-        config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=10)
-        server = _Server(config)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        ready(f"http://{shown}:{listening.getsockname()[1]}")
-        try:
-            server.run(sockets=[listening])
-        finally:
-            service.close()
+    host, port = taken.getsockname()[:2]
+    with _refused_address(host, port):
+        taken.listen(1024)
+    config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=10)
+    server = _Server(config)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    try:
+        server.run(sockets=[taken])
+    finally:
+        service.close()
+
+
+@contextlib.contextmanager
+def _refused_address(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: can't listen there ({error.strerror}); free it or give another"
+        ) from None
 
 
 class _Server(uvicorn.Server):

@@ -35,14 +35,16 @@ class Dense:
 def run_serve(
     corpus: Path, folder: Path | None, backend: str, dense: Dense, host: str, port: int, token: str | None
 ) -> None:
-    """Build or open the index, then serve. The address is the one line on stdout."""
+    """Take the address, build or open the index, then serve. The address is the one line on stdout."""
     try:
-        from palimpsest.serve.retrieval import RetrievalService, check_host, serve
+        from palimpsest.serve.retrieval import RetrievalService, bound, check_host, check_token, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
     check_host(host, token)
+    check_token(token)
     _check(backend, dense)
     with ExitStack() as stack:
+        taken = stack.enter_context(bound(host, port))
         before = signal.signal(signal.SIGTERM, _leave)  # while building: temporary folders go on the way out
         stack.callback(signal.signal, signal.SIGTERM, before)
         if folder is None:
@@ -53,7 +55,7 @@ def run_serve(
             typer.echo(f"{len(index)} passages at {url}/retrieve")
             sys.stdout.flush()
 
-        serve(RetrievalService(index, token=token), host, port, ready)
+        serve(RetrievalService(index, token=token), taken, ready)
 
 
 def _check(backend: str, dense: Dense) -> None:
