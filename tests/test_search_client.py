@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fakes import longest_pause
-from palimpsest.errors import SearchError
+from palimpsest.errors import ConfigError, SearchError
 from palimpsest.tools.client import RemoteSearch
 from palimpsest.tools.search import Hit
 
@@ -84,6 +84,31 @@ async def test_what_another_attempt_would_not_mend_is_an_error_at_once(reply: tu
             await client.search(["q"], 1)
     assert len(requests) == 1
     assert "\n" not in str(caught.value)
+
+
+async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 x\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\nConnection: close\r\n\r\nno gzip!"
+        )
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening, RemoteSearch(url, pause=60) as client:
+        with pytest.raises(SearchError, match=f"{url}/retrieve: Error -3"):
+            await client.search(["q"], 1)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "127.0.0.1:8000", "http://", "http://host:port", "ftp://host", "", "http://a\nb"]
+)
+def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str) -> None:
+    with pytest.raises(ConfigError, match="give http://host:port") as error:
+        RemoteSearch(url)
+    assert repr(url) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 async def test_searches_that_wait_travel_together_and_a_refused_one_fails_alone() -> None:

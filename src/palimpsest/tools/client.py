@@ -5,7 +5,7 @@ queries, and what a request costs on both sides is paid once.
 
 Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
 busy (429, 5xx) is asked again after a pause that doubles, `attempts` times in all, then SearchError; an answer of the
-wrong shape and any other status are SearchError at once; one line each.
+wrong shape or encoding and any other status are SearchError at once; one line each.
 Not covered: use from several event loops; the size of answers.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from palimpsest.errors import SearchError
+from palimpsest.errors import ConfigError, SearchError
 from palimpsest.tools.coalesce import Coalescer
 from palimpsest.tools.search import Hit
 
@@ -44,10 +44,11 @@ class RemoteSearch:
         connections: int = 4,
         together: int = 32,
     ) -> None:
-        """`url` without a path; `timeout` in seconds for one attempt; `pause` in seconds before the second;
+        """`url` as http://host:port; `timeout` in seconds for one attempt; `pause` in seconds before the second;
         `connections` is the number of requests at a time, `together` of queries in one where several callers wait.
+        Raises ConfigError.
         """
-        self.url = f"{url.rstrip('/')}/retrieve"
+        self.url = f"{_checked(url).rstrip('/')}/retrieve"
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -77,6 +78,8 @@ class RemoteSearch:
                 said = f"no answer within {self._timeout:g} s"
             except httpx.TransportError as error:
                 said = str(error) or type(error).__name__
+            except httpx.RequestError as error:  # an answer that can't be decoded, a redirect without an end
+                raise SearchError(f"{self.url}: {error or type(error).__name__}") from None
             else:
                 if answer.status_code == 200:
                     return self._hits(answer, len(queries))
@@ -106,3 +109,13 @@ class RemoteSearch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _checked(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"search server {url!r:.80}: {error}; give http://host:port") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"search server {url!r:.80}: no address of a server; give http://host:port")
+    return url
