@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.problems import read_corpus, read_problems, read_records, write_problems
+from palimpsest.data.problems import read_corpus, read_problems, read_records, write_eval_file, write_problems
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 
@@ -177,6 +177,22 @@ def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
         write_problems(path, failing())
     assert [problem.id for problem in read_problems(path)] == ["a"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+def test_a_folder_to_write_into_is_made_and_one_that_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
+    write_eval_file(tmp_path / "new" / "folder" / "e.json", [Problem("a", "Q?", ("A",), "C")])
+    assert [problem.id for problem in read_problems(tmp_path / "new" / "folder" / "e.json")] == ["a"]
+
+    def long_work():
+        raise AssertionError("begun")
+        yield
+
+    (tmp_path / "file").touch()
+    for write in (write_eval_file, write_problems):
+        with pytest.raises(DataError, match=r"e\.json: can't be written \(.*\); give another path"):
+            write(tmp_path / "file" / "e.json", long_work())
+        with pytest.raises(DataError, match="is a folder; give the path of a file"):
+            write(tmp_path, long_work())
 
 
 def test_ids_are_kept_made_and_made_unique(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Everything a run must be able to rely on after a crash goes through these functions: a file appears whole or not at
 all, a folder is published by one rename. Each function is one step of a protocol, so a test can stop after any.
 
-Guaranteed on a local POSIX file system: after `write_file` or `publish_folder` returns, the content survives the
-death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves.
+Guaranteed on a local POSIX file system: after `write_file`, `drafted` or `publish_folder` returns, the content survives
+the death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves.
 Not covered: network file systems without atomic rename; disks that acknowledge a flush they didn't do.
 """
 
@@ -13,7 +13,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+from palimpsest.errors import DataError
 
 _PARTIAL = ".partial"
 _TRASH = ".trash-"
@@ -29,6 +34,27 @@ def write_file(path: Path, data: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    sync(path.parent)
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[TextIO]:
+    """A file for text that is called `path` once it is whole; its folder is made. Raises DataError before any work."""
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give the path of a file")
+    draft = path.with_name(f".{path.name}{_PARTIAL}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = draft.open("w", encoding="utf-8", errors="replace", newline="\n")
+    except OSError as error:
+        raise DataError(f"{path}: can't be written ({error.strerror}); give another path") from None
+    try:
+        with file:
+            yield file
+        sync(draft)
+        rename(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
     sync(path.parent)
 
 

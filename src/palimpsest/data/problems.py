@@ -12,13 +12,13 @@ Not covered: the token budget of a question, which its memory policy checks.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from palimpsest import files
 from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Corpus, Record, assemble
 from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, musique, named, recognise, require
@@ -89,31 +89,19 @@ def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
     """Write one JSON object a line; the file appears whole or not at all. Returns the number of problems."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        with draft.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-            for problem in problems:
-                count += 1
-                file.write(json.dumps(_as_json(problem), ensure_ascii=False, allow_nan=False) + "\n")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with files.drafted(Path(path)) as file:
+        for problem in problems:
+            count += 1
+            file.write(json.dumps(_as_json(problem), ensure_ascii=False, allow_nan=False) + "\n")
     return count
 
 
 def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
     """Write MemAgent's and ReMemR1's `eval_{N}.json`: one array of rows. Returns their number."""
-    path = Path(path)
-    rows = [_eval_row(index, problem) for index, problem in enumerate(problems)]
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        text = json.dumps(rows, ensure_ascii=False, allow_nan=False)
-        draft.write_text(text + "\n", "utf-8", errors="replace", newline="\n")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with files.drafted(Path(path)) as file:
+        rows = [_eval_row(index, problem) for index, problem in enumerate(problems)]
+        file.write(json.dumps(rows, ensure_ascii=False, allow_nan=False) + "\n")
     return len(rows)
 
 

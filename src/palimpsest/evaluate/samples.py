@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from palimpsest import files
 from palimpsest.errors import RunError
 
 SAMPLES = "samples.jsonl"
@@ -187,6 +188,5 @@ def _as_read(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file by rename: readers see the old or the new one, never half."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8", errors="replace")
-    os.replace(draft, path)
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    files.write_file(path, text.encode("utf-8", "replace"))
