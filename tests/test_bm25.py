@@ -298,16 +298,15 @@ def test_a_build_killed_while_it_reads_the_corpus_starts_clean(tmp_path: Path) -
 # ---- real passages -------------------------------------------------------------------------------------------
 
 
-def test_every_title_of_2wiki_finds_its_passage(real_data: Path, tmp_path: Path) -> None:
+def test_the_titles_of_2wiki_find_their_passages(real_data: Path, tmp_path: Path) -> None:
     index = Bm25Index.of_corpus(real_data / "2wiki_corpus_6119.json", tmp_path / "index")
     titles = [p["title"] for p in json.loads((real_data / "2wiki_corpus_6119.json").read_text("utf-8"))]
     assert len(index) == len(titles) == 6119
-    asked = titles[::40]
     found = [
         title in {hit.document["title"] for hit in hits}
-        for title, hits in zip(asked, index.search(asked, 10), strict=True)
+        for title, hits in zip(titles, index.search(titles, 10), strict=True)
     ]
-    assert sum(found) / len(found) > 0.9
+    assert sum(found) / len(found) > 0.99  # some consist of words that many passages hold
 
 
 @pytest.mark.parametrize("name", ["hotpotqa_train_100.json", "hotpotqa_dev_50.json"])

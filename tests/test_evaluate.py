@@ -189,9 +189,12 @@ def test_a_damaged_line_is_counted_and_its_episode_played_again(tiny_codec: Code
     data[2] = b'{"name": "eval", "id": 3\n'
     (tmp_path / SAMPLES).write_bytes(b"".join(data))
     assert read_samples(tmp_path / SAMPLES)[1] == 1
-    sampler = EchoSampler()
-    assert play(tiny_codec, tmp_path, sampler) == whole
+    sampler, warnings = EchoSampler(), list[str]()
+    arena = Arena(sampler, tiny_codec, Contains(), SamplingConfig(temperature=0.0), (0,))
+    sets = [EvalSet("eval", problems(), OneCall())]
+    assert asyncio.run(evaluate_sets(sets, arena, out=tmp_path, on_warning=warnings.append)) == [whole]
     assert sampler.calls == 1
+    assert warnings == [f"{tmp_path / SAMPLES}: lines that can't be read: 1; what they told is played again"]
 
 
 def test_a_log_of_another_evaluation_is_not_continued(tiny_codec: Codec, tmp_path: Path) -> None:

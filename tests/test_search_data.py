@@ -218,3 +218,9 @@ def test_a_search_for_a_planned_name_brings_up_its_passage_first(problem: Proble
     for step in plan(problem).steps:
         ((hit,),) = index.search([step.query], topk=1)
         assert hit.document["id"] == step.passage
+
+
+@pytest.mark.parametrize(("people", "objectives", "hops", "needed"), [(1, 1, 1, 2), (0, 1, 1, 2), (3, 2, 2, 4)])
+def test_a_corpus_of_too_few_people_is_refused(people: int, objectives: int, hops: int, needed: int) -> None:
+    with pytest.raises(DataError, match=f"people={people}: .* need {needed} at least"):
+        make_search_problem(0, "train", 0, people=people, objectives=objectives, hops=hops)

@@ -85,12 +85,14 @@ def make_search_problem(
     facts_per_passage: int = 3,
     hops: int = 1,
 ) -> Problem:
-    """Problem `index` of a split. `people` must be at least `objectives * hops`.
+    """Problem `index` of a split. `people` must be at least `objectives * hops` and 2; DataError otherwise.
 
     >>> problem = make_search_problem(0, "train", 0, people=8)
     >>> len(problem.metadata["passages"]), problem.context
     (8, None)
     """
+    if people < (needed := max(2, objectives * hops)):
+        raise DataError(f"people={people}: {objectives} objectives of {hops} hops need {needed} at least")
     rng = keyed_random(seed, SOURCE, split, index, objectives, people, facts_per_passage, hops)
     names = rng.sample(PEOPLE, people)
     world = World(random.Random(rng.random()))

@@ -95,6 +95,7 @@ async def evaluate_sets(
     concurrency: int = 64,
     identity: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
+    on_warning: Callable[[str], None] | None = None,
 ) -> list[EvalSummary]:
     """Several evaluations in one pool of episodes, begun in the order given; summaries in that order.
 
@@ -105,6 +106,8 @@ async def evaluate_sets(
         played = await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
         return _summaries(sets, played)
     with SampleLog(out, identity) as log:
+        if log.unreadable and on_warning is not None:
+            on_warning(f"{log.path}: lines that can't be read: {log.unreadable}; what they told is played again")
 
         def finish(sample: Sample) -> None:
             log.append(sample)

@@ -69,6 +69,7 @@ def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]
                     concurrency=config.engine.batch_slots,
                     identity=_identity(config, policy_config, request),
                     on_progress=lambda _: tick(),
+                    on_warning=note,
                 ),
             )
         )

@@ -116,6 +116,7 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
                 concurrency=concurrency,
                 identity=identity,
                 on_progress=lambda _: on_episode(),
+                on_warning=note,
             ),
         )
     )
