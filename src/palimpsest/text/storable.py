@@ -48,6 +48,8 @@ def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
         if isinstance(value, set | frozenset):
             value = sorted(value, key=lambda one: (_text(type(one)), _text(one)))
         if isinstance(value, list | tuple):
+            if set(map(type, value)) == {int} and not is_wide(min(value)) and not is_wide(max(value)):
+                return value  # token ids: many, and walked in no time
             items = [storable(one, changed, (*place, str(at))) for at, one in enumerate(value)]
             return tuple(items) if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool) or (isinstance(value, int) and not is_wide(value)):
