@@ -177,6 +177,10 @@ BARE = (  # no system, no tools: Gemma's first templates
     "<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+CHATML = (  # every role, no tools
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _MISTRAL_NAMES = ("INST", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS")
 FAMILIES = {
     "qwen": (QWEN, ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>"]),
@@ -189,6 +193,7 @@ FAMILIES = {
         MISTRAL,
         ["</s>", "<s>", *(f"[{end}{name}]" for name in _MISTRAL_NAMES for end in ("", "/"))],
     ),
+    "chatml": (CHATML, ["<|im_end|>", "<|im_start|>"]),
     "bare": (BARE, ["<end_of_turn>", "<start_of_turn>"]),
 }
 

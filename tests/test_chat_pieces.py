@@ -10,9 +10,11 @@ import pytest
 from agents import FAMILIES, base_codec, family_codec
 from palimpsest.errors import ModelError
 from palimpsest.memory.history import Exchange, History, Result
+from palimpsest.memory.prune import PrunePolicy
 from palimpsest.text.chat import call_style, chat_pieces, opening
 from palimpsest.text.codec import Codec
 from palimpsest.tools.search_tool import SearchTool
+from palimpsest.types import Problem
 
 SPEC = SearchTool().spec
 TOOLS = json.dumps([SPEC.function()])
@@ -109,6 +111,17 @@ def test_a_template_without_tools_has_them_described_in_the_system_message() -> 
     assert "I describe" not in codec.decode(history(family_codec("qwen"), [], tools=TOOLS).ids())
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_tools_are_told_though_the_prompt_speaks_of_them(name: str) -> None:
+    """Our own standard prompts say "search" and "prune_context"; that is no description of either."""
+    agent = PrunePolicy(prompts="standard")
+    codec = family_codec(name)
+    text = codec.decode(agent.begin(Problem("p", "Who?", (), None, {}), codec).ids())
+    for spec in agent.specs:
+        assert text.replace('\\"', '"').count(json.dumps(spec.description)) == 1
+    assert ("To call a tool, write:" in text) is (name in ("chatml", "bare"))
+
+
 def test_a_template_without_system_and_tool_roles_gets_user_messages() -> None:
     codec = family_codec("bare")
     text = codec.decode(history(codec, [("look", ["one", "two"])], tools=TOOLS).ids())
@@ -163,7 +176,7 @@ def test_a_user_message_may_follow_the_results(name: str) -> None:
 
 def test_styles_are_told_from_the_template() -> None:
     found = {name: call_style(family_codec(name)) for name in FAMILIES}
-    assert found == {"qwen": "hermes", "qwen3": "hermes", "llama3": "llama3", "mistral": "mistral", "bare": "hermes"}
+    assert found == {name: name if name in ("llama3", "mistral") else "hermes" for name in FAMILIES}
     assert call_style(base_codec()) == "hermes"
 
 

@@ -135,9 +135,10 @@ def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools:
     tries: list[tuple[str, str, list[Any]]] = [(system, content, offered)] if offered else []
     tries += [(told, content, []), ("", "\n\n".join(part for part in (told, content) if part), [])]
     for said, asked, given in tries:
-        messages = [{"role": "system", "content": said}] if said else []
-        text = _rendered(codec, [*messages, {"role": "user", "content": asked}], tools=given or None, speak=False)
-        if text is None or any(tool["function"]["name"] not in text for tool in given):
+        messages: list[Message] = [{"role": "system", "content": said}] if said else []
+        messages.append({"role": "user", "content": asked})
+        text = _rendered(codec, messages, tools=given or None, speak=False)
+        if text is None or (given and not _tools_shown(codec, text, messages, given)):
             continue
         template = cut_at_marks(codec, text)
         if sorted(template.slots) == sorted(slots):
@@ -153,6 +154,13 @@ def call_style(codec: Codec) -> CallStyle:
     if "<tool_call>" not in template and ("<|python_tag|>" in template or "ipython" in template):
         return "llama3"
     return "hermes"
+
+
+def _tools_shown(codec: Codec, text: str, messages: Sequence[Message], tools: Sequence[Any]) -> bool:
+    """Whether `text`, rendered with tools, names each of them more often than the messages do by themselves."""
+    without = _rendered(codec, messages, speak=False) or ""
+    names = [tool["function"]["name"] for tool in tools]
+    return all(text.count(name) > without.count(name) for name in names)
 
 
 def _result(name: str) -> Message:
