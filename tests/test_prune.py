@@ -172,6 +172,8 @@ class Tricky:
         match arguments.get("how"):
             case "raise":
                 raise ZeroDivisionError("by\nzero")
+            case "cancel":
+                raise asyncio.CancelledError("no more")
             case "refuse":
                 raise ToolError("not today")
             case "hang":
@@ -209,6 +211,7 @@ def tricky(**options: Any) -> PrunePolicy:
         (call("search", query=""), "exception", 'query="" is empty'),
         (call("tricky", how="raise"), "exception", "tricky failed: ZeroDivisionError: by zero"),
         (call("tricky", how="refuse"), "exception", "not today"),
+        (call("tricky", how="cancel"), "exception", "tricky failed: CancelledError: no more"),
         (call("tricky", how="number"), "exception", "tricky returned int, not text"),
         (call("tricky", how="hang"), "timeout", "tricky gave no answer within 0.05 s"),
     ],

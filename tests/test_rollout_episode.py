@@ -123,6 +123,19 @@ def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned
     assert dict(trajectory.events[-1].detail) == {"type": "TypeError", "message": message}
 
 
+def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other():
+    class WaitsForTheCancelled:
+        async def run(self, problem: Problem, model: Model) -> Answered:
+            other = asyncio.create_task(asyncio.sleep(60))
+            other.cancel()
+            await other
+            raise AssertionError("unreachable")
+
+    trajectory = episode(SeedSampler(), WaitsForTheCancelled(), timeout_s=30)
+    assert trajectory.outcome is Outcome.POLICY_FAILED
+    assert trajectory.events[-1].detail["type"] == "CancelledError"
+
+
 class Sleeper:
     async def run(self, problem: Problem, model: Model) -> Answered:
         await model.generate([1], name="read", max_tokens=8)

@@ -6,6 +6,7 @@ traceback.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Iterable
 
@@ -52,6 +53,12 @@ class SearchError(PalimpsestError):
 
 class JudgeError(PalimpsestError):
     """A judge could not be reached, or gave no verdict; what it was asked for stays ungraded."""
+
+
+def being_cancelled() -> bool:
+    """Whether the running task is to end; if not, a CancelledError is one that foreign code raised by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from palimpsest.errors import ConfigError, DataError, nearest
+from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.memory.history import Exchange, History, Result, said_text
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.tool_prompts import described_tools, tool_prompts
@@ -247,7 +247,9 @@ class ToolAgentPolicy:
             return Said(self._cut(text))
         except ToolError as error:
             return Said(str(error), "exception")
-        except Exception as error:  # noqa: BLE001  tools are foreign code: what they raise is told and counted
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  foreign code: told and counted
+            if being_cancelled():
+                raise
             if limit.expired():
                 return Said(f"{call.name} gave no answer within {self.tool_timeout_s:g} s", "timeout")
             return Said(f"{call.name} failed: {type(error).__name__}: {error}", "exception")

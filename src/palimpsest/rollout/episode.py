@@ -17,7 +17,7 @@ from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
-from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.errors import PromptTooLong, SamplerError, being_cancelled
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
@@ -137,7 +137,9 @@ async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, ti
         return Answered(None, Outcome.OUT_OF_CONTEXT)
     except SamplerError:
         return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
-    except Exception as error:  # noqa: BLE001  the border around a policy's own code; counted as an outcome
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  a policy's own code; counted as an outcome
+        if being_cancelled():
+            raise
         if limit.expired():
             recorder.event("timed_out", limit_s=timeout_s)
             return Answered(None, Outcome.TIMED_OUT)
