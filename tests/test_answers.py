@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from palimpsest.text.answers import extract, last_box, published_box, spoken, stated_answer
+from palimpsest.text.answers import extract, last_box, published_box, stated_answer
+from palimpsest.text.thinking import spoken
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,8 @@ def test_thinking_is_not_an_answer() -> None:
     assert extract(r"<think>maybe \boxed{Rome}</think> It is \boxed{Paris}").text == "Paris"  # type: ignore[union-attr]
     assert extract(r"maybe \boxed{Rome}</think> no idea") is None
     assert extract(r"<think>maybe \boxed{Rome}") is None
+    assert extract(r"<thinking>maybe \boxed{Rome}</thinking> It is Paris.") is None
+    assert extract(r"<thinking>maybe \boxed{Rome}") is None
     assert spoken("a</think>b</think>c") == "c"
 
 

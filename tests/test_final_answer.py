@@ -23,6 +23,8 @@ from palimpsest.text.final_answer import MAX_CHARS, final_answer, named_answers
         ("FINAL_ANSWER: Rome\nFINAL_ANSWER:", ""),
         ("<think>FINAL_ANSWER: Rome</think>\nFINAL_ANSWER: Oslo", "Oslo"),
         ("<think>FINAL_ANSWER: Rome", None),
+        ("<thinking>FINAL_ANSWER: Rome</thinking> It is Oslo.", None),
+        ("<think>a</think> FINAL_ANSWER: Oslo <thinking>FINAL_ANSWER: Rome", "Oslo"),
         ("It is Oslo.", None),
         ("final answer: Oslo", None),
     ],

@@ -79,6 +79,24 @@ def test_a_reply_in_words_has_no_calls(style: CallStyle, text: str) -> None:
     assert find_calls(text, style) == ()
 
 
+@pytest.mark.parametrize(
+    ("style", "opening"), [("hermes", "<tool_call>"), ("llama3", "<|python_tag|>"), ("mistral", "[TOOL_CALLS]")]
+)
+@pytest.mark.parametrize("tag", ["think", "thinking"])
+def test_a_call_in_thinking_that_never_ends_is_malformed(style: CallStyle, opening: str, tag: str) -> None:
+    """The model waits for its result, and the episode would end as answered."""
+    text = f" <{tag}>I look. {opening}{SEARCH}, {opening}{PRUNE}"
+    (one,) = find_calls(text, style)
+    assert one == Malformed(
+        f"<{tag}> is not closed; the rest of the reply was not read", text.index(opening), len(text)
+    )
+
+
+def test_a_thinking_tag_that_a_call_quotes_is_no_thinking() -> None:
+    assert calls(tagged(SEARCH.replace("Oslo", "<think>"))) == [("search", {"query": "<think>", "topk": 3})]
+    assert calls(f"<think>a</think>{tagged(SEARCH.replace('Oslo', '</think>'))}")[0][1]["query"] == "</think>"
+
+
 def test_spans_cut_the_calls_out_of_the_reply() -> None:
     text = f"a {tagged(SEARCH)} b {tagged('{}')} c"
     first, second = find_calls(text, "hermes")

@@ -1,6 +1,6 @@
 r"""Where in a model's text its answer stands. Training and evaluation both call `extract`.
 
-Rules, first match wins, over what follows the last `</think>`:
+Rules, first match wins, over what follows the last thinking (thinking.py):
 
     boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
     answer_is  the rest of the line after the last "the answer is"
@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
+
+from palimpsest.text.thinking import spoken
 
 _BRACED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE = re.compile(r"\\(?:boxed|fbox)[ \t]+([^$\n]*)")
@@ -49,16 +51,6 @@ def extract(text: str) -> Extracted | None:
         return Extracted(box, "boxed")
     stated = stated_answer(said)
     return None if stated is None else Extracted(stated, "answer_is")
-
-
-def spoken(text: str) -> str:
-    """`text` without its thinking.
-
-    >>> spoken("<think>Rome?</think> Paris"), spoken("<think>Rome? ...")
-    (' Paris', '')
-    """
-    said = text.rpartition("</think>")[2]
-    return said.partition("<think>")[0]
 
 
 def last_box(text: str) -> str | None:

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from palimpsest.text.answers import spoken
 from palimpsest.text.strict_json import Unreadable, end_of_value, loaded, shown
+from palimpsest.text.thinking import spoken
 
 MARKER = "FINAL_ANSWER:"
 MAX_CHARS = 65_536

@@ -4,8 +4,7 @@ r"""Tags in a model's reply, found once in its text and cut out as the ids that 
 
 Rules, the same for every agent that answers in tags:
 
-- What stands inside thinking (`<thinking>`, `<think>`) is not looked at; a lone `</think>`, whose opening stood in the
-  prompt, closes all that was said before it.
+- What stands inside thinking (thinking.py) is not looked at.
 - Tags may hold line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
   fault, and a faulty reply says nothing but why.
 - A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content is
@@ -24,8 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palimpsest.text.codec import Codec
-
-THINKING = ("thinking", "think")
+from palimpsest.text.thinking import spoken_spans, thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +56,38 @@ def find_parts(text: str, names: Sequence[str]) -> list[Part] | Fault:
     >>> find_parts("<thinking>an <update>?</thinking><update>a</update>", ("update",))[0].text
     'a'
     """
+    unclosed = next((thought.unclosed for thought in thoughts(text) if thought.unclosed), None)
+    if unclosed is not None:
+        return Fault(f"{unclosed} is not closed")
+    found: list[Part] = []
+    tag = re.compile(f"<(/?)({'|'.join(names)})>")
+    for start, end in spoken_spans(text):
+        parts = _parts_within(text, start, end, tag)
+        if isinstance(parts, Fault):
+            return parts
+        found += parts
+    return found
+
+
+def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[Part] | Fault:
+    """The parts of characters [start, end), between which nothing is thought."""
     found: list[Part] = []
     opened: re.Match[str] | None = None
-    for match in re.finditer(f"<(/?)({'|'.join((*THINKING, *names))})>", text):
+    for match in tag.finditer(text, start, end):
         closing, name = match[1] == "/", match[2]
-        if opened is not None and opened[2] in THINKING and not (closing and name == opened[2]):
-            continue
-        if opened is None and closing and name in THINKING:
-            found.clear()
-        elif opened is None and closing:
+        if opened is None and closing:
             return Fault(f"</{name}> without <{name}>")
-        elif opened is None:
+        if opened is None:
             opened = match
         elif closing and name == opened[2]:
-            if name not in THINKING:
-                inner = (opened.end(), match.start())
-                found.append(Part(name, text[slice(*inner)], inner, (opened.start(), match.end())))
+            inner = (opened.end(), match.start())
+            found.append(Part(name, text[slice(*inner)], inner, (opened.start(), match.end())))
             opened = None
         else:
             return Fault(f"<{'/' * closing}{name}> inside <{opened[2]}>")
-    return found if opened is None else Fault(f"<{opened[2]}> is not closed")
+    if opened is None:
+        return found
+    return Fault(f"thinking inside <{opened[2]}>" if end < len(text) else f"<{opened[2]}> is not closed")
 
 
 def the_one(parts: Sequence[Part], name: str) -> Part | Fault:

@@ -8,15 +8,15 @@ r"""Tool calls in a model's reply, found in its text. Nothing of a reply is ever
 
 What is complete is a `ToolCall`, everything else that sets out to be a call is a `Malformed` whose reason can be shown
 to the model: no exception escapes, and no malformed call is lost in silence. What might be a quotation is not taken for
-a call: thinking, up to the first `</think>`, isn't looked at, and a malformed call of which it can't be told how far it
-goes takes the rest of the reply with it. In hermes that is one with a string left open, a tag inside, text beside its
+a call: thinking (thinking.py), up to the first that ends, isn't looked at, and a malformed call of which it can't be told
+how far it goes takes the rest of the reply with it, as does one in thinking that begins a reply and never ends. In hermes that is one with a string left open, a tag inside, text beside its
 JSON, or beyond the limits; in the other styles, which have no closing tag, any whose JSON can't be read.
 
 JSON is taken strictly, as strict_json.py says: keys once, no NaN, no half of a surrogate pair and the like.
 
 Guaranteed: the spans are in order and apart; time is linear in the reply, and at most `MAX_JSON_CHARS` characters are
 read as JSON, to a depth of `strict_json.MAX_DEPTH`, whatever the length of the reply.
-Not covered: Llama's `<function=name>` tags and Python calls; thinking that begins after the first `</think>`; whether
+Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; whether
 the tool exists and the arguments suit it (tool_arguments.py). `[TOOL_CALLS]` is a control token of some vocabularies:
 the reply must be decoded with it.
 """
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from palimpsest.text.strict_json import Unreadable, end_of_value, kind, loaded, shown
+from palimpsest.text.thinking import Thought, thoughts
 
 CallStyle = Literal["hermes", "llama3", "mistral"]
 
@@ -75,12 +76,16 @@ def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
     ['search']
     """
     reader = _Reader(text, _ARGUMENT_KEYS[style])
-    said_from = _after_thinking(text)
-    if said_from is not None:
-        try:
-            _FINDERS[style](reader, said_from)
-        except _Full:
-            reader.found[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.found[-1].start, len(text))
+    thought = next(thoughts(text), Thought(0, 0))
+    try:
+        if not thought.unclosed:
+            _FINDERS[style](reader, thought.end)
+        elif text[: thought.start].strip():  # a tag amid the reply is a quotation
+            _FINDERS[style](reader, 0)
+        elif (opener := text.find(_OPENERS[style])) >= 0:
+            reader.refuse(f"{thought.unclosed} is not closed", opener)
+    except _Full:
+        reader.found[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.found[-1].start, len(text))
     return tuple(reader.found)
 
 
@@ -158,14 +163,6 @@ def _checked_name(name: Any) -> str:
     if len(name) > MAX_NAME_CHARS:
         raise Unreadable(f'"name" has {len(name)} characters, at most {MAX_NAME_CHARS} are allowed')
     return name
-
-
-def _after_thinking(text: str) -> int | None:
-    """Where the reply proper begins, None if it never does."""
-    closing = re.search("</think(?:ing)?>", text)
-    if closing is not None:
-        return closing.end()
-    return None if text.lstrip().startswith(("<think>", "<thinking>")) else 0
 
 
 _BLANK = re.compile(r"[ \t\r\n]*+")
@@ -271,6 +268,7 @@ def _read_array(reader: _Reader, marker: int, start: int) -> int:
         at = first = _skip(text, at + 1)
 
 
+_OPENERS: Mapping[CallStyle, str] = {"hermes": "<tool_call>", "llama3": _PYTHON_TAG, "mistral": _MARKER}
 _ARGUMENT_KEYS: Mapping[CallStyle, tuple[str, ...]] = {
     "hermes": ("arguments",),
     "llama3": ("parameters", "arguments"),
