@@ -194,17 +194,42 @@ FAMILIES = {
         ["</s>", "<s>", *(f"[{end}{name}]" for name in _MISTRAL_NAMES for end in ("", "/"))],
     ),
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>"]),
+    "spm": (CHATML, ["<|im_end|>", "<|im_start|>"]),  # Llama 2 and the first Mistrals: characters, else bytes
     "bare": (BARE, ["<end_of_turn>", "<start_of_turn>"]),
 }
 
 
 @lru_cache
 def family_codec(name: str) -> Codec:
-    """A byte-level tokenizer with the control tokens and the chat template of a family."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """A tokenizer with the control tokens and the chat template of a family; byte-level, but for spm."""
     from transformers import PreTrainedTokenizerFast
 
     template, controls = FAMILIES[name]
+    backend = _byte_fallback(controls) if name == "spm" else _byte_level(controls)
+    begin = {"bos_token": controls[1]} if name in ("llama3", "mistral") else {}
+    return Codec(
+        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=controls[0], chat_template=template, **begin)
+    )
+
+
+def _byte_fallback(controls: Sequence[str]) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    known = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]
+    merges = [("\u2581", "{"), ("}", "}"), ("t", "o"), ("a", "r"), ("c", "h")]
+    vocabulary = {piece: at for at, piece in enumerate([*known, *map("".join, merges)])}
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens([AddedToken(control, normalized=False) for control in controls])
+    return backend
+
+
+def _byte_level(controls: Sequence[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -213,7 +238,4 @@ def family_codec(name: str) -> Codec:
         vocab_size=420, special_tokens=controls, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator([*FACTS, search("Alice"), prune("a1", "b2")], trainer)
-    begin = {"bos_token": controls[1]} if name in ("llama3", "mistral") else {}
-    return Codec(
-        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=controls[0], chat_template=template, **begin)
-    )
+    return backend

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes import LetterCodec
 
+from agents import family_codec
+from fakes import LetterCodec
 from palimpsest.text.tags import Cutter, Fault, RecallReply, find_parts, read_recall_reply
 
 
@@ -108,6 +109,15 @@ def test_a_token_that_straddles_a_boundary_gives_its_share_and_nothing_else_is_s
     inside = read_recall_reply([*map(ord, "<update"), 200_003, *map(ord, "/update>")], codec)  # type: ignore[arg-type]
     assert isinstance(inside, RecallReply)
     assert inside.update == [ord("x")]
+
+
+def test_a_memory_in_bytes_is_cut_whole() -> None:
+    codec = family_codec("spm")
+    said = "a 日本😀 fact"
+    reply = read(f"<thinking>é😀</thinking><update>{said}</update>", codec)
+    assert isinstance(reply, RecallReply)
+    assert reply.update == codec.encode(f"<{said}")[-len(reply.update) :]  # the ids that were sampled
+    assert codec.decode(reply.update) == said
 
 
 @settings(max_examples=200, deadline=None)

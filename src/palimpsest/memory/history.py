@@ -20,12 +20,12 @@ Not covered: a call that names itself in the words around it.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from palimpsest.text.chat import ChatPieces
 from palimpsest.text.codec import Codec
+from palimpsest.text.edges import Edges
 
 Span = tuple[int, int]
 Tokens = tuple[int, ...]
@@ -129,9 +129,9 @@ def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[st
     said = [i for i in reply if i not in codec.stop_ids]
     if len(said) < len(reply) and tuple(said) != reply[: len(said)]:
         return reply  # a stop token amid the reply: places in the text are no longer places in the ids
-    edges = _Edges(said, codec)
+    edges = Edges.of(said, codec)
     kept = list(reply)
-    for first, last in reversed(edges.cuts(_merged(_cut_spans(edges.text, results, gone)))):
+    for first, last in reversed(_token_cuts(edges, _merged(_cut_spans(edges.text, results, gone)))):
         del kept[first:last]
     return tuple(kept)
 
@@ -182,65 +182,33 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     return merged
 
 
-_LONGEST_CHARACTER = 4  # bytes, so at most as many tokens
 _SHIFTS = sorted(range(-8, 9), key=abs)  # characters
 
 
-class _Edges:
-    """Where the tokens of a text begin and end."""
+def _token_cuts(edges: Edges, spans: Sequence[Span]) -> list[Span]:
+    """For each of some characters, in order and apart, the tokens [first, last) to cut."""
+    cuts: list[Span] = []
+    for span in spans:
+        found = _moved(edges, *span, after=cuts[-1][1] if cuts else 0) or _inside(edges, *span)
+        if found is not None:
+            cuts.append(found)
+    return cuts
 
-    def __init__(self, ids: Sequence[int], codec: Codec) -> None:
-        self._ids, self._codec = list(ids), codec
-        self.text = codec.decode(ids)
-        self._texts: dict[int, str] = {}
 
-    def cuts(self, spans: Sequence[Span]) -> list[Span]:
-        """For each of some characters, in order and apart, the tokens [first, last) to cut."""
-        cuts: list[Span] = []
-        for span in spans:
-            found = self._moved(*span, after=cuts[-1][1] if cuts else 0) or self._inside(*span)
-            if found is not None:
-                cuts.append(found)
-        return cuts
+def _moved(edges: Edges, start: int, end: int, after: int) -> Span | None:
+    """Tokens whose cut leaves the same text as that of characters [start, end), from token `after` on."""
+    text = edges.text
+    for shift in _SHIFTS:
+        low, high = min(0, shift), max(0, shift)
+        if start + low < 0 or text[start + low : start + high] != text[end + low : end + high]:
+            continue
+        first, last = edges.at(start + shift), edges.at(end + shift)
+        if first is not None and last is not None and after <= first:
+            return (first, last)
+    return None
 
-    def _moved(self, start: int, end: int, after: int) -> Span | None:
-        """Tokens whose cut leaves the same text as that of characters [start, end), from token `after` on."""
-        text = self.text
-        for shift in _SHIFTS:
-            low, high = min(0, shift), max(0, shift)
-            if start + low < 0 or text[start + low : start + high] != text[end + low : end + high]:
-                continue
-            first, last = self._edge(start + shift), self._edge(end + shift)
-            if first is not None and last is not None and after <= first:
-                return (first, last)
-        return None
 
-    def _inside(self, start: int, end: int) -> Span | None:
-        """The tokens that lie whole within characters [start, end)."""
-        first, last = self._at_least(start), self._at_least(end + 1) - 1
-        for _ in range(_LONGEST_CHARACTER):  # not amid a character of several tokens
-            first += not self._is_edge(first)
-            last -= not self._is_edge(last)
-        within = start <= self._length(first) <= self._length(last) <= end
-        return (first, last) if within and self._is_edge(first) and self._is_edge(last) else None
-
-    def _edge(self, place: int) -> int | None:
-        """How many tokens make up the text before a character, None if no number does."""
-        count = self._at_least(place)
-        return count if self._length(count) == place and self._is_edge(count) else None
-
-    def _at_least(self, place: int) -> int:
-        """How many tokens have so many characters; one more than there are if all together have fewer."""
-        return bisect_left(range(len(self._ids) + 1), place, key=self._length)
-
-    def _is_edge(self, count: int) -> bool:
-        return 0 <= count <= len(self._ids) and self.text.startswith(self._before(count))
-
-    def _length(self, count: int) -> int:
-        return len(self._before(count))
-
-    def _before(self, count: int) -> str:
-        """The text of the first `count` tokens."""
-        if count not in self._texts:
-            self._texts[count] = self._codec.decode(self._ids[:count])
-        return self._texts[count]
+def _inside(edges: Edges, start: int, end: int) -> Span | None:
+    """The tokens that lie whole within characters [start, end)."""
+    first, last = edges.first_from(start), edges.last_until(end)
+    return (edges.counts[first], edges.counts[last]) if first <= last else None

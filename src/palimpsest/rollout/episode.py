@@ -137,7 +137,7 @@ async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, ti
         return Answered(None, Outcome.OUT_OF_CONTEXT)
     except SamplerError:
         return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  a policy's own code; counted as an outcome
+    except (Exception, asyncio.CancelledError) as error:  # the border around a policy's own code
         if being_cancelled():
             raise
         if limit.expired():

@@ -18,11 +18,11 @@ Not covered: attributes in tags, tags in capitals, HTML escapes: they are text.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palimpsest.text.codec import Codec
+from palimpsest.text.edges import Edges
 from palimpsest.text.thinking import spoken_spans, thoughts
 
 
@@ -108,28 +108,32 @@ class Cutter:
 
     ids: tuple[int, ...]
     """[T] without control tokens."""
-    text: str
+    edges: Edges
     codec: Codec
 
     @classmethod
     def of(cls, ids: Sequence[int], codec: Codec) -> Cutter:
         """For the ids of a completion."""
         kept = codec.strip_stop(ids)
-        return cls(kept, codec.decode(kept), codec)
+        return cls(kept, Edges.of(kept, codec), codec)
+
+    @property
+    def text(self) -> str:
+        """What the ids say."""
+        return self.edges.text
 
     def cut(self, start: int, end: int) -> list[int]:
         """The ids of characters [start, end)."""
-        first, last = self._whole_before(start), self._whole_before(end)
-        begins = self._length(first)
+        places, counts = self.edges.places, self.edges.counts
+        first, last = self.edges.last_until(start), self.edges.last_until(end)
         head: list[int] = []
-        if begins < start:  # token `first` straddles the start
+        if places[first] < start:  # what lies between two edges straddles the start
             first += 1
-            head = self.codec.encode(self.text[start : min(end, self._length(first))])
+            head = self.codec.encode(self.text[start : min(end, places[first])])
         if last < first:
             return head
-        ends = self._length(last)
-        tail = self.codec.encode(self.text[ends:end]) if ends < end else []
-        return [*head, *self.ids[first:last], *tail]
+        tail = self.codec.encode(self.text[places[last] : end]) if places[last] < end else []
+        return [*head, *self.ids[counts[first] : counts[last]], *tail]
 
     def without(self, spans: Sequence[tuple[int, int]]) -> list[int]:
         """The ids of all characters but those of `spans`, which are in order and apart."""
@@ -138,14 +142,6 @@ class Cutter:
             kept += self.cut(start, begin)
             start = end
         return kept
-
-    def _whole_before(self, place: int) -> int:
-        """How many tokens end at or before a character; a token that only completes a character counts."""
-        return bisect_right(range(len(self.ids) + 1), place, key=self._length) - 1
-
-    def _length(self, count: int) -> int:
-        """Characters of the first `count` tokens."""
-        return len(self.codec.decode(self.ids[:count]))
 
 
 @dataclass(frozen=True, slots=True)

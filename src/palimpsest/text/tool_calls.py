@@ -8,9 +8,10 @@ r"""Tool calls in a model's reply, found in its text. Nothing of a reply is ever
 
 What is complete is a `ToolCall`, everything else that sets out to be a call is a `Malformed` whose reason can be shown
 to the model: no exception escapes, and no malformed call is lost in silence. What might be a quotation is not taken for
-a call: thinking (thinking.py), up to the first that ends, isn't looked at, and a malformed call of which it can't be told
-how far it goes takes the rest of the reply with it, as does one in thinking that begins a reply and never ends. In hermes that is one with a string left open, a tag inside, text beside its
-JSON, or beyond the limits; in the other styles, which have no closing tag, any whose JSON can't be read.
+a call: thinking (thinking.py), up to the first that ends, isn't looked at; a call in thinking that begins the reply and
+never ends is malformed; and a malformed call of which it can't be told how far it goes takes the rest of the reply with
+it. In hermes that is one with a string left open, a tag inside, text beside its JSON, or beyond the limits; in the
+other styles, which have no closing tag, any whose JSON can't be read.
 
 JSON is taken strictly, as strict_json.py says: keys once, no NaN, no half of a surrogate pair and the like.
 
