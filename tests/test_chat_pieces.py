@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_the_tools_are_told_though_the_prompt_speaks_of_them(name: str) -> None:
     text = codec.decode(agent.begin(Problem("p", "Who?", (), None, {}), codec).ids())
     for spec in agent.specs:
         assert text.replace('\\"', '"').count(json.dumps(spec.description)) == 1
-    assert ("To call a tool, write:" in text) is (name in ("chatml", "bare"))
+    assert ("To call a tool, write:" in text) is (name in ("chatml", "spm", "bare"))
 
 
 def test_a_template_without_system_and_tool_roles_gets_user_messages() -> None:
@@ -180,13 +181,18 @@ def test_styles_are_told_from_the_template() -> None:
     assert call_style(base_codec()) == "hermes"
 
 
+def test_a_llama_that_waits_for_a_result_has_ended_its_reply() -> None:
+    tokenizer = copy.deepcopy(family_codec("llama3").tokenizer)
+    tokenizer.add_tokens(["<|eom_id|>"], special_tokens=True)
+    codec = Codec(tokenizer)
+    assert {codec.decode([stop]) for stop in codec.stop_ids} == {"<|eot_id|>", "<|eom_id|>"}
+
+
 def test_a_prompt_does_not_depend_on_the_day() -> None:
     assert "Today Date: 26 Jul 2024" in family_codec("llama3").decode(history(family_codec("llama3"), []).ids())
 
 
 def test_a_model_without_a_chat_template_is_refused(tiny_tokenizer: Any) -> None:
-    import copy
-
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="no chat template"):

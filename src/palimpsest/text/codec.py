@@ -45,7 +45,7 @@ class Codec:
         self._data = _without_added_tokens(backend)
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
         stops = {tokenizer.eos_token_id}
-        for token in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>"):
+        for token in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "</s>"):
             index = backend.token_to_id(token)
             if index in self.control_ids:
                 stops.add(index)
