@@ -14,6 +14,7 @@ from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.check import ScriptedModel, check_policy
+from palimpsest.memory.prompts import prompt_set
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.reward.state import turn_rewards
@@ -258,6 +259,7 @@ def test_the_standard_prompts_own_example_is_a_query_that_finds_nothing(tiny_cod
     replies = ["<update>Anna is blue</update>", "<update>...</update><recall>...</recall>"]
     trajectory, _ = play(tiny_codec, replies)
     assert events(trajectory, "recall")[0].detail == {"query": "...", "found": None, "text": None}
+    assert "<recall>...</recall>" in prompt_set("standard").recall["memory_first"]
 
 
 def tagged(codec: Any, *, pieces: str) -> Callable[[Sequence[int], int], list[int]]:
@@ -309,7 +311,9 @@ def test_retrieval_appends_the_past_memory_that_is_like_the_question(tiny_codec:
     )
     trajectory = asyncio.run(model)
     slots = [tiny_codec.decode(p).partition("Memory:")[2].partition("\n")[0] for p in script.prompts]
-    assert slots[:4] == [" none", " Anna is blue", " cold Anna is blue", " c Anna is blue"]
+    assert slots[:4] == [" none", " Anna is blue", " cold", " c"]
+    past = [tiny_codec.decode(p).count("\n Anna is blue\n") for p in script.prompts[:4]]
+    assert past == [0, 0, 1, 1]  # on a line of its own
     assert [event.detail["found"] for event in events(trajectory, "retrieved")][:2] == [0, 0]
 
 

@@ -39,8 +39,8 @@ class RetrievalPolicy(OverwritePolicy):
             raise ConfigError(f"policy.options.look_up={self.look_up!r}: choose one of every, answer")
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs: `overwrite`'s and one more memory."""
-        return OverwritePolicy.required_context(self, codec) + self.memory_tokens
+        """Window the model needs: `overwrite`'s and one more memory, on a line of its own."""
+        return OverwritePolicy.required_context(self, codec) + len(codec.encode("\n")) + self.memory_tokens
 
     async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
         """Read every chunk, then answer."""
@@ -63,9 +63,9 @@ class RetrievalPolicy(OverwritePolicy):
         return await self.answer(prompt, model, memory_tokens=len(memory))
 
     def _past(self, question: str, memory: list[int], history: History, model: Model) -> list[int]:
-        """The past memory that is appended; empty if there is none, or it's the present one."""
+        """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""
         hit = history.look_up(question)
         if hit is None or history.memories[hit.place] == memory:
             return []
         model.event("retrieved", found=history.steps[hit.place], text=history.texts[hit.place])
-        return history.memories[hit.place]
+        return [*model.codec.encode("\n"), *history.memories[hit.place]]
