@@ -174,6 +174,8 @@ class Tricky:
                 raise ZeroDivisionError("by\nzero")
             case "cancel":
                 raise asyncio.CancelledError("no more")
+            case "change":
+                arguments.clear()
             case "refuse":
                 raise ToolError("not today")
             case "hang":
@@ -244,6 +246,11 @@ def test_calls_beyond_the_limit_come_back_as_errors_in_the_order_of_the_calls() 
 def test_tools_are_asked_at_the_same_time() -> None:
     trajectory, _ = played(tricky(), ["\n".join([call("tricky", how="meet")] * 3)])  # each waits for the others
     assert len(events(trajectory, "tool_call")) == 3
+
+
+def test_a_tool_that_changes_its_arguments_does_not_change_the_record() -> None:
+    trajectory, _ = played(tricky(), [call("tricky", how="change")])
+    assert events(trajectory, "tool_call")[0].detail["arguments"] == {"how": "change"}
 
 
 def test_a_tools_text_is_cut_with_a_mark() -> None:

@@ -17,6 +17,7 @@ Not covered: a document (`Problem.context`) is not read; a tool that blocks the 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import string
 from collections.abc import Mapping, Sequence
@@ -241,13 +242,13 @@ class ToolAgentPolicy:
         limit = asyncio.timeout(self.tool_timeout_s)
         try:
             async with limit:
-                text = await tool.call(call.arguments, episode.problem)
+                text = await tool.call(copy.deepcopy(call.arguments), episode.problem)
             if not isinstance(text, str):
                 return Said(f"{call.name} returned {type(text).__name__}, not text", "exception")
             return Said(self._cut(text))
         except ToolError as error:
             return Said(str(error), "exception")
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  foreign code: told and counted
+        except (Exception, asyncio.CancelledError) as error:  # tools are foreign code: what they raise is told, counted
             if being_cancelled():
                 raise
             if limit.expired():

@@ -59,7 +59,7 @@ class ToolPrompts:
     error_chars: int
     """An error message is cut to this length."""
     short_ids: bool
-    """A letter and a digit rather than six letters and digits."""
+    """a, b, ..., z, xa, ..., the same for every problem, rather than six letters and digits drawn by the problem."""
 
 
 _SYSTEM = """You answer questions by research with tools. Look facts up instead of relying on what you remember, one \
