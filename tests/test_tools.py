@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +173,26 @@ async def test_documents_of_a_foreign_server_without_a_text_are_a_tool_error(mon
     monkeypatch.setattr(tool, "_search", lambda problem: Foreign())
     with pytest.raises(ToolError, match=r"needs its text under 'text' \(there: content\)"):
         await tool.call({"query": "city"}, Problem("p", "q", ("a",)))
+
+
+def test_a_closed_event_loop_leaves_no_client_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Connected:
+        """As a client that is connected, it holds its loop."""
+
+        def __init__(self, source: str, **options: Any) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        async def search(self, queries: list[str], topk: int) -> list[list[Any]]:
+            return [[] for _ in queries]
+
+    monkeypatch.setattr("palimpsest.tools.client.RemoteSearch", Connected)
+    tool = SearchTool(source="http://127.0.0.1:9")
+
+    async def asked() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await tool.call({"query": "a"}, Problem("p", "q", ("a",)))
+        return weakref.ref(asyncio.get_running_loop())
+
+    first = asyncio.run(asked())
+    asyncio.run(asked())
+    gc.collect()
+    assert first() is None

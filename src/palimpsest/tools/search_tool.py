@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
@@ -68,7 +67,7 @@ class SearchTool:
         self.source, self.topk, self.max_topk, self.titles = source, topk, max_topk, titles
         self._remote = {"token": token, "attempts": attempts, "timeout": timeout_s}
         self._worlds: OrderedDict[str, tuple[Any, PassageIndex]] = OrderedDict()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Search] = WeakKeyDictionary()
+        self._clients: dict[asyncio.AbstractEventLoop, Search] = {}
         remote = source.startswith(("http://", "https://"))
         self._index = None if remote or source == "problem" else LocalSearch(Bm25Index.open(Path(source)))
         self.spec = ToolSpec(
@@ -142,5 +141,6 @@ class SearchTool:
 
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
+            self._clients = {known: client for known, client in self._clients.items() if not known.is_closed()}
             self._clients[loop] = RemoteSearch(self.source, **self._remote)  # type: ignore[arg-type]
         return self._clients[loop]
