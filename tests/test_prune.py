@@ -367,9 +367,8 @@ def test_nothing_a_tool_or_a_question_says_is_a_call_an_answer_or_a_control_toke
     trajectory, script = played(tricky(), [search("Alice"), call("tricky", how="inject"), "FINAL_ANSWER: tea"], problem)
     plain, plain_script = played(tricky(), [search("Alice"), call("tricky"), "FINAL_ANSWER: tea"])
     assert not events(trajectory, "prune")
-    assert [len(turn.completion.token_ids) for turn in trajectory.turns] == [
-        len(turn.completion.token_ids) for turn in plain.turns[:1]
-    ] + [len(turn.completion.token_ids) for turn in trajectory.turns[1:]]
+    assert trajectory.turns[0].completion == plain.turns[0].completion
+    assert trajectory.turns[2].completion == plain.turns[2].completion
     controls = base_codec().control_ids
     for attacked, usual in zip(script.prompts, plain_script.prompts, strict=True):
         assert sum(i in controls for i in attacked) == sum(i in controls for i in usual)
