@@ -51,13 +51,23 @@ def script_dropped(text: str) -> int:
 
 def test_a_wide_window_is_the_plain_agent() -> None:
     replies = [search(name) for name in NAMES]
-    wide = played(ToolWindowPolicy(window_tokens=9000, **SMALL), replies)[1].prompts
+    wide = played(ToolWindowPolicy(window_tokens=1200, **SMALL), replies)[1].prompts
     assert wide == played(PrunePolicy(prune=False, **SMALL), replies)[1].prompts
 
 
 def test_the_latest_results_stay_even_beyond_the_window() -> None:
     _, script = played(ToolWindowPolicy(window_tokens=1, **SMALL), [search(name) for name in NAMES])
     assert [fact in script.text(5) for fact in FACTS] == [False] * 4 + [True]
+
+
+def test_a_window_that_fills_the_context_is_refused_at_load() -> None:
+    """It would never move: the context is full before it is."""
+    codec = base_codec()
+    room = 1500 - len(codec.encode_trusted(played(ToolWindowPolicy(window_tokens=1, **SMALL), [])[1].text(0)))
+    ToolWindowPolicy(window_tokens=room - 1, **SMALL).admit(world(), codec)
+    for window in (room, 8192):
+        with pytest.raises(DataError, match=rf"window_tokens={window} leaves no room .*context_tokens=1500; lower"):
+            ToolWindowPolicy(window_tokens=window, **SMALL).admit(world(), codec)
 
 
 def summary_policy(**options: Any) -> SummaryPolicy:
@@ -130,10 +140,12 @@ def test_a_summary_is_asked_for_in_every_template(family: str) -> None:
     agent.admit(world(), family_codec(family))
 
 
-@pytest.mark.parametrize("kind", [PrunePolicy, ToolWindowPolicy, SummaryPolicy])
-def test_the_agents_keep_the_contract_of_policies(kind: type[Any]) -> None:
-    options: dict[str, Any] = {**SMALL, "turn_tokens": 64, "context_tokens": 600}
-    agent = kind(**options, **({"summary_tokens": 64} if kind is SummaryPolicy else {}))
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [(PrunePolicy, {}), (ToolWindowPolicy, {"window_tokens": 300}), (SummaryPolicy, {"summary_tokens": 64})],
+)
+def test_the_agents_keep_the_contract_of_policies(kind: type[Any], own: dict[str, int]) -> None:
+    agent = kind(**{**SMALL, "turn_tokens": 64, "context_tokens": 600}, **own)
     findings = check_policy(agent, base_codec(), 600)
     assert [finding.message for finding in findings if not finding.passed] == []
     assert any("searches without end" in finding.name for finding in findings)

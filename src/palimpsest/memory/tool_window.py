@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.tool_agent import Episode, ToolAgentPolicy
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,17 @@ class ToolWindowPolicy(ToolAgentPolicy):
         ToolAgentPolicy.__post_init__(self)
         if self.window_tokens < 1:
             raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1 token")
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a problem beside which a full window leaves no room for a reply."""
+        ToolAgentPolicy.admit(self, problem, codec)
+        length = len(self.begin(problem, codec).ids())
+        if length + self.window_tokens >= self.context_tokens:
+            raise DataError(
+                f"problem {problem.id}: its first prompt has {length} tokens, which with policy.options.window_tokens="
+                f"{self.window_tokens} leaves no room for a reply in policy.options.context_tokens="
+                f"{self.context_tokens}; lower the former or raise the latter"
+            )
 
     async def make_room(self, episode: Episode) -> None:
         """Drop the oldest exchanges."""
