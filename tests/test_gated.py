@@ -11,6 +11,7 @@ from tests.test_recall_policy import DOCUMENT, SMALL, Script
 
 from palimpsest.config.reward import GateRewardConfig
 from palimpsest.config.schema import SamplingConfig
+from palimpsest.errors import ConfigError
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.reward.gates import GateGrader, gate_rewards
@@ -105,3 +106,8 @@ def test_metrics_tell_how_often_the_gate_is_open(tiny_codec: Any) -> None:
         "malformed_rate": pytest.approx(1 / 3),
         "update_rate": 0.5,
     }
+
+
+def test_keeping_the_memory_on_an_empty_reply_is_refused_as_a_closed_gate_does_that() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.options\.empty_memory='keep': does nothing"):
+        GatedPolicy(**SMALL, empty_memory="keep")

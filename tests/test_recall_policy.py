@@ -286,12 +286,14 @@ def test_the_contract_holds_at_the_smallest_window(name: str, options: dict[str,
         ({"query": "rule"}, "policy.options.query='rule': choose one of model, question"),
         ({"malformed": "accept"}, "policy.options.malformed=accept needs policy.options.next_memory=reply"),
         ({"reply_tokens": 0}, "policy.options.reply_tokens=0: must be at least 1"),
+        ({"empty_memory": "keep"}, "policy.options.empty_memory='keep': does nothing"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_policy(PolicyConfig(name="recall", options=options))
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_retrieval_appends_the_past_memory_that_is_like_the_question(tiny_codec: Any) -> None:

@@ -14,6 +14,8 @@ from palimpsest.memory.policy import Model
 class TaggedPolicy(OverwritePolicy):
     """Options of `overwrite`, and the budget of a reply; all lengths in tokens."""
 
+    empty_memory: str = "overwrite"
+    """`overwrite` only: an empty reply is malformed here."""
     reply_tokens: int | None = None
     """Budget of a whole reply, tags and thinking included; None: memory_tokens."""
 
@@ -21,6 +23,11 @@ class TaggedPolicy(OverwritePolicy):
         OverwritePolicy.__post_init__(self)
         if self.reply_tokens is not None and self.reply_tokens < 1:
             raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
+        if self.empty_memory != "overwrite":
+            raise ConfigError(
+                f"policy.options.empty_memory={self.empty_memory!r}: does nothing where tags hold the memory; "
+                "leave it at overwrite"
+            )
 
     @property
     def written_tokens(self) -> int:
