@@ -111,6 +111,12 @@ def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("token", ["ä", "two words", "a\nb"])
+def test_a_token_that_no_header_carries_is_refused_at_once_as_the_server_does(token: str) -> None:
+    with pytest.raises(ConfigError, match="token: no client can send this one in a header; use ASCII letters"):
+        RemoteSearch("http://127.0.0.1:9", token=token)
+
+
 async def test_searches_that_wait_travel_together_and_a_refused_one_fails_alone() -> None:
     """One request is under way; the three searches behind it go in the next, which is refused, then one by one."""
     replies = (None, (400, "a query is too long"), (200, GOOD), (400, "too long"), (200, GOOD))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
     [
         ({"serch": {}}, "tools.serch: no such tool; did you mean search?; choose one of search, or my_module:MyTool"),
         ({"search": {"topk": 0}}, "topk=0: must be from 1 to max_topk=20"),
+        (
+            {"search": {"source": "http://localhost:notaport"}},
+            "policy.options.tools.search.source='http://localhost:notaport': Invalid port: 'notaport'; give http://host",
+        ),
+        ({"search": {"source": "http://h:1", "token": "ä"}}, "policy.options.tools.search.token: no client can send"),
         ({"search": {"tpok": 3}}, "unexpected keyword argument 'tpok'"),
         ({"nowhere:Tool": {}}, "no module 'nowhere'"),
         ({"{}:Addr": {}}, "has no class 'Addr'; did you mean Adder?"),
@@ -80,6 +86,15 @@ def test_what_is_wrong_with_a_tool_is_said_before_any_episode(
         build_tools({name.format(module): options for name, options in config.items()})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_as_source_without_its_client_installed_is_refused_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "palimpsest.tools.client", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ConfigError, match=r"httpx is not installed: pip install 'palimpsest\[search\]'"):
+        SearchTool(source="http://127.0.0.1:9")
 
 
 def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:

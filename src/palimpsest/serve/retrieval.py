@@ -232,12 +232,6 @@ def check_host(host: str, token: str | None) -> None:
         raise ConfigError(f"--host {host}: others can reach this address; give --token, or serve 127.0.0.1")
 
 
-def check_token(token: str | None) -> None:
-    """Refuse a token that would not arrive as it is. Raises ConfigError."""
-    if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError("--token: no client can send this one in a header; use ASCII letters, digits and signs")
-
-
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
     """A socket of that address, to have it before the index is built; no one can connect yet. Raises ConfigError."""

@@ -21,7 +21,7 @@ import httpx
 
 from palimpsest.errors import ConfigError, SearchError
 from palimpsest.tools.coalesce import Coalescer
-from palimpsest.tools.search import Hit
+from palimpsest.tools.search import Hit, check_token
 
 _LONGEST_PAUSE = 10.0  # seconds
 
@@ -48,7 +48,9 @@ class RemoteSearch:
         `connections` is the number of requests at a time, `together` of queries in one where several callers wait.
         Raises ConfigError.
         """
-        self.url = f"{_checked(url).rstrip('/')}/retrieve"
+        check_address(url, "search server url")
+        check_token(token, "search server token")
+        self.url = f"{url.rstrip('/')}/retrieve"
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -111,11 +113,11 @@ class RemoteSearch:
         await self.close()
 
 
-def _checked(url: str) -> str:
+def check_address(url: str, key: str) -> None:
+    """Refuse what is no address of a server; it is the value of `key`. Raises ConfigError."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"search server {url!r:.80}: {error}; give http://host:port") from None
+        raise ConfigError(f"{key}={url!r:.80}: {error}; give http://host:port") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"search server {url!r:.80}: no address of a server; give http://host:port")
-    return url
+        raise ConfigError(f"{key}={url!r:.80}: no address of a server; give http://host:port")

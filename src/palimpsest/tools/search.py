@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from palimpsest.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -44,3 +46,9 @@ class LocalSearch:
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         return await asyncio.to_thread(self.index.search, tuple(queries), topk)
+
+
+def check_token(token: str | None, key: str) -> None:
+    """Refuse a server's token, the value of `key`, that would not arrive as it is. Raises ConfigError."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError(f"{key}: no client can send this one in a header; use ASCII letters, digits and signs")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.tools.bm25 import Bm25Index, indexed, ranked
-from palimpsest.tools.search import Hit, LocalSearch, Search
+from palimpsest.tools.search import Hit, LocalSearch, Search, check_token
 from palimpsest.tools.tool import ToolError, ToolSpec
 from palimpsest.types import Problem
 
@@ -65,11 +66,13 @@ class SearchTool:
         if not 1 <= topk <= max_topk:
             raise ConfigError(f"policy.options.tools.search.topk={topk}: must be from 1 to max_topk={max_topk}")
         self.source, self.topk, self.max_topk, self.titles = source, topk, max_topk, titles
-        self._remote = {"token": token, "attempts": attempts, "timeout": timeout_s}
         self._worlds: OrderedDict[str, tuple[Any, PassageIndex]] = OrderedDict()
         self._clients: dict[asyncio.AbstractEventLoop, Search] = {}
-        remote = source.startswith(("http://", "https://"))
-        self._index = None if remote or source == "problem" else LocalSearch(Bm25Index.open(Path(source)))
+        self._index: Search | None = None
+        if source.startswith(("http://", "https://")):
+            self._connect = _connector(source, token, attempts, timeout_s)
+        elif source != "problem":
+            self._index = LocalSearch(Bm25Index.open(Path(source)))
         self.spec = ToolSpec(
             name="search",
             description="Search a collection of passages and return the ones that match the query best.",
@@ -137,10 +140,19 @@ class SearchTool:
 
     def _client(self) -> Search:
         """A client of this event loop: connections can't be shared between loops."""
-        from palimpsest.tools.client import RemoteSearch  # httpx is an extra
-
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients = {known: client for known, client in self._clients.items() if not known.is_closed()}
-            self._clients[loop] = RemoteSearch(self.source, **self._remote)  # type: ignore[arg-type]
+            self._clients[loop] = self._connect()
         return self._clients[loop]
+
+
+def _connector(source: str, token: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
+    """What makes a client of a server, whose address and token are checked here. Raises ConfigError."""
+    try:
+        from palimpsest.tools.client import RemoteSearch, check_address
+    except ImportError as error:  # an extra
+        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
+    check_address(source, "policy.options.tools.search.source")
+    check_token(token, "policy.options.tools.search.token")
+    return partial(RemoteSearch, source, token=token, attempts=attempts, timeout=timeout_s)

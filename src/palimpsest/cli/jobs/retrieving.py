@@ -17,6 +17,7 @@ from palimpsest.cli.jobs.show import Tick, progress
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.tools.bm25 import Bm25Index
 from palimpsest.tools.dense import DenseIndex
+from palimpsest.tools.search import check_token
 
 BACKENDS = ("bm25", "dense")
 
@@ -37,11 +38,11 @@ def run_serve(
 ) -> None:
     """Take the address, build or open the index, then serve. The address is the one line on stdout."""
     try:
-        from palimpsest.serve.retrieval import RetrievalService, bound, check_host, check_token, serve
+        from palimpsest.serve.retrieval import RetrievalService, bound, check_host, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
     check_host(host, token)
-    check_token(token)
+    check_token(token, "--token")
     _check(backend, dense)
     with ExitStack() as stack:
         taken = stack.enter_context(bound(host, port))
