@@ -45,11 +45,19 @@ def left(codec: Codec, one: Exchange | None) -> str:
         ("hermes", "I look. {A}\n{B}", "1", "I look. {A}"),
         ("hermes", "{A} and {B} then.", "1", "{A} and  then."),
         ("hermes", "{A}\n{B}\n{C}", "02", "{B}"),
+        ("hermes", "{A} and {B}, {C}", "1", "{A} and {C}"),
         ("hermes", "<tool_call>{</tool_call>\n{B}", "0", "{B}"),
         ("llama3", "{A}; {B}; {C}", "1", "{A}; {C}"),
         ("llama3", "<|python_tag|>{A}; {B}", "1", "<|python_tag|>{A}"),
+        ("llama3", "I look. <|python_tag|>{A}; {B}; {C}", "0", "I look. <|python_tag|>{B}; {C}"),
+        ("llama3", "I look. <|python_tag|> {A}; {B}; {C}", "01", "I look. <|python_tag|> {C}"),
         ("mistral", "[TOOL_CALLS][{A}, {B}, {C}]", "0", "[TOOL_CALLS][{B}, {C}]"),
         ("mistral", "[TOOL_CALLS][{A}, {B}, {C}]", "12", "[TOOL_CALLS][{A}]"),
+        ("mistral", "[TOOL_CALLS][{A}][TOOL_CALLS][{B}]", "0", "[TOOL_CALLS][{B}]"),
+        ("mistral", "[TOOL_CALLS][{A}][TOOL_CALLS] [ {B}, {C} ]", "12", "[TOOL_CALLS][{A}]"),
+        ("mistral", "[TOOL_CALLS][{A}][TOOL_CALLS][{B}, {C}]", "1", "[TOOL_CALLS][{A}][TOOL_CALLS][{C}]"),
+        ("mistral", "[TOOL_CALLS][{A}] [TOOL_CALLS]look[ARGS]{}", "0", " [TOOL_CALLS]look[ARGS]{}"),
+        ("mistral", "[TOOL_CALLS]look[ARGS]{}[TOOL_CALLS][{B}, {C}]", "1", "[TOOL_CALLS]look[ARGS]{}[TOOL_CALLS][{C}]"),
         ("mistral", "[TOOL_CALLS]search[ARGS]{}[TOOL_CALLS]look[ARGS]{}", "0", "[TOOL_CALLS]look[ARGS]{}"),
     ],
 )  # fmt: skip
@@ -155,6 +163,8 @@ class Case:
     replies: list[list[str]]
     """Queries of each reply's calls."""
     words: list[str]
+    marked: list[bool]
+    """Per reply, whether Llama's words and tag begin it; per call, whether an array of Mistral's begins with it."""
     deletions: list[set[str]]
 
 
@@ -168,15 +178,21 @@ def cases(draw: st.DrawFn) -> Case:
     deletions = draw(st.lists(st.sets(st.sampled_from(names)), max_size=3))
     style = draw(st.sampled_from(list(STYLES)))
     family = draw(st.sampled_from([STYLES[style], "spm"])) if style == "hermes" else STYLES[style]
-    return Case(style, family, replies, draw(st.lists(WORDS, min_size=4, max_size=4)), deletions)
+    words, marked = (draw(st.lists(kind, min_size=4, max_size=4)) for kind in (WORDS, st.booleans()))
+    return Case(style, family, replies, words, marked, deletions)
 
 
 def reply_text(case: Case, number: int) -> str:
     calls = [call_text("search", {"query": query}, case.style) for query in case.replies[number]]
     if case.style == "llama3":
-        return "; ".join(calls)
+        opening = f"{case.words[number]}<|python_tag|>" if case.marked[number] else ""
+        return opening + "; ".join(calls)
     if case.style == "mistral":
-        return f"{case.words[number]}[TOOL_CALLS][{', '.join(one[13:-1] for one in calls)}]"
+        arrays = [
+            f"][TOOL_CALLS][{one[13:-1]}" if opens else f", {one[13:-1]}"
+            for one, opens in zip(calls, [True, *case.marked[1:]], strict=False)
+        ]
+        return f"{case.words[number]}{''.join(arrays)[1:]}]"
     return f"{case.words[number]}{chr(10).join(calls)}{case.words[-1 - number]}"
 
 

@@ -7,9 +7,10 @@ Deleting results takes out those results and the calls that made them, by id and
     delete a1    "I look. <call B>"            result b2 of B
     delete b2    (nothing: a reply whose results are all gone goes with them)
 
-With a call go the blanks and commas that parted it from its neighbour; the words around it stay. Only whole tokens are
-cut and none is made: where an edge falls inside a token, the cut is moved by a few characters to where it leaves the
-same text ("A}; {B}; {C" without "{B}; " or without "; {B}"). Where no such place is, tokens that straddle an edge stay.
+With a call go the blanks and commas that parted it from its neighbour; the words around it stay, and so does the tag
+or array it stood in while that holds another. Only whole tokens are cut and none is made: where an edge falls inside a
+token, the cut is moved by a few characters to where it leaves the same text ("A}; {B}; {C" without "{B}; " or without
+"; {B}"). Where no such place is, tokens that straddle an edge stay.
 Always cut from what was sampled, never from an earlier cut, so the order of deletions doesn't matter.
 
 Guaranteed: values are immutable; `ids` is the concatenation of the surviving pieces, each exactly as it was sampled or
@@ -143,29 +144,40 @@ def _cut_spans(text: str, results: Sequence[Result], gone: Collection[str]) -> l
     >>> _cut_spans("{A}, {B}, {C}", calls, {"a"}), _cut_spans("{A}, {B}, {C}", calls, {"c", "b"})
     ([(0, 5)], [(3, 8), (8, 13)])
     """
-    spans = []
-    survivor_before = False
-    for place, result in enumerate(results):
-        start, end = _body(text, result.call)
-        if result.id not in gone:
-            survivor_before = True
-            continue
-        if survivor_before:
-            before = results[place - 1].call[1]
-            start = before if _PARTING.fullmatch(text, before, start) else start
-        elif place + 1 < len(results):
-            after = _body(text, results[place + 1].call)[0]
-            end = after if _PARTING.fullmatch(text, end, after) else end
-        spans.append((start, end))
-    return spans
+    return [span for run in _runs(text, results) for span in _cut_of_run(text, run, gone)]
 
 
-_ARRAY = re.compile(r"\[TOOL_CALLS\]\s*\[\s*")
+def _runs(text: str, results: Sequence[Result]) -> list[list[Result]]:
+    """Neighbours with nothing but blanks and commas between them: the calls of an array, say."""
+    runs: list[list[Result]] = []
+    for result in results:
+        if runs and _PARTING.fullmatch(text, runs[-1][-1].call[1], _body(text, result.call)[0]):
+            runs[-1].append(result)
+        else:
+            runs.append([result])
+    return runs
+
+
+def _cut_of_run(text: str, run: Sequence[Result], gone: Collection[str]) -> list[Span]:
+    """A call before the first that is left goes with what follows it, one after that with what precedes it."""
+    bodies = [_body(text, result.call) for result in run]
+    left = [at for at, result in enumerate(run) if result.id not in gone]
+    if not left:
+        start, end = run[0].call[0], run[-1].call[1]
+        closing = _CLOSING.match(text, end) if start < bodies[0][0] else None
+        return [(start, closing.end() if closing else end)]
+    first = left[0]
+    before = [(bodies[0][0], bodies[first][0])] if first else []
+    return before + [(bodies[at - 1][1], bodies[at][1]) for at in range(first, len(run)) if at not in left]
+
+
+_OPENING = re.compile(r"(?:<\|python_tag\|>|\[TOOL_CALLS\]\s*\[)\s*")
+_CLOSING = re.compile(r"\s*\]")
 
 
 def _body(text: str, call: Span) -> Span:
-    """A call without the opening of the array it is the first of, which its neighbours need."""
-    opened = _ARRAY.match(text, *call)
+    """A call without the tag or the opening of the array that it is the first after: its neighbours need that."""
+    opened = _OPENING.match(text, *call)
     return (opened.end() if opened else call[0], call[1])
 
 
