@@ -291,18 +291,19 @@ def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Pat
     command += ["cold_start.steps=2", "cold_start.lessons_per_step=4", "cold_start.distinct=4"]
     command += ["cold_start.objectives=[1, 2]", "data.curriculum.objectives=[1, 2]"]
     command += ["evaluation.problems=3", "evaluation.objectives=[1, 2]"]
-    others = ("no_prune", "sliding_window", "summary")
+    others = ("no_prune", "full_history", "sliding_window", "summary")
     for policy in ("policy", *(f"evaluation.baselines.{name}" for name in others)):
         command += [f"{policy}.options.context_tokens=500", f"{policy}.options.turn_tokens=60"]
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary) == [
-        "method", "seed", "training_objectives", "wall_s", "accuracy", "all_right", "input_tokens_per_episode",
-        "prunes_per_episode", "mean_prunes_per_episode", "segments_per_trajectory", "mean_segments_per_trajectory",
+        "method", "seed", "training_objectives", "wall_s", "accuracy", "all_right", "answers_right",
+        "input_tokens_per_episode", "prunes_per_episode", "mean_prunes_per_episode",
+        "segments_per_trajectory", "mean_segments_per_trajectory",
     ]  # fmt: skip
     assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 2)
-    for key in ("accuracy", "all_right", "input_tokens_per_episode"):
+    for key in ("accuracy", "all_right", "answers_right", "input_tokens_per_episode"):
         assert set(summary[key]) == {"prune_before", "prune", *others}
         assert all(set(row) == {"1", "2"} for row in summary[key].values())
     assert min(value for row in summary["input_tokens_per_episode"].values() for value in row.values()) > 0

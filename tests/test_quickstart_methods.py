@@ -25,7 +25,7 @@ from palimpsest.reward.grader import build_grader
 
 from agents import base_codec  # isort: skip
 
-POLICIES = ("prune", "prune_before", "no_prune", "sliding_window", "summary")
+POLICIES = ("prune", "prune_before", "no_prune", "full_history", "sliding_window", "summary")
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -66,7 +66,7 @@ def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
     assert axis.points(config) == (2, 4, 6, 8)
     for point in axis.points(config):
         assert [len(one.metadata["objectives"]) for one in axis.problems(config, point)] == [point] * 3
-    assert (axis.trained(config), axis.telling(config), axis.heading(config, 4)) == (6, 8, "4 questions")
+    assert (axis.trained(config), axis.telling(config), axis.heading(config, 4)) == (8, 8, "4 questions")
     growing = quickstart_config("memact", ["data.curriculum={objectives: [2, 6]}"], 0)
     assert axis.trained(growing) == 6
     assert axis.sizes(growing, [{"curriculum/objectives": 2.0}, {}]) == [2, 6]
@@ -81,7 +81,12 @@ def test_the_largest_problems_are_played_first() -> None:
 
 def test_the_baselines_have_the_agents_tools_and_limits() -> None:
     config = load_recipe("memact-quickstart")
-    own = {"no_prune": {"prune"}, "sliding_window": {"window_tokens"}, "summary": {"summary_tokens"}}
+    own = {
+        "no_prune": {"prune"},
+        "full_history": {"prune", "context_tokens"},
+        "sliding_window": {"window_tokens"},
+        "summary": {"summary_tokens"},
+    }
     for name, policy in config.evaluation.baselines.items():
         changed = {key for key, value in policy.options.items() if config.policy.options.get(key) != value}
         assert changed == own[name]
@@ -118,7 +123,9 @@ def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contra
 
 
 def row(value: float, **measures: float) -> EvalSummary:
-    return replace(summarise("s", ()), accuracy=score([value]), measures=measures, metrics={"all": value / 2})
+    return replace(
+        summarise("s", ()), accuracy=score([value]), measures=measures, metrics={"all": value / 2, "each": value}
+    )
 
 
 def summaries() -> Mapping[str, Mapping[int, EvalSummary]]:
@@ -132,6 +139,7 @@ def test_the_figures_of_pruning_are_those_measured_and_nothing_for_what_was_not(
     figures = METHODS["memact"].figures("prune", summaries())
     assert figures["input_tokens_per_episode"] == {name: {"2": 90.0, "8": None} for name in POLICIES}
     assert figures["all_right"]["no_prune"] == {"2": 0.5, "8": 0.25}
+    assert figures["answers_right"]["no_prune"] == {"2": 1.0, "8": 0.5}
     assert figures["prunes_per_episode"] == {"2": 1.0, "8": 4.0}
     assert (figures["mean_prunes_per_episode"], figures["mean_segments_per_trajectory"]) == (2.5, 3.5)
     assert METHODS["memact"].figures("prune", {"prune": {2: row(0.0)}})["mean_prunes_per_episode"] is None
@@ -154,6 +162,6 @@ def test_a_report_of_search_problems_speaks_of_questions() -> None:
         assert word not in html.partition("<body>")[2]
     assert lead(results()) == (
         "With 2 questions a problem, the agent's accuracy went from 100% before reinforcement learning to 100% after "
-        "it. With 8 questions it is 0%; on the same weights, without pruning: 0% (keeps everything), 0% (keeps the "
-        "latest), 0% (sums up when full)."
+        "it. With 8 questions it is 0%; on the same weights, without pruning: 0% (keeps everything), 0% (keeps "
+        "everything, with room for it), 0% (keeps the latest), 0% (sums up when full)."
     )

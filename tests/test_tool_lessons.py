@@ -29,7 +29,7 @@ from palimpsest.types import Outcome, Trajectory, Turn
 COUNT = 60
 WINDOW = 1024
 RECIPE = load_recipe("memact-quickstart")
-DATA = SearchDataConfig(objectives=(1, 2, 4, 6), people=24, facts_per_passage=3)
+DATA = SearchDataConfig(objectives=(1, 2, 4, 6), people=24, facts_per_passage=5)
 
 
 def policy(**options: Any) -> PrunePolicy:
@@ -86,7 +86,7 @@ def test_every_reply_is_a_search_a_prune_and_a_search_a_summary_or_the_answer() 
                 )
             elif not calls:
                 assert last
-                assert reply(turn).startswith("FINAL_ANSWER: ")
+                assert reply(turn).count("FINAL_ANSWER: ") == 1
     assert not [event for one in drawn() for event in one.events if event.kind == "prune_refused"]
 
 
@@ -104,8 +104,11 @@ def test_what_is_written_down_stands_in_the_prompt() -> None:
     written = [(turn, text) for trajectory in drawn() for turn, text in memories(trajectory)]
     assert len(written) > COUNT / 2
     for turn, text in written:
-        for fact in re.findall(r"[^.]+\.", text):
-            assert fact.strip() in prompt(turn) or fact == " unknown."
+        for name, fact in re.findall(r" (?:(Q\d+) )?([^.]+\.)", text):
+            assert fact in prompt(turn) or fact == "unknown."
+            if name:  # stands under the question about its person
+                (question,) = re.findall(rf"\b{name}: (.*)", prompt(turn))
+                assert fact.split()[0] in question
 
 
 def test_an_answer_names_what_is_in_sight_and_nothing_else() -> None:

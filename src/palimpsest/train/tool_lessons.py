@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
-from palimpsest.data.search_synthetic import SyntheticSearchSource, plan
+from palimpsest.data.search_synthetic import Step, SyntheticSearchSource, plan
 from palimpsest.memory.policy import Answered
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.summary import SummaryPolicy
@@ -39,12 +39,12 @@ from palimpsest.train.skills import UNKNOWN
 from palimpsest.types import Completion, Event, Problem, StopReason, Trajectory, Turn
 
 KEEPS = 0.8  # probability that a needed fact in sight is written down
-KEEPS_OTHER = 0.3  # probability that one other fact is written down too
+KEEPS_OTHER = 0.2  # probability that one other fact is written down too
 DELETES = 0.9  # probability that a result in sight is deleted
 FILL = (0.45, 0.6)  # share of the context from which on a lesson prunes, drawn for each
 EARLY = 0.08  # probability of a prune in a turn that had no need of one
-PLAIN = 0.25  # share of episodes without the memory action
-SUMMARY = 0.15  # share of episodes that sum up instead
+PLAIN = 0.2  # share of episodes without the memory action
+SUMMARY = 0.1  # share of episodes that sum up instead
 
 _SENTENCE = re.compile(r"[^.:\n]+\.")
 
@@ -142,30 +142,44 @@ class Teacher:
 
     def _summary(self, text: str) -> str:
         """Its memory. What the last search brought up had no room: it is searched for again."""
-        seen = [number for number, step in enumerate(self.steps[: self.searched], 1) if step.fact in text]
-        self.searched = max(seen, default=0)
+        self.searched = max((self.steps.index(step) + 1 for step in self._found(text)), default=0)
         return self._memory(text)
 
     def _memory(self, text: str) -> str:
-        """Facts in sight: most of the needed ones, now and then another."""
-        needed = [step.fact for step in self.steps[: self.searched] if step.fact in text]
-        kept = [fact for fact in needed if self.rng.random() < KEEPS]
+        """Notes of facts in sight: most of the needed ones, now and then another; last, what is to be searched next."""
+        kept = [step for step in self._found(text) if self.rng.random() < KEEPS]
+        notes = [self._note(step) for step in kept]
         if self.rng.random() < KEEPS_OTHER or not kept:
             told = (
                 fact for passage in self.problem.metadata["passages"] for fact in _SENTENCE.findall(passage["text"])
             )
             others = sorted({one.strip() for one in told if one.strip() in text} - {step.fact for step in self.steps})
-            kept += self.rng.sample(others, min(1, len(others)))
-        return "".join(f" {fact}" for fact in kept) or f" {UNKNOWN}."
+            notes += [f" {fact}" for fact in self.rng.sample(others, min(1, len(others)))]
+        if self.searched < len(self.steps):
+            notes.append(f"{self._name(self.steps[self.searched])} {self.steps[self.searched].query}?")
+        return "".join(notes) or f" {UNKNOWN}."
 
     def _answer(self, text: str) -> str:
-        """The answers whose facts are in sight."""
+        """Notes of what is in sight, and the answers that stand in them."""
+        found = self._found(text)
         last = {step.objective: step for step in self.steps}
-        values = {name: self._value(name) if step.fact in text else UNKNOWN for name, step in last.items()}
+        values = {name: self._value(name) if step in found else UNKNOWN for name, step in last.items()}
+        said = "".join(self._note(step) for step in found)
         if len(values) == 1:
-            return f"FINAL_ANSWER: {next(iter(values.values()))}"
+            return f"{said} FINAL_ANSWER: {next(iter(values.values()))}"
         inner = ", ".join(f'"{name}": " {value}"' for name, value in values.items())
-        return f"FINAL_ANSWER: {{{inner}}}"
+        return f"{said} FINAL_ANSWER: {{{inner}}}"
+
+    def _found(self, text: str) -> list[Step]:
+        """The steps so far whose fact is in sight."""
+        return [step for step in self.steps[: self.searched] if step.fact in text]
+
+    def _note(self, step: Step) -> str:
+        """A fact under the name of its question, if it has one."""
+        return f"{self._name(step)} {step.fact}"
+
+    def _name(self, step: Step) -> str:
+        return f" {step.objective}" if self.problem.metadata.get("objectives") else ""
 
     def _value(self, name: str) -> str:
         golds = {one["name"]: one["answers"] for one in self.problem.metadata.get("objectives", ())}

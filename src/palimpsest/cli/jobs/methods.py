@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, ClassVar, Protocol
 
-from palimpsest.config.schema import RunConfig, SearchDataConfig
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.schema import RunConfig
 from palimpsest.data.search_synthetic import SOURCE
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError
@@ -148,18 +149,19 @@ def _recall_figures(agent: str, summaries: Summaries) -> dict[str, Any]:
 
 
 def _tool_figures(agent: str, summaries: Summaries) -> dict[str, Any]:
-    """What episodes cost each policy, how many questions' answers were all right, how the agent used its context."""
+    """What episodes cost each policy, how much it answered right, how the agent used its context."""
 
     def of(name: str, measure: str) -> dict[str, float | None]:
         return {str(point): row.measures.get(measure) for point, row in sorted(summaries[name].items())}
 
     found: dict[str, Any] = {
-        "all_right": {
-            name: {str(point): one.metrics.get("all") for point, one in sorted(row.items())}
+        key: {
+            name: {str(point): one.metrics.get(metric) for point, one in sorted(row.items())}
             for name, row in summaries.items()
-        },
-        "input_tokens_per_episode": {name: of(name, "input_tokens") for name in summaries},
+        }
+        for key, metric in (("all_right", "all"), ("answers_right", "each"))
     }
+    found["input_tokens_per_episode"] = {name: of(name, "input_tokens") for name in summaries}
     for key, measure in (("prunes_per_episode", "prunes"), ("segments_per_trajectory", "segments")):
         found[key] = of(agent, measure)
         known = [value for value in found[key].values() if value is not None]
@@ -226,11 +228,13 @@ METHODS = {
                 "prune": "prunes, after RL",
                 "prune_before": "prunes, before RL",
                 "no_prune": "keeps everything",
+                "full_history": "keeps everything, with room for it",
                 "sliding_window": "keeps the latest",
                 "summary": "sums up when full",
             },
             others="on the same weights, without pruning",
-            note="The others use the trained weights, the same tools and the same limit of the context.",
+            note="The others use the trained weights, the same tools and, but for the one with room for everything, the "
+            "same limit of the context.",
             axis=Objectives(),
             figures=_tool_figures,
         ),
