@@ -233,8 +233,8 @@ METHODS = {
                 "summary": "sums up when full",
             },
             others="on the same weights, without pruning",
-            note="The others use the trained weights, the same tools and, but for the one with room for everything, the "
-            "same limit of the context.",
+            note="The others use the trained weights, the same tools and, but for the one with room for everything, "
+            "the same limit of the context.",
             axis=Objectives(),
             figures=_tool_figures,
         ),
