@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from palimpsest.text.final_answer import MAX_CHARS, final_answer, named_answers
@@ -103,6 +103,7 @@ JSON = st.recursive(
 
 
 @settings(max_examples=50)
+@example({"Q1": 2**64}, False)
 @given(st.dictionaries(st.sampled_from(["Q1", "Q2", "Q3"]), JSON), st.booleans())
 def test_whatever_is_written_as_json_is_read_back(values: dict[str, object], ascii_only: bool) -> None:
     named = named_answers(json.dumps(values, ensure_ascii=ascii_only), ["Q1", "Q2", "Q3"])

@@ -84,7 +84,7 @@ def _object(said: str | None) -> dict[str, Any]:
     body = _DRESS.sub("", said)
     if not body.startswith("{"):
         raise Unreadable(f"expected a JSON object, found {shown(body)}")
-    value = loaded(body[: end_of_value(body, 0, min(len(body), MAX_CHARS))])
+    value = loaded(body[: end_of_value(body, 0, min(len(body), MAX_CHARS))], wide=True)
     assert isinstance(value, dict)  # it begins with a brace
     return value
 

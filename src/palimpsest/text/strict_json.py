@@ -1,7 +1,7 @@
 r"""JSON out of text that a model wrote: read strictly, or refused with a reason that can be shown to the model.
 
-Strict: keys once, no NaN, no infinity (1e999 is one), no integer beyond 64 bits, no half of a surrogate pair, no line
-breaks in strings but `\n`, no more than `MAX_DEPTH` levels.
+Strict: keys once, no NaN, no infinity (1e999 is one), no integer beyond 64 bits unless asked for, no half of a
+surrogate pair, no line breaks in strings but `\n`, no more than `MAX_DEPTH` levels.
 
 Guaranteed: `Unreadable` is all that is raised; nothing recurses deeper than `MAX_DEPTH`; time is linear in the piece.
 Not covered: a bound on the length, which the caller sets.
@@ -54,8 +54,8 @@ def end_of_value(text: str, start: int, stop: int) -> int:
     raise Unreadable("the JSON is cut short: a bracket is not closed", bounded=True)
 
 
-def loaded(piece: str) -> Any:
-    """The value of JSON whose depth and length are bounded.
+def loaded(piece: str, *, wide: bool = False) -> Any:
+    """The value of JSON whose depth and length are bounded. `wide` allows integers beyond 64 bits.
 
     >>> loaded('{"a": 1, "a": 2}')
     Traceback (most recent call last):
@@ -63,7 +63,11 @@ def loaded(piece: str) -> Any:
     """
     try:
         value = json.loads(
-            piece, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_narrow
+            piece,
+            object_pairs_hook=_once,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_integer if wide else _narrow,
         )
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as fault:
@@ -98,6 +102,13 @@ def _narrow(digits: str) -> int:
     if len(digits) > 20 or is_wide(int(digits)):  # the longest that fit have 20 characters
         raise Unreadable(f"the integer {shown(digits)} does not fit 64 bits: write it as a string", bounded=True)
     return int(digits)
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # beyond the interpreter's limit of digits
+        raise Unreadable("a number has too many digits", bounded=True) from None
 
 
 def kind(value: Any) -> str:
