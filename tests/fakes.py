@@ -19,6 +19,11 @@ from palimpsest.train.run_folder import RunFolder
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
 
 
+def first_lessons(lessons: Any, count: int) -> list[Trajectory]:
+    """The first so many lessons of a source."""
+    return [lessons.draw(index) for index in range(count)]
+
+
 async def longest_pause(waiting: asyncio.Task[Any]) -> float:
     """Seconds for which the event loop stood still, at the longest, while something was awaited."""
     longest = 0.0

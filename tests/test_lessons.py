@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fakes import first_lessons
 from palimpsest.cli.jobs import cold_start
 from palimpsest.cli.jobs.cold_start import run_cold_start
 from palimpsest.cli.jobs.methods import METHODS, Lengths
@@ -38,7 +39,7 @@ COUNT = 300
 
 def lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[str, str, str]]:
     """Kind, prompt and reply of each lesson."""
-    drawn = Lessons(policy, codec, DATA, 0, insight).trajectories(COUNT)
+    drawn = first_lessons(Lessons(policy, codec, DATA, 0, insight), COUNT)
     return [
         (
             turn.name,
@@ -53,7 +54,7 @@ def lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[str, st
 def test_every_reply_is_well_formed_and_within_its_budget(tiny_codec: Any) -> None:
     policy = RecallPolicy(**SIZES, reply_tokens=140)
     asked = 0
-    for trajectory in Lessons(policy, tiny_codec, DATA, 0).trajectories(COUNT):
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), COUNT):
         (turn,) = trajectory.turns
         if turn.name == "read":
             reply = read_recall_reply(turn.completion.token_ids, tiny_codec)
@@ -155,7 +156,7 @@ def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
 
 def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:
     policy = GatedPolicy(**SIZES, reply_tokens=140)
-    for trajectory in Lessons(policy, tiny_codec, DATA, 0).trajectories(40):
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), 40):
         (turn,) = trajectory.turns
         if turn.name == "read":
             assert getattr(read_gates(turn.completion.token_ids, tiny_codec), "memory", None)

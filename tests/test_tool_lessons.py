@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents import base_codec
+from fakes import first_lessons
 from palimpsest.cli.jobs.cold_start import build_lessons
 from palimpsest.config.data import SearchDataConfig
 from palimpsest.config.load import load_recipe, parse_config
@@ -44,7 +45,7 @@ def lessons(seed: int = 0, data: SearchDataConfig = DATA) -> ToolLessons:
 
 @lru_cache
 def drawn() -> list[Trajectory]:
-    return lessons().trajectories(COUNT)
+    return first_lessons(lessons(), COUNT)
 
 
 def prompt(turn: Turn) -> str:
@@ -195,6 +196,6 @@ def test_an_agent_without_tools_has_no_lessons_on_search_problems() -> None:
 
 def test_an_agent_that_has_no_memory_action_is_taught_as_it_is() -> None:
     plain = ToolWindowPolicy(**RECIPE.evaluation.baselines["sliding_window"].options)
-    for trajectory in ToolLessons(plain, base_codec(), DATA, 0, WINDOW).trajectories(10):
+    for trajectory in first_lessons(ToolLessons(plain, base_codec(), DATA, 0, WINDOW), 10):
         assert {turn.name for turn in trajectory.turns} == {"act"}
         assert not memories(trajectory)

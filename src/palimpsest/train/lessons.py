@@ -99,10 +99,6 @@ class Lessons:
         self.read, self.answer = policy.templates(codec)
         self.prompts = prompt_set(policy.prompts)
 
-    def trajectories(self, count: int) -> list[Trajectory]:
-        """The first `count` lessons."""
-        return [self.draw(index) for index in range(count)]
-
     def draw(self, index: int) -> Trajectory:
         """Lesson number `index`."""
         rng = keyed_random(self.seed, "lesson", index)

@@ -5,8 +5,8 @@ The script knows where the answers stand (data/search_synthetic.plan), not what 
     search    the objectives one after the other, each under the name it asks about
     prune     in one reply with the next search, from a fill of the context drawn for each episode, and now and then
               before; deletes the last memory and most results in sight, writes down each needed fact in sight with
-              probability `KEEPS`, and now and then another
-    answer    what still stands in sight; "unknown" for what was lost
+              probability `KEEPS`, under the name of its question, now and then another, and what is searched next
+    answer    notes of what still stands in sight, and from them the answers; "unknown" for what was lost
 
 An episode is played by the policy itself, so that the prompts are those of training, or by one that it is compared
 with: without its memory action and within the model's whole window, or with summaries. What comes of an episode is
@@ -28,7 +28,6 @@ from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
 from palimpsest.data.search_synthetic import Step, SyntheticSearchSource, plan
-from palimpsest.memory.policy import Answered
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.memory.tool_agent import ToolAgentPolicy
@@ -56,10 +55,6 @@ class ToolLessons:
         self.policy, self.codec, self.seed, self.window = policy, codec, seed, window
         self.source = SyntheticSearchSource(data, seed, "lessons")
 
-    def trajectories(self, count: int) -> list[Trajectory]:
-        """The first `count` lessons."""
-        return [self.draw(index) for index in range(count)]
-
     def draw(self, index: int) -> Trajectory:
         """Lesson number `index`."""
         rng = keyed_random(self.seed, "tool lesson", index)
@@ -67,7 +62,7 @@ class ToolLessons:
         policy = self._variant(rng)
         teacher = Teacher(self.codec, policy, problem, rng)
         with ThreadPoolExecutor(1) as thread:  # for callers in an event loop of their own
-            ended = thread.submit(asyncio.run, _play(policy, problem, teacher)).result()
+            ended = thread.submit(asyncio.run, policy.run(problem, teacher)).result()
         return Trajectory(
             problem.id, f"lesson-{index}", 0, tuple(teacher.turns), ended.outcome, ended.text, tuple(teacher.events)
         )
@@ -81,10 +76,6 @@ class ToolLessons:
             return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
         shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
         return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
-
-
-async def _play(policy: ToolAgentPolicy, problem: Problem, teacher: Teacher) -> Answered:
-    return await policy.run(problem, teacher)
 
 
 @dataclass
