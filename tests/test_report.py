@@ -150,6 +150,15 @@ def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
     assert "10 episodes have no grade" in text
 
 
+def test_bands_are_spoken_of_where_training_went_through_several_sizes_alone(tmp_path: Path) -> None:
+    for name, sizes in (("grown", [1, 1, 2, 2]), ("one", [2, 2, 2, 2])):
+        write_report(tmp_path / name, results(lengths=sizes))
+        text = (tmp_path / name / "report.html").read_text()
+        assert "thin line: their mean reward" in text
+        assert ("The bands name" in text) == (name == "grown")
+    assert reward_figure([0.1, 0.9], [1, 2]) != reward_figure([0.1, 0.9], [2, 2])
+
+
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_report(tmp_path / name, results())

@@ -47,14 +47,15 @@ Curves = Mapping[str, Sequence[Point]]
 def reward_figure(
     rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5, words: Words = DOCUMENTS
 ) -> bytes:
-    """Mean reward of each step, with the size of problems that was being trained in the background.
+    """Mean reward of each step, and where training went through several sizes of problems these in the background.
 
     `rewards` and `lengths` are [steps]; the bold line is the mean of the last `smooth` steps at
     the same length.
     """
     figure, axes = figure_and_axes()
     steps = range(1, len(rewards) + 1)
-    _shade_lengths(axes, lengths, words)
+    if len(set(lengths)) > 1:
+        _shade_lengths(axes, lengths, words)
     axes.plot(steps, rewards, color=STYLES[0][0], alpha=0.3, linewidth=1)
     axes.plot(steps, _averaged(rewards, lengths, smooth), color=STYLES[0][0], linewidth=2.2)
     axes.set_xlim(0.5, len(rewards) + 0.5)

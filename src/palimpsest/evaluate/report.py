@@ -157,13 +157,19 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+_REWARD = (
+    "Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: its running mean."
+)
+
+
 def _figures(results: Results) -> list[dict[str, Any]]:
     words = results.words
     figures = []
     if results.rewards:
         image = reward_figure(results.rewards, results.lengths, words=words)
         alt = "mean reward over training steps"
-        figures.append({"name": "reward", "png": image, "caption": words.reward_caption, "alt": alt})
+        caption = f"{_REWARD} {words.bands}" if len(set(results.lengths)) > 1 else _REWARD
+        figures.append({"name": "reward", "png": image, "caption": caption, "alt": alt})
     figures += training_figures(results.metrics)
     caption = f"{words.accuracy_caption.format(trained=results.trained_words)} {results.note}"
     image = accuracy_figure(_curves(results, tokens=False), training_length=results.trained, words=words)

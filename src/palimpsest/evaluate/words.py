@@ -36,7 +36,8 @@ class Words:
     """What an episode costs, as a row of a table and the label of an axis."""
     proportional: str
     """The cost that grows with the size and no faster."""
-    reward_caption: str
+    bands: str
+    """What the bands of the reward's figure are, where training went through several sizes."""
     accuracy_caption: str
     cost_caption: str
     samples: str
@@ -72,8 +73,7 @@ DOCUMENTS = Words(
     alt="document length",
     cost="tokens processed per document",
     proportional="proportional to length",
-    reward_caption="Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: "
-    "its running mean. The bands name the document length trained on, which grows when the agent has learnt the "
+    bands="The bands name the document length trained on, which grows when the agent has learnt the "
     "present one, so drops at their edges are harder documents and not forgetting.",
     accuracy_caption="Accuracy on held-out documents, greedy decoding; bands are 95% intervals. The agent was trained "
     "at {trained} at the most.",
@@ -96,8 +96,7 @@ QUESTIONS = Words(
     alt="questions a problem",
     cost="tokens processed per episode",
     proportional="proportional to questions",
-    reward_caption="Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: "
-    "its running mean. The bands name the questions a problem asks, which become more when the agent has learnt the "
+    bands="The bands name the questions a problem asks, which become more when the agent has learnt the "
     "present number, so drops at their edges are harder problems and not forgetting.",
     accuracy_caption="Accuracy on held-out problems, greedy decoding: the mean reward of their answers without any "
     "penalty; bands are 95% intervals. The agent was trained on {trained} a problem at the most.",
