@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from palimpsest.bench import forest, forest_cuda
-from palimpsest.evaluate.scaling_plot import plot_scaling
+from palimpsest.report.scaling_plot import plot_scaling
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:

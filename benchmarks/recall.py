@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 
-from palimpsest.memory.retrievers import RETRIEVERS, Index
+from palimpsest.memory.parts.retrievers import RETRIEVERS, Index
 
 VOCABULARY = 2_000
 WORDS = 40

@@ -10,7 +10,7 @@ import dataclasses
 import json
 
 from palimpsest.bench.retrieval import Sizes, run
-from palimpsest.cli.jobs.measuring import show_bench
+from palimpsest.jobs.measuring import show_bench
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from palimpsest.memory.chunks import split
 from palimpsest.memory.overwrite import admit_question, answered
+from palimpsest.memory.parts.chunks import split
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, user_turn

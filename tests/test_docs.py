@@ -33,8 +33,8 @@ from palimpsest.data.rows import read_rows
 from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.runs.resume_rules import _RULES
 from palimpsest.text.codec import Codec
-from palimpsest.train.resume_rules import _RULES
 from palimpsest.types import Problem
 
 ROOT = Path(__file__).parent.parent
@@ -163,7 +163,7 @@ def option_tables() -> str:
 
 
 def base_model_table() -> str:
-    from palimpsest.train.base_model import BaseModelConfig
+    from palimpsest.base.make import BaseModelConfig
 
     return dataclass_table(BaseModelConfig, "")
 
@@ -268,7 +268,7 @@ def test_recipes_in_the_docs_are_valid(path: Path) -> None:
 
 def test_tests_and_files_named_in_the_docs_exist() -> None:
     defined = set()
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         defined |= set(re.findall(r"def (test_\w+)", path.read_text("utf-8")))
         defined.add(path.stem)
     for path in PAGES:

@@ -14,31 +14,44 @@ PACKAGE = Path(__file__).parent.parent / "src" / "palimpsest"
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "files", "seeding", "config", "engines.protocol"),
     ("text",),
-    ("memory", "tools", "reward", "data"),
-    ("rollout", "credit"),
-    ("serve", "evaluate", "train", "view"),
-    ("engines.embedded", "engines.scale"),  # an engine may use train.loss; train knows engines.protocol only
-    ("cli", "bench"),
+    ("retrieval", "tools", "memory", "data"),
+    ("measures", "reward", "rollout"),
+    ("credit",),
+    ("engines.losses", "engines.embedded", "engines.scale"),
+    ("runs", "train", "imitate", "evaluate"),
+    ("base", "serve", "view", "report", "bench"),
+    ("jobs",),
+    ("cli",),
 )
 """From the bottom up. A module imports from its own unit and from lower levels; units of the bottom may name each
 other."""
 
-SIDEWAYS = {("cli", "bench"), ("credit", "rollout"), ("tools", "data"), ("memory", "tools")}
+SIDEWAYS = {
+    ("retrieval", "data"),
+    ("tools", "retrieval"),
+    ("tools", "data"),
+    ("memory", "tools"),
+    ("measures", "rollout"),
+    ("reward", "measures"),
+    ("rollout", "reward"),
+    ("train", "runs"),
+    ("imitate", "runs"),
+    ("imitate", "train"),
+    ("engines.embedded", "engines.losses"),
+    ("bench", "report"),
+}
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
 HEAVY = {
-    "torch": ("engines.embedded", "engines.scale", "train", "text", "bench"),
-    "transformers": ("engines.embedded", "engines.scale", "train", "text", "bench"),
-    "tokenizers": ("engines.embedded", "engines.scale", "train", "text", "bench"),
+    "torch": ("runs", "engines.embedded", "engines.losses", "engines.scale", "base", "text", "bench"),
+    "transformers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
+    "tokenizers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
     "ray": ("engines.scale",),
     "vllm": ("engines.scale", "bench"),  # bench measures it, in an interpreter of its own
     "peft": ("engines.embedded", "engines.scale"),
-    "matplotlib": ("evaluate",),
+    "matplotlib": ("report",),
     "pyarrow": ("data",),
 }
-
-ENGINE_MAY_USE = {"palimpsest.train.loss"}
-"""All that engines/ may know of its neighbour train/."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +109,16 @@ def level_of(unit: str) -> int:
     return next(index for index, level in enumerate(LEVELS) if unit in level)
 
 
+USES_ENGINES = ("engines", "base", "serve", "bench", "jobs")
+"""Who may import an engine; everybody else knows engines.protocol alone."""
+
+
 def allowed(found: Import) -> bool:
     importer, imported = unit_of(found.importer), unit_of(found.imported)
+    if imported in ("engines.embedded", "engines.scale") and not (importer or "").startswith(USES_ENGINES):
+        return False
     if importer is None or imported is None or importer == imported:
         return True
-    if importer.startswith("engines.") and imported == "train":
-        return found.imported in ENGINE_MAY_USE
     if level_of(importer) == level_of(imported):
         return level_of(importer) == 0 or (importer, imported) in SIDEWAYS
     return level_of(imported) < level_of(importer)
@@ -205,7 +222,7 @@ def test_the_lint_sees_what_it_is_for(source: str) -> None:
         ("palimpsest.memory.overwrite", "palimpsest.text.codec", True),
         ("palimpsest.text.codec", "palimpsest.memory.policy", False),
         ("palimpsest.train.loop", "palimpsest.engines.embedded.build", False),
-        ("palimpsest.engines.embedded.learner", "palimpsest.train.loss", True),
+        ("palimpsest.engines.embedded.learner", "palimpsest.engines.losses", True),
         ("palimpsest.engines.embedded.learner", "palimpsest.train.loop", False),
         ("palimpsest.evaluate.run", "palimpsest.train.metrics", False),
         ("palimpsest.rollout.group", "palimpsest.engines.protocol", True),

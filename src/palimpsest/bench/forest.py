@@ -233,7 +233,7 @@ def _layouts(net: Any, shapes: Shapes, sizes: Sizes) -> dict[str, Any]:
 
 def _computed(net: Any, batch: Any, sampled: int = 4) -> float:
     """Prompt tokens the sampler computes for the turns of a batch, of which all but the sampled tokens are prompt."""
-    from palimpsest.engines.embedded.sampler import EmbeddedSampler
+    from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
     from palimpsest.types import SamplingParams
 
     sampler = EmbeddedSampler(net)

@@ -61,7 +61,7 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     from palimpsest.engines.embedded.build import set_threads
     from palimpsest.engines.embedded.learner import EmbeddedLearner
     from palimpsest.engines.embedded.model import load_model, model_path
-    from palimpsest.engines.embedded.sampler import EmbeddedSampler
+    from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
     from palimpsest.text.codec import Codec
 
     config = ModelConfig(path=task["model"])

@@ -28,7 +28,7 @@ def padded_gradient(
 def _padded(model: Any, part: Sequence[TrainSegment], width: int, config: LossConfig) -> float:
     import torch
 
-    from palimpsest.train.loss import policy_loss
+    from palimpsest.engines.losses import policy_loss
 
     def column(values: Any, fill: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([[*v, *[fill] * (width - len(v))] for v in map(values, part)], dtype=dtype)
@@ -59,7 +59,7 @@ def plain_gradient(model: Any, batch: StepBatch, loss: LossConfig | None = None)
     """Loss, its gradient accumulated, one segment at a time."""
     import torch
 
-    from palimpsest.train.loss import policy_loss
+    from palimpsest.engines.losses import policy_loss
 
     total, device = 0.0, model.get_input_embeddings().weight.device
     for item in batch.segments:

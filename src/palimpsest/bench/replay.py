@@ -50,7 +50,7 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
 
 def ours(model: Any, config: Any, plan: Plan) -> float:
     """Seconds of the embedded sampler."""
-    from palimpsest.engines.embedded.sampler import EmbeddedSampler
+    from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
     from palimpsest.types import SamplingParams
 
     engine = config.engine

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from palimpsest.tools.bm25 import Bm25Index
-from palimpsest.tools.client import RemoteSearch
+from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.client import RemoteSearch
 
 Latencies = list[float]
 """Seconds of each query."""

@@ -24,7 +24,7 @@ def every(context: typer.Context) -> None:
       palimpsest bench forest --plot scaling.png
     """
     if context.invoked_subcommand is None:
-        from palimpsest.cli.jobs.measuring import list_benches
+        from palimpsest.jobs.measuring import list_benches
 
         list_benches()
 
@@ -45,7 +45,7 @@ def everything(
       palimpsest bench all
       palimpsest bench all --size small --json
     """
-    from palimpsest.cli.jobs.measuring import run_all
+    from palimpsest.jobs.measuring import run_all
 
     raise typer.Exit(run_all(model=model, json=json, small=size == "small"))
 
@@ -60,7 +60,7 @@ def rollout(json: Json = False, model: Model = "embedded") -> None:
       palimpsest bench rollout --json
       PALIMPSEST_VLLM_PYTHON=/opt/vllm/bin/python palimpsest bench rollout
     """
-    from palimpsest.cli.jobs.measuring import run_bench
+    from palimpsest.jobs.measuring import run_bench
 
     run_bench("rollout", model=model, json=json)
 
@@ -74,7 +74,7 @@ def train_step(json: Json = False, model: Model = "embedded") -> None:
       palimpsest bench train-step
       palimpsest bench train-step --json
     """
-    from palimpsest.cli.jobs.measuring import run_bench
+    from palimpsest.jobs.measuring import run_bench
 
     run_bench("train-step", model=model, json=json)
 
@@ -91,7 +91,7 @@ def retrieval(
       palimpsest bench retrieval
       palimpsest bench retrieval --json --size passages=10000 --size clients=8
     """
-    from palimpsest.cli.jobs.measuring import run_retrieval
+    from palimpsest.jobs.measuring import run_retrieval
 
     run_retrieval(json=json, size=tuple(size or ()))
 
@@ -114,6 +114,6 @@ def forest(
       palimpsest bench forest --size group=8 --size section=500
       PALIMPSEST_TRL_PYTHON=/opt/trl/bin/python palimpsest bench forest
     """
-    from palimpsest.cli.jobs.measuring import run_forest
+    from palimpsest.jobs.measuring import run_forest
 
     run_forest(model=model, json=json, size=tuple(size or ()), plot=plot)

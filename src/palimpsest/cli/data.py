@@ -29,7 +29,7 @@ def inspect(
       palimpsest data inspect hotpot_dev.json
       palimpsest data inspect hotpot_dev.json --documents 50 --limit 20
     """
-    from palimpsest.cli.jobs.inspection import run_inspect
+    from palimpsest.jobs.inspection import run_inspect
 
     run_inspect(file, documents=documents, corpus=corpus, limit=limit)
 
@@ -53,7 +53,7 @@ def assemble(
       palimpsest data assemble 2wiki_dev.json --documents 400 --order reverse --min-distance 100 \\
         --out eval_2wiki_400_min_distance_100.json
     """
-    from palimpsest.cli.jobs.inspection import run_assemble
+    from palimpsest.jobs.inspection import run_assemble
 
     run_assemble(
         file,

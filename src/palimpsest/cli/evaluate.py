@@ -62,7 +62,7 @@ def evaluate(
       palimpsest eval --policy my_module:MyPolicy --data dev.jsonl --set notebook_lines=8
       palimpsest eval --policy full_context --data hotpot_dev.json --set reward.name=f1
     """
-    from palimpsest.cli.requests import EvalRequest
+    from palimpsest.jobs.requests import EvalRequest
 
     request = EvalRequest(
         policy=policy,
@@ -80,6 +80,6 @@ def evaluate(
         force=force,
     )
     config = request.config()
-    from palimpsest.cli.jobs.evaluation import run_evaluation  # after the configuration is known to be right
+    from palimpsest.jobs.evaluation import run_evaluation  # after the configuration is known to be right
 
     run_evaluation(request, config)

@@ -33,6 +33,6 @@ def check(
       palimpsest judge check --url http://127.0.0.1:9527/v1 --model gpt-oss
       palimpsest judge check --url https://api.openai.com/v1 --model gpt-4.1-mini --api-key-env OPENAI_API_KEY
     """
-    from palimpsest.cli.jobs.judging import run_check
+    from palimpsest.jobs.judging import run_check
 
     raise typer.Exit(run_check(url, model, api_key_env, max_tokens, timeout, attempts))

@@ -22,7 +22,7 @@ def base_model(
       palimpsest base-model --out my-base-model
       palimpsest quickstart memagent model.path=my-base-model
     """
-    from palimpsest.cli.jobs.models import run_base_model
+    from palimpsest.jobs.models import run_base_model
 
     run_base_model(out, seed=seed, force=force)
 
@@ -40,6 +40,6 @@ def check(
       palimpsest check my_module:MyPolicy
       palimpsest check overwrite --set chunk_size=48
     """
-    from palimpsest.cli.jobs.models import run_check
+    from palimpsest.jobs.models import run_check
 
     raise typer.Exit(run_check(policy, tuple(settings or ())))

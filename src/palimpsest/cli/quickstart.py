@@ -39,6 +39,6 @@ def quickstart(
 
     if method not in METHODS:
         raise ConfigError(f"quickstart {method}: no such method{nearest(method, METHODS)}; known: {', '.join(METHODS)}")
-    from palimpsest.cli.jobs.quickstart import run_quickstart
+    from palimpsest.jobs.quickstart import run_quickstart
 
     run_quickstart(method, overrides=tuple(settings or ()), seed=seed, out=out, resume=resume, force=force)

@@ -43,7 +43,7 @@ def serve(
       palimpsest retrieval serve --corpus 2wiki_corpus.json --port 8100
       palimpsest retrieval serve --corpus passages.jsonl --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.cli.jobs.retrieving import Dense, run_serve
+    from palimpsest.jobs.retrieving import Dense, run_serve
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})

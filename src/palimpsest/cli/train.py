@@ -33,10 +33,10 @@ def train(
       palimpsest train memagent-quickstart --out runs/first --resume
       palimpsest train my_recipe.yaml data.source=hotpot_train.json data.documents=20
     """
-    from palimpsest.cli.requests import TrainRequest
+    from palimpsest.jobs.requests import TrainRequest
 
     request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=resume, force=force)
-    from palimpsest.cli.jobs.training import run_training  # after the configuration is known to be right
+    from palimpsest.jobs.training import run_training  # after the configuration is known to be right
 
     run_training(request)
 
@@ -57,10 +57,10 @@ def cold_start(
       palimpsest train rememr1-quickstart model.path=runs/lessons/cold-start/checkpoints/step-000400 cold_start=null
       palimpsest cold-start memact-quickstart model.path=embedded 'cold_start={steps: 900}' --out runs/calls
     """
-    from palimpsest.cli.requests import TrainRequest
+    from palimpsest.jobs.requests import TrainRequest
 
     request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=True, force=False)
-    from palimpsest.cli.jobs.cold_start import run_lessons
+    from palimpsest.jobs.cold_start import run_lessons
 
     run_lessons(request)
 
@@ -101,7 +101,7 @@ def sft(
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
     """
-    from palimpsest.cli.requests import SftRequest, TrainRequest
+    from palimpsest.jobs.requests import SftRequest, TrainRequest
 
     lessons = SftRequest.resolve(
         records=records,
@@ -112,6 +112,6 @@ def sft(
         drop_too_long=drop_too_long,
     )
     request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=resume, force=force)
-    from palimpsest.cli.jobs.training import run_sft  # after the configuration is known to be right
+    from palimpsest.jobs.training import run_sft  # after the configuration is known to be right
 
     run_sft(request, lessons)

@@ -183,7 +183,7 @@ class TrainConfig(Strict):
 class ColdStartConfig(Strict):
     """Supervised lessons in the form of the policy's replies, before training with rewards.
 
-    Drawn by train/lessons.py for policies that read, by train/tool_lessons.py for agents with tools.
+    Drawn by imitate/lessons.py for policies that read, by imitate/tool_lessons.py for agents with tools.
     """
 
     steps: int = Field(100, ge=1)

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palimpsest.errors import PromptTooLong
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.parts.tool_prompts import call_text
 from palimpsest.memory.policy import Answered, MemoryPolicy
-from palimpsest.memory.tool_agent import ToolAgentPolicy
-from palimpsest.memory.tool_prompts import call_text
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Problem, StopReason
 

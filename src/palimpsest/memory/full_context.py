@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from palimpsest.errors import ConfigError
-from palimpsest.memory.chunks import truncate
 from palimpsest.memory.overwrite import admit_question, answered
+from palimpsest.memory.parts.chunks import truncate
+from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.memory.prompts import prompt_set
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
 from palimpsest.types import Outcome, Problem

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory.parts.tagged import TaggedPolicy
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.memory.prompts import prompt_set
-from palimpsest.memory.tagged import TaggedPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Cutter, Fault, find_parts, the_one
 from palimpsest.text.template import Template, user_turn

@@ -22,9 +22,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.memory.chunks import Boundary, Overlong, split, truncate
+from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
+from palimpsest.memory.parts.prompts import Layout, prompt_set
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.memory.prompts import Layout, prompt_set
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, user_turn
 from palimpsest.types import Completion, Outcome, Problem, StopReason

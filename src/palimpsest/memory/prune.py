@@ -11,9 +11,9 @@ what the one before left. What a reply calls beside a prune can't be named by it
 Differences from the authors' code, each on purpose: ids are matched whole, never as a part of a text; calls are cut out
 of the sampled ids and nothing is encoded again; a refused prune changes nothing; every result has an id, errors too.
 
-Guaranteed: a prune removes exactly the results named and their calls (memory/history.py says how, where a reply made
-several). Without a prune the prompt only grows. `prune: false` is the same agent without the tool: a call of it is one
-of an unknown tool.
+Guaranteed: a prune removes exactly the results named and their calls (memory/parts/history.py says how, where a reply
+made several). Without a prune the prompt only grows. `prune: false` is the same agent without the tool: a call of it is
+one of an unknown tool.
 Not covered: whether the memory says what was deleted.
 """
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.memory.tool_agent import Episode, Found, Said, ToolAgentPolicy
-from palimpsest.memory.tool_prompts import PRUNE, tool_prompts
+from palimpsest.memory.parts.tool_agent import Episode, Found, Said, ToolAgentPolicy
+from palimpsest.memory.parts.tool_prompts import PRUNE, tool_prompts
 from palimpsest.text.tool_arguments import argument_fault
 from palimpsest.text.tool_calls import ToolCall
 from palimpsest.tools.tool import ToolSpec

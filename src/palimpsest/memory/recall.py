@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
+from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory.parts.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.memory.parts.tagged import TaggedPolicy
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.memory.prompts import prompt_set
-from palimpsest.memory.retrievers import RETRIEVERS, History, check_retriever
-from palimpsest.memory.tagged import TaggedPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Fault, RecallReply, read_recall_reply
 from palimpsest.text.template import Template, user_turn

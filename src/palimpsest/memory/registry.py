@@ -15,7 +15,7 @@ from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy
-from palimpsest.memory.retrieval import RetrievalPolicy
+from palimpsest.memory.retrieve import RetrievalPolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.memory.tool_window import ToolWindowPolicy
 from palimpsest.text.codec import Codec

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from palimpsest.errors import ConfigError, DataError, ModelError
-from palimpsest.memory.history import History
-from palimpsest.memory.tool_agent import Episode, ToolAgentPolicy
-from palimpsest.memory.tool_prompts import tool_prompts
+from palimpsest.memory.parts.history import History
+from palimpsest.memory.parts.tool_agent import Episode, ToolAgentPolicy
+from palimpsest.memory.parts.tool_prompts import tool_prompts
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem

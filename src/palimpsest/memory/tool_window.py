@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.memory.tool_agent import Episode, ToolAgentPolicy
+from palimpsest.memory.parts.tool_agent import Episode, ToolAgentPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 

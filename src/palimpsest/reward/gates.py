@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.reward import GateRewardConfig
+from palimpsest.measures.trace import Reading, readings
 from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
-from palimpsest.text.trace import Reading, readings
 from palimpsest.types import Grade, Problem, Trajectory
 
 

@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.reward import StateRewardConfig
+from palimpsest.measures.trace import Reading, readings
 from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.normalize import fold, normalize, tokens
-from palimpsest.text.trace import Reading, readings
 from palimpsest.types import Grade, Problem, Trajectory, Turn
 
 _CHOICES = frozenset({"yes", "no"})

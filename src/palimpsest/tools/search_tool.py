@@ -1,6 +1,6 @@
 """The search tool: `search(query, topk)` over a problem's own passages, an index on disk, or a retrieval server.
 
-Guaranteed: one ranking whatever stands behind it (tools/bm25.py); the event loop is never blocked by an index or a
+Guaranteed: one ranking whatever stands behind it (retrieval/bm25.py); the event loop is never blocked by an index or a
 server; a service that can't answer is a ToolError for the model, and nothing else changes.
 Not covered: telling the reward that a service was down, which the episode's events do.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
-from palimpsest.tools.bm25 import Bm25Index, indexed, ranked
-from palimpsest.tools.search import Hit, LocalSearch, Search, check_token
+from palimpsest.retrieval.bm25 import Bm25Index, indexed, ranked
+from palimpsest.retrieval.search import Hit, LocalSearch, Search, check_token
 from palimpsest.tools.tool import ToolError, ToolSpec
 from palimpsest.types import Problem
 
@@ -150,7 +150,7 @@ class SearchTool:
 def _connector(source: str, token: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
     """What makes a client of a server, whose address and token are checked here. Raises ConfigError."""
     try:
-        from palimpsest.tools.client import RemoteSearch, check_address
+        from palimpsest.retrieval.client import RemoteSearch, check_address
     except ImportError as error:  # an extra
         raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
     check_address(source, "policy.options.tools.search.source")

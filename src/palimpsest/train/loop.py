@@ -29,19 +29,12 @@ from palimpsest.memory.registry import admit_all
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.group import play_groups
 from palimpsest.rollout.variant import Variant, build_variant
+from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
+from palimpsest.runs.loggers import LoggerSet
+from palimpsest.runs.run_folder import RunFolder
 from palimpsest.text.codec import Codec
 from palimpsest.train.curriculum import Curriculum
-from palimpsest.train.driver import Driver, Evaluate, Finished, Report
-from palimpsest.train.loggers import LoggerSet
-from palimpsest.train.metrics import (
-    Metrics,
-    credit_metrics,
-    group_metrics,
-    learner_metrics,
-    rates,
-    sampled_tokens,
-)
-from palimpsest.train.run_folder import RunFolder
+from palimpsest.train.metrics import Metrics, credit_metrics, group_metrics, learner_metrics, rates, sampled_tokens
 from palimpsest.types import Grade, Group, Trajectory
 
 if TYPE_CHECKING:

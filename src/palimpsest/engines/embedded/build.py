@@ -10,7 +10,7 @@ import torch
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.learner import EmbeddedLearner
 from palimpsest.engines.embedded.model import load_model, model_path, trainable
-from palimpsest.engines.embedded.sampler import EmbeddedSampler
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.text.codec import Codec
 
 

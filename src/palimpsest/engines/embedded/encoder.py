@@ -1,4 +1,4 @@
-"""Text to vectors with any Hugging Face encoder, for dense retrieval (tools/dense.py).
+"""Text to vectors with any Hugging Face encoder, for dense retrieval (retrieval/dense.py).
 
     preset   pooling                          query begins with                                  passage begins with
     e5       mean over the tokens             "query: "                                          "passage: "

@@ -28,18 +28,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
-from palimpsest.engines.embedded.batches import with_signal
-from palimpsest.engines.embedded.forest import Forest, build_forests
-from palimpsest.engines.embedded.forest_model import adopt
+from palimpsest.engines.embedded.forest.batches import with_signal
+from palimpsest.engines.embedded.forest.hidden import hidden_at
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests
+from palimpsest.engines.embedded.forest.logprobs import token_logprobs
+from palimpsest.engines.embedded.forest.model import adopt
 from palimpsest.engines.embedded.heap import keep_freed_memory
-from palimpsest.engines.embedded.hidden import hidden_at
-from palimpsest.engines.embedded.logprobs import token_logprobs
 from palimpsest.engines.embedded.lora import save_adapter
 from palimpsest.engines.embedded.model import max_context
 from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Stats, StepBatch
 from palimpsest.errors import CheckpointError
-from palimpsest.train.loss import nll_loss, policy_loss
 
 STATE_FOLDER = "learner"  # not beside the weights: engines that read *.safetensors would take it for one of them
 

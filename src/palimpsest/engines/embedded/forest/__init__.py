@@ -1,0 +1,1 @@
+"""The learner's packed prefix forest: layout, attention, log-probabilities."""

@@ -1,0 +1,1 @@
+"""The sampler: continuous batching, radix cache, draws."""

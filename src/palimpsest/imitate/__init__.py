@@ -1,0 +1,1 @@
+"""Supervised cold start: lessons, recorded conversations, imitation of episodes."""

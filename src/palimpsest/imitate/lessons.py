@@ -1,0 +1,255 @@
+"""Lessons for a cold start: the form of a policy's replies and, if asked for, some common sense.
+
+For a reading policy that brings `templates(codec)` and `reply(codec, memory, query)`, without end:
+
+    read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
+             facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
+             a name of the section that the question doesn't name, or for none
+    answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
+             say "unknown"
+
+With `insight` above 0 that share of `read` lessons shows what a pretrained model would do: what is in sight and leads
+to the answer is kept, from the first hop on, and where only the first hop is known the query is whom it leads to. The
+rest of the memory is the section's. What to keep before anything leads to it, and how to be sure, stays to be learnt.
+
+A lesson is a trajectory of one turn. The same (seed, index) draws the same world, facts and question for every policy,
+so that agents with different replies start from equal lessons.
+
+Guaranteed: without insight, what is written and what is asked for don't depend on the answer; no lesson spans more than
+one section.
+Not covered: policies without these two methods (full_context, sliding_window, one's own): they are refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.config.data import SyntheticConfig
+from palimpsest.data.synthetic import Evidence, World, distractor, draw_question, near_miss, rival
+from palimpsest.data.world import FILLER, PEOPLE
+from palimpsest.errors import ConfigError
+from palimpsest.imitate.skills import UNKNOWN
+from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.seeding import keyed_random
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import Template
+from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
+
+ANSWERS = 0.4  # share of answer lessons, evidence and all
+SECTION_ALONE = 0.45  # share of replies that write what the section says and nothing older
+OLDER_ALONE = 0.3  # share of replies that write what was in sight before, and nothing of the section
+FULL = 0.6  # share of replies that write as much as fits
+ASKS = 0.8  # share of replies with a query, where the policy can ask
+LAST = 0.25  # share of sections that end their document
+KNOWN = 0.75  # share of answer lessons whose evidence is in sight
+
+EVIDENCE = 0.25  # share of facts that are evidence
+
+_PEOPLE = frozenset(PEOPLE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadScene:
+    """What there is to read, whoever reads it."""
+
+    question: str
+    memory: tuple[str, ...]
+    """Facts; none: the empty memory."""
+    recalled: tuple[str, ...]
+    section: tuple[str, ...]
+    last: bool
+    """Whether the section ends its document, and so in no line break."""
+    evidence: tuple[frozenset[str], ...] = ()
+    """Of each hop, in the order of reasoning, the sentences that may say it."""
+    bridge: str | None = None
+    """Who the first hop leads to, where there are two."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScene:
+    """What is known, wherever it stands."""
+
+    question: str
+    evidence: tuple[str, ...]
+    """Those pieces that are in sight."""
+    others: tuple[str, ...]
+    answer: str
+    """If all of `evidence` finds room."""
+
+
+class Lessons:
+    """Draws lessons for one policy and one codec."""
+
+    def __init__(self, policy: Any, codec: Codec, data: SyntheticConfig, seed: int, insight: float = 0.0) -> None:
+        """`insight`: share of reading lessons that keep what leads to the answer.
+
+        Raises ConfigError for a policy that can't be taught so.
+        """
+        if not (hasattr(policy, "templates") and hasattr(policy, "reply")):
+            raise ConfigError(
+                f"cold_start teaches the replies of reading policies; {type(policy).__name__} has no templates and "
+                "reply: set cold_start=null, or begin with palimpsest sft on records of your own"
+            )
+        self.policy, self.codec, self.data, self.seed, self.insight = policy, codec, data, seed, insight
+        self.read: Template
+        self.answer: Template
+        self.read, self.answer = policy.templates(codec)
+        self.prompts = prompt_set(policy.prompts)
+
+    def draw(self, index: int) -> Trajectory:
+        """Lesson number `index`."""
+        rng = keyed_random(self.seed, "lesson", index)
+        world = World(random.Random(rng.random()))
+        evidence = draw_question(world, self.data.hops, rng)
+        own = keyed_random(self.seed, "reply", index)  # what differs between policies draws from a generator apart
+        most = self._most_facts(world, evidence, rng)
+        if rng.random() < ANSWERS:
+            prompt, reply = self._answering(self._answer_scene(world, evidence, rng, most), most, own)
+            return self._lesson(index, "answer", prompt, reply)
+        prompt, reply = self._reading(self._read_scene(world, evidence, rng, most), own)
+        return self._lesson(index, "read", prompt, reply)
+
+    def _read_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> ReadScene:
+        def facts(count: int) -> tuple[str, ...]:
+            return tuple(self._fact(world, evidence, rng) for _ in range(count))
+
+        memory = facts(rng.randint(0, most))
+        recalled = facts(rng.randint(1, most)) if rng.random() < 0.5 else ()
+        section = facts(self.data.facts_per_chunk)
+        said = tuple(frozenset(world.sentences(*hop)) for hop in evidence.chain)
+        bridge = world.value(*evidence.chain[0]) if len(evidence.chain) > 1 else None
+        return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, said, bridge)
+
+    def _answer_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> AnswerScene:
+        statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
+        known = rng.random() < KNOWN
+        held = statements if known else rng.sample(statements, rng.randint(0, len(statements) - 1))
+        others = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
+        return AnswerScene(evidence.question, tuple(held), others, evidence.answer if known else UNKNOWN)
+
+    def _fact(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+        """A fact as documents have them, evidence now and then."""
+        if rng.random() < EVIDENCE:
+            return world.sentence(*rng.choice(evidence.chain), rng)
+        return self._other(world, evidence, rng)
+
+    def _other(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+        """A fact that is not evidence, as documents have them."""
+        while True:
+            draw = rival if rng.random() < self.data.rivals else rng.choice((near_miss, distractor))
+            if (sentence := draw(world, evidence, rng)) not in FILLER:
+                return sentence
+
+    def _most_facts(self, world: World, evidence: Evidence, rng: random.Random) -> int:
+        """Facts that a memory has room for."""
+        length = len(self.codec.encode(" " + world.sentence(*evidence.chain[0], rng)))
+        return max(1, self.policy.memory_tokens // length)
+
+    def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[list[int], list[int]]:
+        """Prompt and reply."""
+        looks_back = "recalled" in self.read.slots
+        older = [*(scene.recalled if looks_back else ()), *scene.memory]
+        facts = list(dict.fromkeys((*older, *scene.section)))
+        known = _leading(scene.evidence, facts) if rng.random() < self.insight else []
+        written = self._completed(known, scene.section, rng) if known else self._drawn(facts, older, scene.section, rng)
+        written.sort(key=facts.index)
+        query = self._query(scene, len(known), rng) if looks_back else None
+        section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
+        slots = self._slots(scene.question, scene.memory, scene.recalled)
+        return self.read.fill({**slots, "section": section}), self.policy.reply(self.codec, self._facts(written), query)
+
+    def _drawn(
+        self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
+    ) -> list[str]:
+        """Facts that a reply writes, whatever is asked: of the section, of what is older, or of both."""
+        draw = rng.random()
+        pool = list(dict.fromkeys(section)) if draw < SECTION_ALONE else list(facts)
+        if older and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
+            pool = list(dict.fromkeys(older))
+        most = min(len(pool), self._room(pool))
+        return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
+
+    def _completed(self, known: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
+        """What is known to lead to the answer, and as much of the section as fits beside it."""
+        others = [fact for fact in dict.fromkeys(section) if fact not in known]
+        rng.shuffle(others)
+        return [*known, *others][: self._room([*known, *others])]
+
+    def _query(self, scene: ReadScene, known: int, rng: random.Random) -> list[int] | None:
+        """Whom the reply asks for: the bridge, if that alone is `known`, else anybody in the section."""
+        asked = set(_words(scene.question))
+        names = {name for text in scene.section for name in _words(text) if name in _PEOPLE and name not in asked}
+        if known == 1 and scene.bridge is not None:
+            names = {scene.bridge}
+        elif rng.random() >= ASKS:
+            return None
+        return self.codec.encode(f" {rng.choice(sorted(names))}") if names else None
+
+    def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[list[int], list[int]]:
+        """Prompt and reply: the evidence dealt out over the slots that the policy has, other facts in what is left."""
+        slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
+        held = _deal(scene.evidence, slots, most, rng)
+        room = sum(most - len(slot) for slot in slots)
+        wanted = room if rng.random() < FULL else rng.randint(0, room)
+        _deal(scene.others[:wanted], slots, most, rng)
+        for slot in slots:
+            rng.shuffle(slot)
+        answer = scene.answer if held else UNKNOWN
+        prompt = self.answer.fill(self._slots(scene.question, slots[0], slots[-1]))
+        return prompt, self.codec.encode(f"\\boxed{{{answer}}}")
+
+    def _slots(self, question: str, memory: Sequence[str], recalled: Sequence[str]) -> dict[str, Sequence[int]]:
+        return {
+            "question": self.codec.encode(question),
+            "memory": self._facts(memory) or self.codec.encode(self.prompts.empty_memory),
+            "recalled": self._facts(recalled) or self.codec.encode(self.prompts.nothing_recalled),
+        }
+
+    def _facts(self, facts: Sequence[str]) -> list[int]:
+        return [i for fact in facts for i in self.codec.encode(" " + fact)]
+
+    def _room(self, facts: Sequence[str]) -> int:
+        """How many of `facts` fit into a memory, the longest first."""
+        lengths = sorted((len(self.codec.encode(" " + fact)) for fact in facts), reverse=True)
+        return max(1, sum(1 for end in range(1, len(lengths) + 1) if sum(lengths[:end]) <= self.policy.memory_tokens))
+
+    def _lesson(self, index: int, name: str, prompt: Sequence[int], reply: Sequence[int]) -> Trajectory:
+        ids = (*reply, self.codec.tokenizer.eos_token_id)
+        completion = Completion(ids, (0.0,) * len(ids), StopReason.STOP)
+        turn = Turn(tuple(prompt), completion, 0, name)
+        return Trajectory(f"lesson-{index}", f"lesson-{index}", 0, (turn,), Outcome.ANSWERED)
+
+
+def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[str]:
+    """Of `facts` those that lead to the answer: one of each hop, as far as the hops before it are there.
+
+    >>> hops = [frozenset({"A trusts B."}), frozenset({"B drinks tea.", "B orders tea."})]
+    >>> _leading(hops, ["B orders tea.", "C drinks rum."])
+    []
+    >>> _leading(hops, ["B orders tea.", "C drinks rum.", "A trusts B."])
+    ['A trusts B.', 'B orders tea.']
+    """
+    found = []
+    for hop in evidence:
+        said = [fact for fact in facts if fact in hop]
+        if not said:
+            break
+        found.append(said[0])
+    return found
+
+
+def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:
+    """Append each piece to a slot with fewer than `most`, drawn uniformly; False if some found no room."""
+    for piece in pieces:
+        open_slots = [slot for slot in slots if len(slot) < most]
+        if not open_slots:
+            return False
+        rng.choice(open_slots).append(piece)
+    return True
+
+
+def _words(text: str) -> Iterator[str]:
+    yield from text.replace(".", " ").replace("?", " ").split()

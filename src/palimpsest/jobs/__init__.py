@@ -1,0 +1,1 @@
+"""The application: train, evaluate, play, quickstart, as functions of a configuration."""

@@ -1,0 +1,136 @@
+"""The cold start of a run: lessons in the form of the policy's replies, in a run folder inside the run's own.
+
+Guaranteed: interrupted, it goes on where it was; finished, it is not done again; the same configuration and seed give
+the same weights. Not covered: a cold start on one's own records, which is `palimpsest sft`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.reward import RewardConfig
+from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
+from palimpsest.engines.embedded.model import model_path
+from palimpsest.errors import ConfigError
+from palimpsest.imitate.lessons import Lessons
+from palimpsest.imitate.supervised import SupervisedTrainer, check_fit
+from palimpsest.imitate.tool_lessons import ToolLessons
+from palimpsest.jobs.parts import policy_of, supervised_learner
+from palimpsest.jobs.requests import TrainRequest
+from palimpsest.jobs.show import note
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.runs.driver import Finished
+from palimpsest.runs.loggers import build_loggers
+from palimpsest.runs.run_folder import open_run
+from palimpsest.text.codec import Codec
+from palimpsest.types import Trajectory
+
+FOLDER = "cold-start"
+SAVE_EVERY = 250
+
+
+class Drawn:
+    """The lessons of a cold start, each drawn when it is first needed, so that the first step and a resumed run begin
+    at once. Those that come again (`distinct`) are kept."""
+
+    def __init__(
+        self,
+        lessons: Lessons | ToolLessons,
+        wanted: ColdStartConfig,
+        check: Callable[[Sequence[Trajectory]], None],
+    ) -> None:
+        drawn = wanted.steps * wanted.lessons_per_step
+        self._lessons, self._check = lessons, check
+        self._count = min(wanted.distinct or drawn, drawn)
+        self._kept: dict[int, Trajectory] | None = {} if self._count < drawn else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Trajectory:
+        if self._kept is not None and index in self._kept:
+            return self._kept[index]
+        lesson = self._lessons.draw(index)
+        self._check([lesson])
+        if self._kept is not None:
+            self._kept[index] = lesson
+        return lesson
+
+
+def run_cold_start(
+    config: RunConfig,
+    wanted: ColdStartConfig,
+    policy: MemoryPolicy,
+    codec: Codec,
+    run: Path,
+    warn: Callable[[str], None],
+) -> Finished:
+    """Train on the lessons in `run`/cold-start, or find it done."""
+    settings = _settings(config, wanted)
+    learner = supervised_learner(settings)
+    check = partial(check_fit, vocab=learner.vocab, max_context=learner.max_context)
+    lessons = Drawn(build_lessons(config, wanted, policy, codec, learner.max_context), wanted, check)
+    with open_run(run / FOLDER, settings, resume=True, on_warning=warn) as folder:
+        loggers = build_loggers(settings, folder)
+        trainer = SupervisedTrainer(
+            config=settings, folder=folder, learner=learner, trajectories=lessons, loggers=loggers
+        )
+        return asyncio.run(trainer.run())
+
+
+def run_lessons(request: TrainRequest) -> None:
+    """The cold start of a recipe and no more. Raises ConfigError for a recipe without one."""
+    config = request.config
+    if config.cold_start is None:
+        raise ConfigError(
+            f"recipe {request.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
+            "or imitate records with palimpsest sft"
+        )
+    codec = Codec.load(model_path(config.model))
+    finished = run_cold_start(config, config.cold_start, policy_of(config), codec, request.out, note)
+    again = "; the same command goes on" if finished.interrupted else ""
+    note(f"{finished.step} of {config.cold_start.steps} steps, {finished.checkpoint}{again}")
+
+
+def build_lessons(
+    config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
+) -> Lessons | ToolLessons:
+    """What teaches the policy its form, to a model of `window` tokens. Raises ConfigError for a policy that nothing
+    here can teach."""
+    if config.data.source == "synthetic":
+        return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
+    if not isinstance(policy, ToolAgentPolicy):
+        raise ConfigError(
+            f"cold_start of search problems teaches agents with tools; {type(policy).__name__} is none: "
+            "set cold_start=null, or begin with palimpsest sft on records of your own"
+        )
+    search = config.data.search or SearchDataConfig()
+    if wanted.objectives is not None:
+        search = SearchDataConfig.model_validate({**search.model_dump(), "objectives": wanted.objectives})
+    return ToolLessons(policy, codec, search, config.seed, window)
+
+
+def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
+    """The run's configuration as that of supervised training."""
+    train = TrainConfig(
+        steps=wanted.steps,
+        prompts_per_step=wanted.lessons_per_step,
+        save_every=min(wanted.steps, SAVE_EVERY),
+        keep_checkpoints=1,
+    )
+    optim = OptimConfig(learning_rate=wanted.learning_rate, warmup_steps=wanted.warmup_steps, schedule="linear")
+    return config.model_copy(
+        update={
+            "recipe": f"{config.recipe}-cold-start",
+            "reward": RewardConfig(),
+            "credit": CreditConfig(aggregate="token"),
+            "train": train,
+            "optim": optim,
+            "cold_start": None,
+        }
+    )

@@ -1,0 +1,93 @@
+"""`palimpsest retrieval serve`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.jobs.show import Tick, progress
+from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.dense import DenseIndex
+from palimpsest.retrieval.search import check_token
+
+BACKENDS = ("bm25", "dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """What the command line says of the dense backend."""
+
+    encoder: str | None
+    preset: str
+    device: str
+    changes: dict[str, Any]
+    """Fields of `engines.embedded.encoder.Reading`; None keeps the preset's."""
+
+
+def run_serve(
+    corpus: Path, folder: Path | None, backend: str, dense: Dense, host: str, port: int, token: str | None
+) -> None:
+    """Take the address, build or open the index, then serve. The address is the one line on stdout."""
+    try:
+        from palimpsest.serve.retrieval_server import RetrievalService, bound, check_host, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
+    check_host(host, token)
+    check_token(token, "--token")
+    _check(backend, dense)
+    with ExitStack() as stack:
+        taken = stack.enter_context(bound(host, port))
+        before = signal.signal(signal.SIGTERM, _leave)  # while building: temporary folders go on the way out
+        stack.callback(signal.signal, signal.SIGTERM, before)
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))) / "index"
+        index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense)
+
+        def ready(url: str) -> None:
+            typer.echo(f"{len(index)} passages at {url}/retrieve")
+            sys.stdout.flush()
+
+        serve(RetrievalService(index, token=token), taken, ready)
+
+
+def _check(backend: str, dense: Dense) -> None:
+    if backend not in BACKENDS:
+        raise ConfigError(f"--backend {backend}: choose {' or '.join(BACKENDS)}{nearest(backend, BACKENDS)}")
+    if backend == "dense" and not dense.encoder:
+        raise ConfigError("--backend dense: name the encoder with --encoder FOLDER or a hub id")
+    if backend == "bm25" and dense.encoder:
+        raise ConfigError(f"--encoder {dense.encoder}: used with --backend dense only")
+    if dense.changes["pooling"] not in (None, "mean", "first"):
+        raise ConfigError(f"--pooling {dense.changes['pooling']}: choose mean or first")
+
+
+def _dense(corpus: Path, folder: Path, dense: Dense) -> DenseIndex:
+    from palimpsest.engines.embedded.encoder import TextEncoder, reading_of
+
+    assert dense.encoder
+    encoder = TextEncoder(dense.encoder, reading_of(dense.encoder, dense.preset, **dense.changes), device=dense.device)
+    with ExitStack() as stack:
+        ticks: list[Tick] = []
+        before = 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal before
+            if not ticks:
+                ticks.append(stack.enter_context(progress("passages encoded", total)))
+            ticks[0](done - before)
+            before = done
+
+        return DenseIndex.of_corpus(corpus, folder, encoder, on_progress=on_progress)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,1 @@
+"""What a memory kept, lost and invented; of steps and of episodes."""

@@ -1,0 +1,49 @@
+"""What reading policies share whose reply holds the memory between tags, among other things (recall.py, gated.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.policy import Model
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedPolicy(OverwritePolicy):
+    """Options of `overwrite`, and the budget of a reply; all lengths in tokens."""
+
+    empty_memory: str = "overwrite"
+    """`overwrite` only: an empty reply is malformed here."""
+    reply_tokens: int | None = None
+    """Budget of a whole reply, tags and thinking included; None: memory_tokens."""
+
+    def __post_init__(self) -> None:
+        OverwritePolicy.__post_init__(self)
+        if self.reply_tokens is not None and self.reply_tokens < 1:
+            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
+        if self.empty_memory != "overwrite":
+            raise ConfigError(
+                f"policy.options.empty_memory={self.empty_memory!r}: does nothing where tags hold the memory; "
+                "leave it at overwrite"
+            )
+
+    @property
+    def written_tokens(self) -> int:
+        """Budget of a reply."""
+        return self.reply_tokens or self.memory_tokens
+
+    def next_memory_of(self, memory: list[int], written: list[int] | None, model: Model, **detail: Any) -> list[int]:
+        """The memory from here on: what was written, cut to its budget, or the old one if that is None.
+
+        An event tells of a cut, another what the memory now is, with `detail` (measures/trace.py reads it).
+        """
+        if written is not None and len(written) > self.memory_tokens:
+            model.event("memory_cut", tokens=len(written), kept=self.memory_tokens)
+            written = written[: self.memory_tokens]
+        kept = memory if written is None else written
+        model.event(
+            "memory", token_ids=list(kept), text=model.codec.decode(kept), changed=written is not None, **detail
+        )
+        return kept

@@ -1,0 +1,305 @@
+"""The loop of an agent that calls tools, which prune.py, tool_window.py and summary.py build on.
+
+    prompt = system, tools, question
+    repeat:  reply = model(prompt)
+             no call in it: that is the answer
+             results = the calls, answered at the same time;  prompt += reply + results, in the order of the calls
+
+Source of the limits' defaults: MemAct (arXiv 2510.12635) and its code. Each result stands under a short id.
+
+Guaranteed: whatever a reply says, and whatever a tool does, comes back to the model as a result with an id (malformed
+calls, unknown tools, bad arguments, time-outs, exceptions, calls beyond `parallel_calls`), is counted as an event, and
+ends no episode; a prompt and its reply never exceed `context_tokens`; only replies are read for calls, so nothing a
+question or a result says is one. Sampled ids stay as they are.
+Not covered: a document (`Problem.context`) is not read; a tool that blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
+from palimpsest.memory.parts.history import Exchange, History, Result, said_text
+from palimpsest.memory.parts.tool_prompts import described_tools, tool_prompts
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.seeding import keyed_random
+from palimpsest.text.chat import call_style, chat_pieces, opening
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import Template
+from palimpsest.text.tool_arguments import argument_fault
+from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, find_calls
+from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
+from palimpsest.types import Completion, Outcome, Problem, StopReason
+
+Found = ToolCall | Malformed
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What comes back for a call."""
+
+    text: str
+    error: str | None = None
+    """Kind of the error, None if there is none."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """What one episode has got so far; a policy object keeps nothing of it."""
+
+    problem: Problem
+    model: Model
+    history: History
+    results: int = 0
+    """Results so far, deleted ones included."""
+    tool_calls: int = 0
+    prunes: int = 0
+    turns: int = 0
+    """Model calls so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAgentPolicy:
+    """Options, with MemAct's published defaults; lengths in tokens unless the name says otherwise."""
+
+    reads_documents: ClassVar[bool] = False
+    """What it knows it finds with its tools."""
+    reward: ClassVar[str] = "final_answer"
+    """Reads the form of answer that its prompts ask for."""
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"search": {}})
+    """Name, or my_module:MyTool, to options (tools/tool.py)."""
+    call_style: str = "auto"
+    """How calls are written: hermes, llama3, mistral; auto asks the model's chat template."""
+    max_turns: int = 40
+    """Model calls at the most; an episode that needs more ends as out_of_turns."""
+    parallel_calls: int = 5
+    """Calls of one reply that are answered; the others come back as errors."""
+    turn_tokens: int = 4096
+    """Budget of one reply; less where the context leaves less."""
+    context_tokens: int = 20_480
+    """Of a prompt and its reply together; an episode that needs more ends as out_of_context."""
+    tool_chars: int = 8192
+    """Characters of a tool's text; what is cut off is marked."""
+    tool_timeout_s: float = 30.0
+    prompts: str = "standard"
+    """`standard`, or `short` for the embedded model."""
+    built: tuple[Tool, ...] = field(init=False, repr=False, compare=False)
+    """The tools themselves."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "parallel_calls", "turn_tokens", "context_tokens", "tool_chars"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1")
+        if not self.tool_timeout_s > 0:
+            raise ConfigError(f"policy.options.tool_timeout_s={self.tool_timeout_s}: must be above 0 seconds")
+        if self.call_style not in ("auto", "hermes", "llama3", "mistral"):
+            raise ConfigError(
+                f"policy.options.call_style={self.call_style!r}: choose one of auto, hermes, llama3, mistral"
+            )
+        if self.turn_tokens >= self.context_tokens:
+            raise ConfigError(
+                f"policy.options.turn_tokens={self.turn_tokens} leaves no room for a prompt in "
+                f"policy.options.context_tokens={self.context_tokens}: lower the former"
+            )
+        tool_prompts(self.prompts)
+        object.__setattr__(self, "built", build_tools(self.tools))
+
+    # --- what the model is told --------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools that are offered."""
+        return tuple(tool.spec for tool in self.built)
+
+    def messages(self) -> tuple[str, str]:
+        """System and user message."""
+        prompts = tool_prompts(self.prompts)
+        return prompts.system, prompts.user
+
+    def template(self, codec: Codec, user: str, slots: tuple[str, ...] = ("question",)) -> Template:
+        """The opening with this user message."""
+        schemas = tool_prompts(self.prompts).schemas
+        return opening(
+            codec,
+            self.messages()[0],
+            user.replace("{tools}", " ".join(spec.name for spec in self.specs)),
+            slots,
+            json.dumps([spec.function() for spec in self.specs] if schemas else []),
+            described_tools(self.specs, self.style(codec)) if schemas else "",
+        )
+
+    def style(self, codec: Codec) -> CallStyle:
+        """How calls are written."""
+        return call_style(codec) if self.call_style == "auto" else self.call_style  # type: ignore[return-value]
+
+    def begin(self, problem: Problem, codec: Codec) -> History:
+        """The history of an episode before its first turn."""
+        ids = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
+        return History(chat_pieces(codec), tuple(ids))
+
+    def result_id(self, problem: Problem, number: int) -> str:
+        """The id of an episode's result number 0, 1, ...: the same in every rollout, so that prompts are shared."""
+        return (_short_id if tool_prompts(self.prompts).short_ids else _long_id)(problem.id, number)
+
+    def shown(self, result_id: str, text: str) -> str:
+        """A result as the model sees it."""
+        return tool_prompts(self.prompts).result.replace("{id}", result_id).replace("{text}", text, 1)
+
+    # --- before an episode -------------------------------------------------------------------------------------
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs, in tokens."""
+        return self.context_tokens
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a problem whose first reply has no room, or that a tool can't serve."""
+        length = len(self.begin(problem, codec).ids())
+        if length + self.turn_tokens > self.context_tokens:
+            raise DataError(
+                f"problem {problem.id}: its first prompt has {length} tokens and policy.options.turn_tokens="
+                f"{self.turn_tokens}, together more than policy.options.context_tokens={self.context_tokens}; "
+                "raise the last or lower the second"
+            )
+        for tool in self.built:
+            admit = getattr(tool, "admit", None)
+            if admit is not None:
+                admit(problem)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Play until a reply calls nothing, or a limit is reached."""
+        self.admit(problem, model.codec)
+        episode = Episode(problem, model, self.begin(problem, model.codec))
+        while episode.turns < self.max_turns:
+            await self.make_room(episode)
+            completion = await self.generate(episode, episode.history.ids(), "act", self.turn_tokens)
+            if completion is None:
+                return Answered(None, Outcome.OUT_OF_CONTEXT)
+            found = find_calls(said_text(completion.token_ids, model.codec), self.style(model.codec))
+            if not found:
+                return self.answered(completion, episode)
+            if episode.turns < self.max_turns:  # after the last turn nobody would see the results
+                await self.answer_calls(episode, completion, found)
+        return Answered(None, Outcome.OUT_OF_TURNS)
+
+    async def make_room(self, episode: Episode) -> None:
+        """What is done with the history before a turn: here nothing."""
+
+    async def generate(self, episode: Episode, prompt: list[int], name: str, budget: int) -> Completion | None:
+        """A model call with what the context leaves of its budget; None if it leaves nothing."""
+        room = min(budget, self.context_tokens - len(prompt))
+        if room < 1:
+            return None
+        episode.turns += 1
+        counts = {"tool_calls": episode.tool_calls, "prunes": episode.prunes}
+        return await episode.model.generate(prompt, name=name, max_tokens=room, context_tokens=len(prompt), **counts)
+
+    def answered(self, completion: Completion, episode: Episode) -> Answered:
+        """The end of an episode whose last reply calls nothing."""
+        text = said_text(completion.token_ids, episode.model.codec)
+        if completion.stop_reason is not StopReason.LENGTH:
+            return Answered(text)
+        cut_by_context = len(completion.token_ids) < self.turn_tokens
+        return Answered(text, Outcome.OUT_OF_CONTEXT if cut_by_context else Outcome.ANSWER_TRUNCATED)
+
+    async def answer_calls(self, episode: Episode, completion: Completion, found: Sequence[Found]) -> None:
+        """Answer the calls of a reply and take both into the history. Calls that are not for a tool come first."""
+        told = [self.told_at_once(episode, call, number) for number, call in enumerate(found)]
+        waiting = [self._ask(episode, call) for call, said in zip(found, told, strict=True) if said is None]
+        brought = iter(await asyncio.gather(*waiting))
+        results = []
+        for call, at_once in zip(found, told, strict=True):
+            said = next(brought) if at_once is None else at_once
+            results.append(self._result(episode, call, said))
+        episode.history = episode.history.append(Exchange(tuple(completion.token_ids), tuple(results)))
+
+    def told_at_once(self, episode: Episode, call: Found, number: int) -> Said | None:
+        """What comes back for a call that no tool has to be asked for; None for one that a tool must answer."""
+        if isinstance(call, Malformed):
+            return Said(call.reason, "malformed")
+        if number >= self.parallel_calls:
+            return Said(f"not done: at most {self.parallel_calls} calls at once", "too_many")
+        spec = next((tool.spec for tool in self.built if tool.spec.name == call.name), None)
+        if spec is None:
+            known = [one.name for one in self.specs]
+            return Said(
+                f"no tool {call.name[:60]!r}{nearest(call.name, known)}; there is {', '.join(known)}", "unknown_tool"
+            )
+        fault = argument_fault(call.arguments, spec.parameters)
+        return None if fault is None else Said(fault, "bad_arguments")
+
+    async def _ask(self, episode: Episode, call: Found) -> Said:
+        """What a tool says."""
+        assert isinstance(call, ToolCall)
+        tool = next(tool for tool in self.built if tool.spec.name == call.name)
+        limit = asyncio.timeout(self.tool_timeout_s)
+        try:
+            async with limit:
+                text = await tool.call(copy.deepcopy(call.arguments), episode.problem)
+            if not isinstance(text, str):
+                return Said(f"{call.name} returned {type(text).__name__}, not text", "exception")
+            return Said(self._cut(text))
+        except ToolError as error:
+            return Said(str(error), "exception")
+        except (Exception, asyncio.CancelledError) as error:  # tools are foreign code: what they raise is told, counted
+            if being_cancelled():
+                raise
+            if limit.expired():
+                return Said(f"{call.name} gave no answer within {self.tool_timeout_s:g} s", "timeout")
+            return Said(f"{call.name} failed: {type(error).__name__}: {error}", "exception")
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self.tool_chars:
+            return text
+        return f"{text[: self.tool_chars]} [cut: {self.tool_chars} of {len(text)} characters]"
+
+    def _result(self, episode: Episode, call: Found, said: Said) -> Result:
+        """The result of a call under a new id, and the event that counts it."""
+        result_id = self.result_id(episode.problem, episode.results)
+        episode.results += 1
+        text, name = said.text, call.name if isinstance(call, ToolCall) else None
+        if said.error is not None:
+            text = "error: " + " ".join(text.split())[: tool_prompts(self.prompts).error_chars]
+        ids = tuple(episode.model.codec.encode(self.shown(result_id, text)))
+        self.record(episode, call, said, {"id": result_id, "tool": name, "tokens": len(ids)})
+        return Result(result_id, ids, (call.start, call.end))
+
+    def record(self, episode: Episode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
+        """The event of a call."""
+        if said.error is None and isinstance(call, ToolCall):
+            episode.tool_calls += 1
+            episode.model.event("tool_call", **about, arguments=dict(call.arguments))
+        else:
+            episode.model.event("tool_error", kind=said.error, **about, message=said.text[:400])
+
+
+_SIGNS = "abcdefghijkmnpqrstuvwxyz23456789"
+_LONG = 6
+
+
+def _short_id(problem_id: str, number: int) -> str:
+    """The letters in their order: a small model can't copy what it never saw. From result 26 on with more of them.
+
+    >>> [_short_id("p", number) for number in (0, 1, 25, 26, 52)]
+    ['a', 'b', 'z', 'xa', 'xxa']
+    """
+    rounds, place = divmod(number, len(string.ascii_lowercase))
+    return "x" * rounds + string.ascii_lowercase[place]
+
+
+def _long_id(problem_id: str, number: int) -> str:
+    """Six letters and digits; of a problem's 2**30 first results no two have the same.
+
+    >>> _long_id("p", 0), _long_id("p", 1), _long_id("q", 0)
+    ('p2d33w', 'ayvmk9', '3tqhfk')
+    """
+    draw, count = keyed_random("result ids", problem_id), len(_SIGNS) ** _LONG
+    value = (draw.randrange(count) + number * (2 * draw.randrange(count) + 1)) % count  # an odd factor: one to one
+    return "".join(_SIGNS[value // len(_SIGNS) ** place % len(_SIGNS)] for place in range(_LONG))

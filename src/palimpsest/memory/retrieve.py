@@ -1,0 +1,71 @@
+"""MemAgent with retrieval over its own memories: the look-up is the program's, with the question as the query.
+
+Source: the baseline `recurrent-rag` of ReMemR1's evaluation (arXiv 2509.23040): the past memory most like the question,
+by Jaccard's measure, is appended to the memory. Our reading: it is appended in every prompt (`look_up: every`), or in
+the last one alone (`look_up: answer`); one that is the present memory already is not appended.
+
+Guaranteed: a prompt never exceeds `required_context`, which holds two memories.
+Not covered: an agent that chooses its query; that is memory/recall.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from palimpsest.errors import ConfigError
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory.parts.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalPolicy(OverwritePolicy):
+    """Options of `overwrite`, and how it looks back; all lengths in tokens."""
+
+    retriever: str = "jaccard"
+    """`jaccard`: the published baseline's; `words`, `tfidf`, `bm25`."""
+    min_similarity: float | None = 0.0
+    """A memory must be more similar to the question than this; null takes the top one even at 0."""
+    look_up: str = "every"
+    """`every` prompt, or the `answer`'s alone."""
+
+    def __post_init__(self) -> None:
+        OverwritePolicy.__post_init__(self)
+        check_retriever(self.retriever)
+        if self.look_up not in ("every", "answer"):
+            raise ConfigError(f"policy.options.look_up={self.look_up!r}: choose one of every, answer")
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs: `overwrite`'s and one more memory, on a line of its own."""
+        return OverwritePolicy.required_context(self, codec) + len(codec.encode("\n")) + self.memory_tokens
+
+    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
+        """Read every chunk, then answer."""
+        codec = model.codec
+        read, answer = self.templates(codec)
+        question = codec.encode(problem.question)
+        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        history = History(RETRIEVERS[self.retriever](), self.min_similarity)
+        for index, chunk in enumerate(self.document_chunks(context, model)):
+            seen = memory + (self._past(problem.question, memory, history, model) if self.look_up == "every" else [])
+            prompt = read.fill({"question": question, "memory": seen, "section": chunk})
+            completion = await model.generate(
+                prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
+            )
+            if index:  # the memory that is now overwritten becomes a past one
+                history.add(index - 1, memory, codec.decode(memory))
+            memory = self._next_memory(memory, completion, model)
+        seen = memory + self._past(problem.question, memory, history, model)
+        prompt = answer.fill({"question": question, "memory": seen})
+        return await self.answer(prompt, model, memory_tokens=len(memory))
+
+    def _past(self, question: str, memory: list[int], history: History, model: Model) -> list[int]:
+        """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""
+        hit = history.look_up(question)
+        if hit is None or history.memories[hit.place] == memory:
+            return []
+        model.event("retrieved", found=history.steps[hit.place], text=history.texts[hit.place])
+        return [*model.codec.encode("\n"), *history.memories[hit.place]]

@@ -1,0 +1,279 @@
+"""The report of a quickstart run: figures as PNG files, and one HTML file that holds everything.
+
+Guaranteed: report.html loads nothing from anywhere (images are inside it, a content security policy forbids the
+rest) and holds no script; text written by a model or a document is escaped, control and bidirectional characters
+are shown as escapes; the same results give the same bytes.
+Not covered: results that are not there. A curve without points is left out of its figure and its table shows a dash.
+"""
+
+from __future__ import annotations
+
+import base64
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from palimpsest.evaluate.samples import Sample
+from palimpsest.evaluate.summary import Score
+from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
+from palimpsest.report.training_plots import training_figures
+from palimpsest.report.words import DOCUMENTS, Words
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy at one point of the axis."""
+
+    score: Score
+    tokens: float
+    """Processed per episode."""
+    problems: int
+    ungraded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything a report shows."""
+
+    method: str
+    seed: int
+    trained: int
+    """Largest size trained on."""
+    wall_s: float
+    cells: Mapping[str, Mapping[int, Cell]]
+    """Policy name, then point of the axis."""
+    rewards: Sequence[float]
+    """[steps] mean reward of the sampled episodes."""
+    lengths: Sequence[int]
+    """[steps] size of the problems trained on."""
+    samples: Sequence[Sample]
+    config: str
+    """The resolved configuration as YAML."""
+    fidelity_before: float | None = None
+    """Told of agents that read documents."""
+    fidelity_after: float | None = None
+    words: Words = DOCUMENTS
+    """What the axis is called."""
+    agent: str = "agent"
+    """Name of the trained agent in `cells`; `{agent}_before` is the same before training."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Words for the names in `cells`."""
+    others: str = "in comparison"
+    """What the lead says of the other policies."""
+    note: str = ""
+    """What the accuracy figure's caption says of them."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """[steps] lines of metrics.jsonl; what they hold of tools and context is drawn over training."""
+
+    def label(self, name: str) -> str:
+        """What tables and figures call a policy."""
+        return self.labels.get(name, name)
+
+    @property
+    def points(self) -> list[int]:
+        """Of the axis, in order."""
+        return sorted({point for row in self.cells.values() for point in row})
+
+    def size(self, point: int) -> int:
+        """The size of problems at a point."""
+        return self.words.size(point, self.trained)
+
+    def sized(self, point: int) -> str:
+        """The same with its unit."""
+        return self.words.sized(self.size(point))
+
+    @property
+    def trained_words(self) -> str:
+        """The largest size trained on, with its unit."""
+        return self.words.sized(self.trained)
+
+
+def write_report(folder: Path, results: Results) -> None:
+    """Write report.html and plots/*.png into `folder`."""
+    figures = _figures(results)
+    plots = folder / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    for figure in figures:
+        (plots / f"{figure['name']}.png").write_bytes(figure["png"])
+    (folder / "report.html").write_text(render(results, figures), "utf-8", errors="replace")
+
+
+def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
+    """The HTML of a report."""
+    environment = Environment(
+        loader=PackageLoader("palimpsest.report", "."),
+        autoescape=select_autoescape(["j2"]),
+        undefined=StrictUndefined,
+    )
+    points, words = results.points, results.words
+    title = words.title.format(trained=results.trained_words, last=results.sized(points[-1]))
+    return environment.get_template("report.html.j2").render(
+        title=f"{results.method}: {title}",
+        table_title=words.table,
+        lead=lead(results),
+        facts=_facts(results),
+        columns=[_column(results, point) for point in points],
+        rows=[_row(results, name, cells, points) for name, cells in results.cells.items()],
+        table_note=_table_note(results),
+        figures=[{**f, "base64": base64.b64encode(f["png"]).decode("ascii")} for f in figures],
+        samples=[_shown(sample) for sample in results.samples],
+        samples_note=words.samples,
+        config=visible(results.config),
+    )
+
+
+def lead(results: Results) -> str:
+    """What happened, in one or two sentences of measured figures."""
+    after, before = results.cells.get(results.agent, {}), results.cells.get(f"{results.agent}_before", {})
+    first, last = results.points[0], results.points[-1]
+    text = (
+        f"{results.words.start.format(size=results.sized(first))}, the agent's accuracy went from "
+        f"{_percent(before.get(first))} before reinforcement learning to {_percent(after.get(first))} after it."
+    )
+    if last != first:
+        end = results.words.end.format(size=results.sized(last), point=last)
+        text += f" {end} {_percent(after.get(last))}"
+        others = [f"{_percent(cells.get(last))} ({results.label(name)})" for name, cells in _baselines(results)]
+        text += f"; {results.others}: {', '.join(others)}." if others else "."
+    return text
+
+
+def visible(text: str) -> str:
+    """`text` with control, format (bidirectional) and surrogate characters written as escapes; newlines stay.
+
+    >>> visible("a\\x1b[31m\\u202eb")
+    'a\\\\x1b[31m\\\\u202eb'
+    """
+    return "".join(_visible(c) for c in text)
+
+
+def _visible(character: str) -> str:
+    if character == "\n" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn"}:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+_REWARD = (
+    "Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: its running mean."
+)
+
+
+def _figures(results: Results) -> list[dict[str, Any]]:
+    words = results.words
+    figures = []
+    if results.rewards:
+        image = reward_figure(results.rewards, results.lengths, words=words)
+        alt = "mean reward over training steps"
+        caption = f"{_REWARD} {words.bands}" if len(set(results.lengths)) > 1 else _REWARD
+        figures.append({"name": "reward", "png": image, "caption": caption, "alt": alt})
+    figures += training_figures(results.metrics)
+    caption = f"{words.accuracy_caption.format(trained=results.trained_words)} {results.note}"
+    image = accuracy_figure(_curves(results, tokens=False), training_length=results.trained, words=words)
+    figures.append({"name": "accuracy", "png": image, "caption": caption, "alt": f"accuracy against {words.alt}"})
+    image = tokens_figure(_curves(results, tokens=True), training_length=results.trained, words=words)
+    figures.append(
+        {"name": "tokens", "png": image, "caption": words.cost_caption, "alt": f"tokens against {words.alt}"}
+    )
+    return figures
+
+
+def _curves(results: Results, *, tokens: bool) -> dict[str, list[Point]]:
+    curves = {}
+    for name, cells in results.cells.items():
+        if tokens and results.words.reads and name == f"{results.agent}_before":
+            continue  # lies under the trained agent's line: both read the same chunks
+        points = [_point(results.size(point), cell, tokens) for point, cell in sorted(cells.items())]
+        curves[results.label(name)] = [point for point in points if point is not None]
+    return {label: points for label, points in curves.items() if points}
+
+
+def _point(length: int, cell: Cell, tokens: bool) -> Point | None:
+    if tokens:
+        return Point(length, cell.tokens, cell.tokens, cell.tokens)
+    if cell.score.mean is None or cell.score.low is None or cell.score.high is None:
+        return None
+    return Point(length, cell.score.mean, cell.score.low, cell.score.high)
+
+
+def _facts(results: Results) -> list[tuple[str, str]]:
+    facts = [
+        ("seed", str(results.seed)),
+        (results.words.trained, results.trained_words),
+        ("training", f"{len(results.rewards)} steps"),
+        ("time", f"{results.wall_s / 60:.1f} minutes, evaluation included"),
+    ]
+    if results.words.reads:
+        fidelity = f"{_number(results.fidelity_before)} before, {_number(results.fidelity_after)} after RL"
+        told = f"{fidelity} (share of the sentences written into memory that stand in what was read)"
+        facts.append(("copy fidelity", told))
+    return facts
+
+
+def _column(results: Results, point: int) -> dict[str, Any]:
+    size = results.size(point)
+    below = f"{point}× training" if results.words.multiples else ""
+    return {"length": size, "unit": results.words.unit(size), "below": below}
+
+
+def _row(results: Results, name: str, cells: Mapping[int, Cell], points: Sequence[int]) -> dict[str, Any]:
+    return {
+        "label": results.label(name),
+        "main": name == results.agent,
+        "cells": [_cell(cells.get(point)) for point in points],
+    }
+
+
+def _cell(cell: Cell | None) -> dict[str, str]:
+    if cell is None or cell.score.mean is None:
+        return {"value": "–", "interval": ""}
+    return {"value": _percent(cell), "interval": f"{cell.score.low:.0%} to {cell.score.high:.0%}"}
+
+
+def _table_note(results: Results) -> str:
+    cells = [cell for row in results.cells.values() for cell in row.values()]
+    counts = sorted({cell.problems for cell in cells})
+    ungraded = sum(cell.ungraded for cell in cells)
+    note = (
+        f"{' to '.join(str(c) for c in {counts[0], counts[-1]})} problems a cell; below, 95% intervals. "
+        if counts
+        else ""
+    )
+    return note + (f"{ungraded} episodes have no grade and are left out." if ungraded else "Every episode was graded.")
+
+
+def _shown(sample: Sample) -> dict[str, str]:
+    kind, mark = _mark(sample)
+    return {
+        "kind": kind,
+        "mark": visible(mark),
+        "question": visible(sample.question),
+        "memory": visible(sample.memory or "–"),
+        "answer": visible(sample.answer or "–"),
+        "gold": visible(", ".join(sample.answers)),
+    }
+
+
+def _mark(sample: Sample) -> tuple[str, str]:
+    """How an episode is coloured, and what is said of its grade; a full grade needs no words."""
+    if sample.value is None:
+        return "ungraded", f"no grade: {sample.reason or sample.outcome}"
+    if sample.value >= 1:
+        return "right", ""
+    return ("wrong", "marked wrong") if sample.value <= 0 else ("partly", f"graded {sample.value:.0%}")
+
+
+def _baselines(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
+    own = (results.agent, f"{results.agent}_before")
+    return [(name, cells) for name, cells in results.cells.items() if name not in own]
+
+
+def _percent(cell: Cell | None) -> str:
+    return "–" if cell is None or cell.score.mean is None else f"{cell.score.mean:.0%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

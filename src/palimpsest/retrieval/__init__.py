@@ -1,0 +1,1 @@
+"""Indexes, their backends, and clients of a retrieval server."""

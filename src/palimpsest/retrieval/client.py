@@ -1,0 +1,123 @@
+"""A retrieval server asked from a coroutine.
+
+Searches that wait for one another travel in one request (retrieval/coalesce.py): with 32 callers one request carries
+many queries, and what a request costs on both sides is paid once.
+
+Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
+busy (429, 5xx) is asked again after a pause that doubles, `attempts` times in all, then SearchError; an answer of the
+wrong shape or encoding and any other status are SearchError at once; one line each.
+Not covered: use from several event loops; the size of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from palimpsest.errors import ConfigError, SearchError
+from palimpsest.retrieval.coalesce import Coalescer
+from palimpsest.retrieval.search import Hit, check_token
+
+_LONGEST_PAUSE = 10.0  # seconds
+
+
+class _RefusedError(SearchError):
+    """The server does not want this request; without another caller's queries it may."""
+
+
+class RemoteSearch:
+    """A server's `POST /retrieve`. Use as `async with`, or `close` it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float = 15.0,
+        attempts: int = 10,
+        pause: float = 0.5,
+        connections: int = 4,
+        together: int = 32,
+    ) -> None:
+        """`url` as http://host:port; `timeout` in seconds for one attempt; `pause` in seconds before the second;
+        `connections` is the number of requests at a time, `together` of queries in one where several callers wait.
+        Raises ConfigError.
+        """
+        check_address(url, "search server url")
+        check_token(token, "search server token")
+        self.url = f"{url.rstrip('/')}/retrieve"
+        self._timeout, self._attempts, self._pause = timeout, attempts, pause
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=None,  # the whole attempt is timed below; httpx would time each read
+            limits=httpx.Limits(max_connections=connections),
+            trust_env=False,  # a proxy of the environment is not meant for a service on loopback
+        )
+        self._requests = Coalescer(self._ask, running=connections, together=together, divide=(_RefusedError,))
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """At most `topk` hits for each query. Raises SearchError."""
+        if not queries:
+            return []
+        return await self._requests.ask(queries, topk)
+
+    async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """One request, and again after a failure that may pass."""
+        body = {"queries": list(queries), "topk": topk, "return_scores": True}
+        said = ""
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(min(self._pause * 2 ** (attempt - 1), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+            try:
+                async with asyncio.timeout(self._timeout):
+                    answer = await self._client.post(self.url, json=body)
+            except TimeoutError:
+                said = f"no answer within {self._timeout:g} s"
+            except httpx.TransportError as error:
+                said = str(error) or type(error).__name__
+            except httpx.RequestError as error:  # an answer that can't be decoded, a redirect without an end
+                raise SearchError(f"{self.url}: {error or type(error).__name__}") from None
+            else:
+                if answer.status_code == 200:
+                    return self._hits(answer, len(queries))
+                said = f"status {answer.status_code}: {answer.text!r:.200}"
+                if answer.status_code != 429 and answer.status_code < 500:
+                    raise _RefusedError(f"{self.url}: {said}")
+        raise SearchError(f"{self.url}: gave up after {self._attempts} attempts: {said}; is the server running?")
+
+    def _hits(self, answer: httpx.Response, count: int) -> list[list[Hit]]:
+        try:
+            result: Any = answer.json()["result"]
+            found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in result]
+        except (ValueError, TypeError, KeyError) as error:
+            raise SearchError(f"{self.url}: not the answer of a retrieval server ({error!r:.100})") from None
+        if len(found) != count:
+            raise SearchError(f"{self.url}: {len(found)} results for {count} queries")
+        return found
+
+    async def close(self) -> None:
+        await self._requests.close()
+        await self._client.aclose()
+
+    async def __aenter__(self) -> RemoteSearch:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def check_address(url: str, key: str) -> None:
+    """Refuse what is no address of a server; it is the value of `key`. Raises ConfigError."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{key}={url!r:.80}: {error}; give http://host:port") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"{key}={url!r:.80}: no address of a server; give http://host:port")

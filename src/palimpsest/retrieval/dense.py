@@ -1,0 +1,151 @@
+"""Dense retrieval over a static corpus: one vector a passage, inner products, exact.
+
+The vectors are of length one, so a score is a cosine. Without faiss the products are numpy's; with it (extra `dense`)
+faiss.IndexFlatIP proposes the passages. Either way the score of a passage found is computed anew in float64 from the
+stored vectors, so that both rank alike.
+
+Guaranteed: ranking is by score, then by place in the corpus; each hit is the caller's own copy; an index is opened only
+with the encoder it was built with; the folder is that of retrieval/index_folder.py. Safe to ask from several threads.
+Not covered: adding passages (build anew); approximate search; more than SPARE passages of one vector at the end of a
+ranking, of which faiss may propose others than numpy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from palimpsest.data.corpus import read_corpus, searched_text
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.retrieval import index_folder
+from palimpsest.retrieval.passages import Passages, written
+from palimpsest.retrieval.search import Hit
+from palimpsest.retrieval.top import top
+
+
+def _installed() -> Any:
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        return None
+    return faiss
+
+
+faiss = _installed()
+
+KIND = "dense/1"
+SPARE = 16
+"""Passages looked at beyond topk, for those whose products in float32 are equal or nearly so."""
+BATCH = 64
+"""Passages encoded at a time."""
+
+_VECTORS = "vectors.npy"
+_QUERIES = 8  # scored at a time: bounds the memory of a batch to 8 N floats
+Progress = Callable[[int, int], None]
+"""Called with passages encoded, passages in all."""
+
+
+class Encoder(Protocol):
+    """Text to vectors of length one."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What the vectors depend on, as JSON: an index of another identity is built anew."""
+        ...
+
+    def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> np.ndarray:
+        """[B, D] float32."""
+        ...
+
+
+class DenseIndex:
+    """An index folder, open for search with the encoder it was built with."""
+
+    def __init__(self, folder: Path, encoder: Encoder, *, use_faiss: bool | None = None) -> None:
+        """`use_faiss` None: where it is installed. Raises DataError, ConfigError."""
+        made_of = index_folder.checked(folder, KIND)["made_of"]
+        if made_of.get("encoder") != dict(encoder.identity):
+            raise DataError(f"{folder}: built with the encoder {made_of.get('encoder')}; open it with that one")
+        if use_faiss and faiss is None:
+            raise ConfigError("faiss is not installed: pip install 'palimpsest[dense]'")
+        self.folder, self._encoder = folder, encoder
+        self._passages = Passages(folder)
+        self._vectors_N_D = np.load(folder / _VECTORS, mmap_mode="r")
+        self._one_at_a_time = threading.Lock()  # a tokenizer must not be used by two threads
+        self._flat: Any = None
+        if use_faiss or (use_faiss is None and faiss is not None):
+            self._flat = faiss.IndexFlatIP(self._vectors_N_D.shape[1])
+            self._flat.add(self._vectors_N_D)
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    @classmethod
+    def of_corpus(
+        cls,
+        corpus: Path,
+        folder: Path,
+        encoder: Encoder,
+        *,
+        on_progress: Progress | None = None,
+        use_faiss: bool | None = None,
+    ) -> DenseIndex:
+        """The index of a corpus file in `folder`, built there unless it is there already. Raises DataError."""
+        made_of = {"sha256": index_folder.sha256(corpus), "encoder": dict(encoder.identity)}
+
+        def write(aside: Path) -> None:
+            _write(read_corpus(corpus), aside, corpus, encoder, on_progress)
+
+        return cls(index_folder.ensure(folder, KIND, made_of, write), encoder, use_faiss=use_faiss)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """At most `topk` hits for each query, best first."""
+        if not queries or topk < 1:
+            return [[] for _ in queries]
+        with self._one_at_a_time:
+            vectors_B_D = self._encoder.encode(queries, "query")
+        near = [
+            row for at in range(0, len(queries), _QUERIES) for row in self._near(vectors_B_D[at : at + _QUERIES], topk)
+        ]
+        return [self._hits(vector, places, topk) for vector, places in zip(vectors_B_D, near, strict=True)]
+
+    def _near(self, vectors_B_D: np.ndarray, topk: int) -> list[np.ndarray]:
+        """Places of topk + SPARE passages for each vector, in any order."""
+        count = min(topk + SPARE, len(self))
+        if self._flat is not None:
+            return list(self._flat.search(np.ascontiguousarray(vectors_B_D), count)[1])
+        return [top(scores_N, count) for scores_N in vectors_B_D @ self._vectors_N_D.T]
+
+    def _hits(self, vector_D: np.ndarray, places: np.ndarray, topk: int) -> list[Hit]:
+        places = np.sort(places)
+        scores = self._vectors_N_D[places].astype(np.float64) @ vector_D.astype(np.float64)
+        return [Hit(self._passages[int(places[i])], float(scores[i])) for i in top(scores, topk)]
+
+
+def _write(
+    passages: Iterable[dict[str, Any]], folder: Path, source: Path, encoder: Encoder, on_progress: Progress | None
+) -> None:
+    """Every file of the index but its manifest."""
+    for _ in written(passages, folder):
+        pass
+    read = Passages(folder)
+    if not len(read):
+        raise DataError(f"{source}: holds no passage; there is nothing to search")
+    order_N = np.argsort(read.sizes_N, kind="stable")  # passages of about one length pad each other little
+    vectors_N_D: np.memmap[Any, Any] | None = None
+    for at in range(0, len(read), BATCH):
+        places = order_N[at : at + BATCH]
+        encoded = encoder.encode([searched_text(read[int(place)]) for place in places], "passage")
+        if vectors_N_D is None:
+            vectors_N_D = np.lib.format.open_memmap(
+                folder / _VECTORS, mode="w+", dtype=np.float32, shape=(len(read), encoded.shape[1])
+            )
+        vectors_N_D[places] = encoded
+        if on_progress:
+            on_progress(min(at + BATCH, len(read)), len(read))
+    assert vectors_N_D is not None
+    vectors_N_D.flush()

@@ -1,0 +1,1 @@
+"""Run folders, checkpoints, locks, resume rules, and the driver that carries a job through them."""

@@ -1,0 +1,146 @@
+"""Runs a job step by step in a run folder: resume, log, evaluate, save, stop. What a step does is the job's affair.
+
+Guaranteed: a job whose step is a function of (step, state, weights) comes to the same metrics, trajectories and
+weights however often it was killed and resumed; the first SIGINT or SIGTERM finishes the step, saves and returns.
+A step that ends in an error the user can fix (a sampler or judge that is down, a problem that breaks a budget) leaves
+a checkpoint of the step before, unless the weights have moved since.
+Not covered: a step cut in the middle. It is done again from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from palimpsest.config.schema import TrainConfig
+from palimpsest.errors import PalimpsestError
+from palimpsest.runs.loggers import LoggerSet
+from palimpsest.runs.run_folder import RunFolder
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.types import Group
+
+Evaluate = Callable[[int], Awaitable[Mapping[str, float]]]
+"""Called with the step after which it measures; returns metrics, which are logged under `eval/`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a step has to say."""
+
+    metrics: Mapping[str, float]
+    """A function of configuration and step alone."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    groups: Sequence[Group] = ()
+    """Trajectories to record."""
+
+
+class Job(Protocol):
+    """Something that trains, one step after the other; steps count from 1."""
+
+    async def step(self, step: int) -> Report: ...
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON of whatever a later step depends on besides configuration and learner."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Saves(Protocol):
+    """What the driver needs of a learner."""
+
+    @property
+    def version(self) -> int: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def publish(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended."""
+
+    step: int
+    """The last step done; a checkpoint of it exists."""
+    interrupted: bool
+    """Whether a signal ended it before its last step."""
+    checkpoint: Path
+
+
+@dataclass
+class Driver:
+    """One job in one folder."""
+
+    job: Job
+    learner: Saves
+    folder: RunFolder
+    config: TrainConfig
+    loggers: LoggerSet
+    evaluate: Evaluate | None = None
+
+    async def run(self) -> Finished:
+        """Go on from the newest checkpoint to `config.steps`. Closes the loggers, not the folder."""
+        try:
+            step, saved = self._resume()
+            with GracefulStop(self._on_signal) as stop:
+                while step < self.config.steps and not stop.requested:
+                    await self._one(step + 1, saved)
+                    step += 1
+                    if self._due(self.config.save_every, step):
+                        saved = self._save(step)
+                if saved is None or saved.name != f"step-{step:06d}":
+                    saved = self._save(step)
+            interrupted = step < self.config.steps
+            self.folder.event("interrupted" if interrupted else "finished", step=step)
+            return Finished(step, interrupted, saved)
+        finally:
+            self.loggers.close()
+
+    def _resume(self) -> tuple[int, Path | None]:
+        """Put learner, job and folder where the newest good checkpoint left them."""
+        found = self.folder.checkpoints.latest()
+        step = found.step if found else 0
+        self.folder.rewind(step)
+        if found is None:
+            return 0, None
+        self.learner.load(found.path)
+        self.learner.publish()
+        self.job.restore(found.state)
+        self.folder.event("resumed", step=step)
+        self.loggers.message(f"resumed after step {step} from {found.path}")
+        return step, found.path
+
+    async def _one(self, step: int, saved: Path | None) -> None:
+        version = self.learner.version
+        try:
+            report = await self.job.step(step)
+        except PalimpsestError:
+            unsaved = saved is None or saved.name != f"step-{step - 1:06d}"
+            if step > 1 and unsaved and self.learner.version == version:
+                self._save(step - 1)
+            raise
+        metrics = dict(report.metrics)
+        if self.evaluate is not None and self._due(self.config.eval_every, step):
+            found = await self.evaluate(step)
+            metrics |= {f"eval/{name}": value for name, value in found.items()}
+        if report.groups and step % self.config.record_every == 0:
+            self.folder.record(step, report.groups)
+        timings = {**report.timings, "sink_failures": float(self.loggers.failures)}
+        self.loggers.log(step, metrics, timings)
+
+    def _save(self, step: int) -> Path:
+        self.folder.flush()
+        saved = self.folder.checkpoints.save(step, self.learner.save, self.job.state())
+        self.folder.event("saved", step=step, bytes=saved.size)
+        return saved.path
+
+    def _due(self, every: int | None, step: int) -> bool:
+        return every is not None and (step % every == 0 or step == self.config.steps)
+
+    def _on_signal(self, name: str) -> None:
+        self.loggers.message(f"{name}: finishing the step and saving; once more ends the process at once")

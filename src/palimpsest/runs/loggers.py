@@ -1,0 +1,249 @@
+"""Where a run's numbers go: the run folder, the terminal, TensorBoard, wandb, trackio.
+
+A sink takes one row a step. Guaranteed: a sink outside the run folder (remote service, terminal) that fails never
+ends a run, and its failures are counted and told once; a sink whose package is missing is refused at the start.
+Not covered: taking back what a remote sink was sent. After a kill, steps behind the checkpoint are sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.runs.console import Console
+from palimpsest.runs.run_folder import RunFolder
+
+Row = Mapping[str, float]
+
+
+class Logger:
+    """One sink. The methods do nothing, so that a sink defines what it cares for."""
+
+    name = "logger"
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        """One finished step. `metrics` repeat from run to run, `timings` read a clock."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """How far the present step is."""
+
+    def message(self, text: str) -> None:
+        """A line for whoever watches."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class JsonlLogger(Logger):
+    """metrics.jsonl and timings.jsonl of the run folder."""
+
+    name = "jsonl"
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._folder.append_metrics(step, metrics)
+        self._folder.append_timings(step, timings)
+
+
+class ConsoleLogger(Logger):
+    """The terminal."""
+
+    name = "console"
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._console.step(step, metrics, timings)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._console.progress(stage, done, total)
+
+    def message(self, text: str) -> None:
+        self._console.message(text)
+
+    def close(self) -> None:
+        self._console.close()
+
+
+class TensorboardLogger(Logger):
+    """Event files in the run folder's `tensorboard/`."""
+
+    name = "tensorboard"
+
+    def __init__(self, folder: Path) -> None:
+        _require("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        for name, value in _merged(metrics, timings).items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbLogger(Logger):
+    """A wandb run named after the folder; WANDB_MODE=offline keeps it on this machine."""
+
+    name = "wandb"
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        wandb = _require("wandb", "wandb")
+        self._run = wandb.init(
+            project=config.logging.project,
+            name=folder.name,
+            id=_run_id(folder),
+            resume="allow",
+            dir=str(folder),
+            config=config.model_dump(mode="json"),
+        )
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._run.log(_merged(metrics, timings), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioLogger(Logger):
+    """A trackio run named after the folder, in its local database."""
+
+    name = "trackio"
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        trackio = _require("trackio", "trackio")
+        self._run = trackio.init(
+            project=config.logging.project,
+            name=folder.name,
+            resume="allow",
+            config=config.model_dump(mode="json"),
+        )
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._run.log(_merged(metrics, timings), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Supervised(Logger):
+    """Another sink, whose failures are counted instead of raised."""
+
+    def __init__(self, inner: Logger, warn: Callable[[str], None]) -> None:
+        self.name = inner.name
+        self.failures = 0
+        self._inner = inner
+        self._warn = warn
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._try(lambda: self._inner.log(step, metrics, timings))
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._try(lambda: self._inner.progress(stage, done, total))
+
+    def message(self, text: str) -> None:
+        self._try(lambda: self._inner.message(text))
+
+    def close(self) -> None:
+        self._try(self._inner.close)
+        if self.failures > 1:
+            self._warn(f"sink {self.name} failed {self.failures} times in this run")
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  the border around other people's services; counted
+            self.failures += 1
+            if self.failures == 1:
+                self._warn(f"sink {self.name} failed ({type(error).__name__}: {error}); the run goes on without it")
+
+
+class LoggerSet(Logger):
+    """Several sinks as one, in order."""
+
+    name = "all"
+
+    def __init__(self, sinks: Sequence[Logger]) -> None:
+        self.sinks = tuple(sinks)
+
+    @property
+    def failures(self) -> int:
+        """Calls that failed in supervised sinks."""
+        return sum(sink.failures for sink in self.sinks if isinstance(sink, Supervised))
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        for sink in self.sinks:
+            sink.log(step, metrics, timings)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        for sink in self.sinks:
+            sink.progress(stage, done, total)
+
+    def message(self, text: str) -> None:
+        for sink in self.sinks:
+            sink.message(text)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+def build_loggers(config: RunConfig, folder: RunFolder, *, console: Console | None = None) -> LoggerSet:
+    """The sinks `logging.sinks` names.
+
+    Raises ConfigError for a package that is missing, with the command that installs it, and for a service that
+    doesn't start.
+    Warnings of sinks go to events.jsonl only: the terminal may be the one that failed.
+    """
+    builders: dict[str, Callable[[], Logger]] = {
+        "jsonl": lambda: JsonlLogger(folder),
+        "console": lambda: ConsoleLogger(console or Console(total_steps=config.train.steps)),
+        "tensorboard": lambda: TensorboardLogger(folder.path),
+        "wandb": lambda: WandbLogger(folder.path, config),
+        "trackio": lambda: TrackioLogger(folder.path, config),
+    }
+
+    def warn(message: str) -> None:
+        folder.event("warning", message=message)
+
+    sinks = [_started(name, builders[name]) for name in dict.fromkeys(config.logging.sinks)]
+    return LoggerSet([sink if isinstance(sink, JsonlLogger) else Supervised(sink, warn) for sink in sinks])
+
+
+def _started(name: str, build: Callable[[], Logger]) -> Logger:
+    try:
+        return build()
+    except PalimpsestError:
+        raise
+    except Exception as error:  # whatever a service raises: not logged in, say
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"logging.sinks={name} can't start ({reason}); set it up, or leave it out") from error
+
+
+def _require(package: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ConfigError(
+            f"logging.sinks={extra}: the package {package} is not installed; pip install 'palimpsest[{extra}]'"
+        ) from None
+
+
+def _merged(metrics: Row, timings: Row) -> dict[str, float]:
+    return {**metrics, **{f"time/{name}": value for name, value in timings.items()}}
+
+
+def _run_id(folder: Path) -> str:
+    """An id that a resumed run finds again, and a new folder in the place of an old one doesn't."""
+    place = f"{folder.resolve()}:{folder.stat().st_ino}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]

@@ -1,0 +1,320 @@
+"""The command line: help, errors, what is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from palimpsest.retrieval.bm25 import Bm25Index
+from support.command import Run
+
+SOURCE = Path(__file__).parents[2] / "src"
+COMMANDS = (
+    ["quickstart"],
+    ["train"],
+    ["sft"],
+    ["cold-start"],
+    ["eval"],
+    ["check"],
+    ["base-model"],
+    ["recipes", "list"],
+    ["recipes", "show"],
+    ["data", "inspect"],
+    ["retrieval", "serve"],
+    ["judge", "check"],
+    ["bench", "all"],
+    ["bench", "rollout"],
+    ["bench", "train-step"],
+    ["bench", "forest"],
+)
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "matplotlib",
+    "pyarrow",
+    "numpy",
+    "jinja2",
+    "wandb",
+    "bm25s",
+    "httpx",
+    "starlette",
+    "uvicorn",
+)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def test_help_has_examples_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, json\n"
+        "from palimpsest.cli.main import app\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    try: app([*command, '--help'])\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "    print('=====')\n"
+        "print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code, json.dumps([[], *COMMANDS])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    _, *pages, loaded = done.stdout.split("=====\n")
+    assert not set(HEAVY) & set(loaded.split())
+    for words, page in zip(COMMANDS, pages, strict=True):
+        assert "Example" in page
+        assert f"palimpsest {' '.join(words)}" in page
+
+
+def test_recipes_are_listed_and_shown(palimpsest: Run) -> None:
+    listed = palimpsest("recipes", "list").stdout
+    assert "memagent-7b" in listed
+    assert "# script" in palimpsest("recipes", "show", "memagent-7b").stdout
+    shown = palimpsest("recipes", "show", "memagent-7b", "train.steps=3").stdout
+    assert yaml.safe_load(shown)["train"]["steps"] == 3
+
+
+def test_a_half_written_run_folder_is_not_touched(
+    refused: Callable[..., str], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    message = refused("train", "memagent-quickstart", f"model.path={tiny_model_folder}", "--out", str(tmp_path))
+    assert "--force" in message
+    assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["metrics.jsonl"]
+
+
+def test_control_characters_of_a_message_do_not_reach_the_terminal(palimpsest: Run) -> None:
+    assert "\x1b]0;" not in palimpsest("train", "memagent-quickstart", "a\x1b]0;owned=1").stderr
+
+
+def hotpot(path: Path) -> Path:
+    """Two questions over three titled paragraphs each, in HotpotQA's official layout."""
+    rows = [
+        {
+            "_id": f"q{i}",
+            "question": f"What colour is house {i}?",
+            "answer": colour,
+            "type": "bridge",
+            "level": "easy",
+            "supporting_facts": [[f"House {i}", 0]],
+            "context": [[f"House {i}", [f"House {i} is {colour}. ", "It is old."]]]
+            + [[f"Tree {i}{j}", [f"Tree {i}{j} is tall. "]] for j in range(2)],
+        }
+        for i, colour in enumerate(["red", "blue"])
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    data, out = hotpot(tmp_path / "dev.json"), tmp_path / "out"
+    command = ["eval", "--policy", "overwrite", "--model", str(tiny_model_folder), "--data", str(data)]
+    command += ["--documents", "5", "--out", str(out)]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 2
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["evaluations"][0]["problems"] == 2
+    assert palimpsest(*command).returncode == 0
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 2
+    other = palimpsest(*command, "--seed", "1")
+    assert other.returncode == 2
+    assert "holds another evaluation" in other.stderr
+    assert palimpsest(*command, "--seed", "1", "--force").returncode == 0
+
+
+def test_eval_of_an_agent_that_searches_an_index_grades_its_final_answer(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    (tmp_path / "corpus.json").write_text(json.dumps([{"title": "Anna", "text": "Anna likes blue."}]))
+    Bm25Index.of_corpus(tmp_path / "corpus.json", tmp_path / "index")
+    (tmp_path / "asked.json").write_text(json.dumps([{"question": "What does Anna like?", "answers": ["blue"]}]))
+    out = tmp_path / "out"
+    done = palimpsest(
+        "eval", "--policy", "prune", "--model", str(tiny_model_folder), "--data", str(tmp_path / "asked.json"),
+        "--set", f"tools={{search: {{source: {tmp_path / 'index'}}}}}", "--set", "prompts=short",
+        "--set", "turn_tokens=32", "--set", "context_tokens=400", "--set", "max_turns=3", "--out", str(out),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["reward"] == "final_answer"
+    assert summary["evaluations"][0]["graded"] == 1
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "full_context"])
+def test_a_policy_that_reads_documents_is_refused_where_there_are_none(
+    policy: str, palimpsest: Run, tiny_model_folder: Path
+) -> None:
+    command = ["eval", "--policy", policy, "--model", str(tiny_model_folder), "--data", "synthetic_search"]
+    done = palimpsest(*command, "--limit", "1", "--set", "question_tokens=400")
+    assert done.returncode == 2
+    assert "reads documents and these problems have none" in done.stderr
+    assert "choose one of prune, tool_window, summary" in done.stderr
+
+
+def test_eval_plays_a_policy_from_a_users_own_file(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from palimpsest.memory.policy import Answered\n"
+        "@dataclass\n"
+        "class Guess:\n"
+        "    word: str = 'red'\n"
+        "    async def run(self, problem, model):\n"
+        "        await model.generate(model.codec.encode(problem.question), name='answer', max_tokens=1)\n"
+        "        return Answered('\\\\boxed{%s}' % self.word)\n"
+    )
+    data = hotpot(tmp_path / "dev.json")
+    done = palimpsest(
+        "eval", "--policy", "mine:Guess", "--set", "word=blue", "--model", str(tiny_model_folder),
+        "--data", str(data), "--out", "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["evaluations"][0]["accuracy"]["mean"] == 0.5
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(tmp_path: Path, tiny_model_folder: Path) -> None:
+    command = [sys.executable, "-c", "from palimpsest.cli.main import main; main()", "eval"]
+    command += [
+        "--model",
+        str(tiny_model_folder),
+        "--chunks",
+        "2,512",
+        "--limit",
+        "4",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        # A shell's background jobs ignore interrupts, and so would this child of theirs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    log = tmp_path / "out" / "samples.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert log.read_text().endswith("\n")
+
+
+@pytest.mark.slow
+def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    out = tmp_path / "run"
+    command = ["quickstart", "memagent", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += [
+        "train.steps=2",
+        "train.prompts_per_step=2",
+        "train.optimizer_steps=1",
+        "train.group_size=2",
+        "evaluation.problems=3",
+    ]
+    command += ["evaluation.multiples=[1, 2]", "data.synthetic.chunks=2", "data.curriculum.chunks=[1, 2]"]
+    command += ["policy.options.chunk_size=24", "policy.options.memory_tokens=8"]
+    command += [f"evaluation.baselines.{name}.options.question_tokens=60" for name in ("full_window", "last_window")]
+    command += ["policy.options.question_tokens=60"]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == [
+        "method", "seed", "training_chunks", "wall_s", "accuracy", "copy_fidelity", "tokens_per_document"
+    ]  # fmt: skip
+    assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("memagent", 5, 2)
+    assert set(summary["accuracy"]) == {"agent_before", "agent", "full_window", "last_window"}
+    assert all(set(row) == {"1", "2"} for row in (*summary["accuracy"].values(), summary["tokens_per_document"]))
+    assert set(summary["copy_fidelity"]) == {"before", "after"}
+    assert (out / "report.html").stat().st_size > 10_000
+    assert {path.name for path in (out / "plots").iterdir()} == {"reward.png", "accuracy.png", "tokens.png"}
+    assert palimpsest(*command).returncode == 2
+    again = palimpsest(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    resumed = json.loads((out / "summary.json").read_text())
+    assert {**resumed, "wall_s": 0} == {**summary, "wall_s": 0}
+
+
+@pytest.mark.slow
+def test_quickstart_of_recall_trains_agent_and_rival_and_goes_on_where_it_was(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    out = tmp_path / "run"
+    command = ["quickstart", "rememr1", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += ["train.steps=2", "train.prompts_per_step=2", "train.optimizer_steps=1", "train.group_size=2"]
+    command += ["cold_start.steps=2", "cold_start.lessons_per_step=4"]
+    command += ["evaluation.problems=3", "evaluation.multiples=[1, 2]", "data.curriculum.chunks=[2, 3]"]
+    policies = ["policy", "evaluation.rivals.overwrite", "evaluation.baselines.rule_recall"]
+    command += [f"{policy}.options.question_tokens=60" for policy in policies]
+    command += [f"{policy}.options.memory_tokens=16" for policy in policies]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("rememr1", 5, 3)
+    assert set(summary["accuracy"]) == {"recall_before", "recall", "overwrite", "rule_recall"}
+    assert all(set(row) == {"1", "2"} for row in summary["accuracy"].values())
+    assert "recall_hit_rate" in summary
+    assert "question as the query" in (out / "report.html").read_text()
+    for folder in (out, out / "rivals" / "overwrite"):
+        assert (folder / "cold-start" / "checkpoints" / "step-000002").is_dir()
+        assert (folder / "checkpoints" / "step-000002").is_dir()
+    (out / "summary.json").unlink()
+    again = palimpsest(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    resumed = json.loads((out / "summary.json").read_text())
+    assert {**resumed, "wall_s": 0} == {**summary, "wall_s": 0}
+
+
+@pytest.mark.slow
+def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    out = tmp_path / "run"
+    command = ["quickstart", "memact", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += ["train.steps=2", "train.prompts_per_step=2", "train.optimizer_steps=1", "train.group_size=2"]
+    command += ["cold_start.steps=2", "cold_start.lessons_per_step=4", "cold_start.distinct=4"]
+    command += ["cold_start.objectives=[1, 2]", "data.curriculum.objectives=[1, 2]"]
+    command += ["evaluation.problems=3", "evaluation.objectives=[1, 2]"]
+    others = ("no_prune", "full_history", "sliding_window", "summary")
+    for policy in ("policy", *(f"evaluation.baselines.{name}" for name in others)):
+        command += [f"{policy}.options.context_tokens=500", f"{policy}.options.turn_tokens=60"]
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == [
+        "method", "seed", "training_objectives", "wall_s", "accuracy", "all_right", "answers_right",
+        "input_tokens_per_episode", "prunes_per_episode", "mean_prunes_per_episode",
+        "segments_per_trajectory", "mean_segments_per_trajectory",
+    ]  # fmt: skip
+    assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 2)
+    for key in ("accuracy", "all_right", "answers_right", "input_tokens_per_episode"):
+        assert set(summary[key]) == {"prune_before", "prune", *others}
+        assert all(set(row) == {"1", "2"} for row in summary[key].values())
+    assert min(value for row in summary["input_tokens_per_episode"].values() for value in row.values()) > 0
+    assert set(summary["prunes_per_episode"]) == set(summary["segments_per_trajectory"]) == {"1", "2"}
+    assert summary["mean_segments_per_trajectory"] >= 1
+    figures = {"reward", "prunes", "context", "episode-tokens", "accuracy", "tokens"}
+    assert {path.stem for path in (out / "plots").iterdir()} == figures
+    report = (out / "report.html").read_text()
+    assert "Prunes per sampled episode over training" in report
+    assert not re.search(r"chunk|document|copy fidelity", report.partition("<h2>Configuration")[0].partition("<h1>")[2])
+    (out / "summary.json").unlink()
+    again = palimpsest(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert {**json.loads((out / "summary.json").read_text()), "wall_s": 0} == {**summary, "wall_s": 0}

@@ -1,0 +1,327 @@
+"""The policy gradient of whole groups, against float64 loops over turns and tokens that share no code with ours.
+
+The loops know nothing of segments, masks or batches: each sampled token is scored by a forward pass of its own over
+the prompt its turn saw and the tokens sampled before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from palimpsest.config.schema import CreditConfig, LossConfig, OptimConfig
+from palimpsest.credit.aggregate import CreditedSegment, weigh
+from palimpsest.credit.assign import assign
+from palimpsest.engines.losses import policy_loss
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.rollout.segments import segments_of
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Segment, StopReason, Trajectory, Turn
+from support.forests import exact
+
+LOSS = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_coef=0.05)
+VOCAB = 60
+
+Score = Callable[[Sequence[int], int], Tensor]
+
+
+def play(plan: Sequence[str], rollout: int, random_: random.Random) -> Trajectory:
+    """Turns that append to the context, rewrite it, or repeat the last prompt; log-probabilities follow later."""
+    turns: list[Turn] = []
+    for step, move in enumerate(plan):
+        fresh = tuple(random_.choices(range(VOCAB), k=random_.randint(2, 4)))
+        if move == "append" and turns:
+            prompt = turns[-1].prompt_ids + turns[-1].completion.token_ids + fresh
+        else:
+            prompt = turns[-1].prompt_ids if move == "again" and turns else (1, 2, *fresh)
+        sampled = tuple(random_.choices(range(VOCAB), k=random_.randint(1, 4)))
+        turns.append(Turn(prompt, Completion(sampled, (0.0,) * len(sampled), StopReason.STOP), step, move))
+    return Trajectory("p", "g", rollout, tuple(turns), Outcome.ANSWERED)
+
+
+PLANS: dict[str, Sequence[Sequence[str]]] = {
+    "one": (["rewrite", "append", "append"], ["rewrite"] * 4, ["rewrite", "again", "append"], ["rewrite"]),
+    "two": (["rewrite", "append", "rewrite", "append"], ["rewrite"], ["rewrite", "rewrite"]),
+}
+REWARDS: dict[str, list[float | None]] = {"one": [1.0, 0.0, 0.5, None], "two": [0.0, 1.0, 0.0]}
+
+
+def with_logprobs(played: Trajectory, score: Score, random_: random.Random) -> Trajectory:
+    """The sampler's log-probabilities: the model's moved by up to a factor e^1.5, so that every clip is met."""
+    turns = []
+    for turn in played.turns:
+        values, ids = [], list(turn.prompt_ids)
+        for token in turn.completion.token_ids:
+            values.append(score(ids, token).item() + random_.uniform(-1.5, 1.5))
+            ids.append(token)
+        sampled = Completion(turn.completion.token_ids, tuple(values), StopReason.STOP)
+        turns.append(Turn(turn.prompt_ids, sampled, turn.step, turn.name))
+    return Trajectory(played.problem_id, played.group_id, played.rollout, tuple(turns), Outcome.ANSWERED)
+
+
+def scorer(model: Any) -> Score:
+    def score(ids: Sequence[int], token: int) -> Tensor:
+        logits = model(input_ids=torch.tensor([list(ids)])).logits[0, -1]
+        return logits[token] - torch.logsumexp(logits, 0)
+
+    return score
+
+
+class Case:
+    """A model, the reference it started from, and two groups of uneven size; one trajectory is ungraded."""
+
+    def __init__(self, model: Any) -> None:
+        random_ = random.Random(3)
+        self.reference = copy.deepcopy(model)
+        self.model = model
+        with torch.no_grad():
+            for number, p in enumerate(model.parameters()):
+                p.add_(
+                    torch.randn(p.shape, generator=torch.Generator().manual_seed(number)), alpha=0.02
+                )  # k3 stays below its cap
+        score = scorer(exact(model))
+        self.groups = [self._group(name, score, random_) for name in PLANS]
+
+    def _group(self, name: str, score: Score, random_: random.Random) -> Group:
+        played = [play(plan, i, random_) for i, plan in enumerate(PLANS[name])]
+        graded = tuple(Grade(value) for value in REWARDS[name])
+        return Group(Problem(name, "?", ("a",)), tuple(with_logprobs(p, score, random_) for p in played), graded)
+
+
+@pytest.fixture
+def case(tiny_model: Any) -> Case:
+    return Case(tiny_model)
+
+
+# ---- the loops ----------------------------------------------------------------------------------------------
+
+
+def looped_advantages(rewards: list[float], baseline: str) -> list[float]:
+    n = len(rewards)
+    mean = sum(rewards) / n
+    if baseline == "leave_one_out":
+        return [r - (sum(rewards) - r) / (n - 1) for r in rewards]
+    if baseline == "mean_std":
+        return [(r - mean) / (math.sqrt(sum((x - mean) ** 2 for x in rewards) / (n - 1)) + 1e-6) for r in rewards]
+    return [r - mean for r in rewards]
+
+
+def looped_token_loss(new: Tensor, old: float, reference: Tensor, advantage: float) -> Tensor:
+    ratio = torch.exp(new - old)
+    value = -advantage * ratio
+    if advantage > 0 and ratio > 1.28:
+        value = torch.tensor(-advantage * 1.28, dtype=torch.float64)
+    if advantage < 0 and ratio < 0.8:
+        value = torch.tensor(-advantage * 0.8, dtype=torch.float64)
+    if advantage < 0 and ratio > 3.0:
+        value = torch.tensor(-advantage * 3.0, dtype=torch.float64)
+    return value + 0.05 * (torch.exp(reference - new) - (reference - new) - 1)
+
+
+def looped_loss(case: Case, model: Any, baseline: str, aggregate: str) -> Tensor:
+    """Sum over units of the mean token loss in the unit, divided by the number of units."""
+    new, ref = scorer(model), scorer(exact(case.reference))
+    units: dict[Any, list[Tensor]] = {}
+    for group in case.groups:
+        graded = [(t, g.value) for t, g in zip(group.trajectories, group.grades, strict=True) if g.value is not None]
+        advantages = looped_advantages([value for _, value in graded], baseline)
+        for (played, _), advantage in zip(graded, advantages, strict=True):
+            segment = 0
+            for turn in played.turns:
+                segment += turn.name != "append"  # the plan says where the context fractures
+                ids = list(turn.prompt_ids)
+                for token, old in zip(turn.completion.token_ids, turn.completion.logprobs, strict=True):
+                    loss = looped_token_loss(new(ids, token), old, ref(ids, token).detach(), advantage)
+                    trajectory = (group.problem.id, played.rollout)
+                    key = {
+                        "token": "all",
+                        "segment": (*trajectory, segment),
+                        "trajectory": trajectory,
+                        "prompt": group.problem.id,
+                    }[aggregate]
+                    units.setdefault(key, []).append(loss)
+                    ids.append(token)
+    return torch.stack([torch.stack(losses).mean() for losses in units.values()]).mean()
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+# ---- ours ---------------------------------------------------------------------------------------------------
+
+
+def segment_columns(model: Any, item: TrainSegment) -> dict[str, Tensor]:
+    """Log-probabilities, advantages, weights and the sampler's log-probabilities of a segment's trained tokens."""
+    mask = torch.tensor(item.segment.loss_mask)
+    ids = torch.tensor(item.segment.token_ids)
+    logits = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1)
+    columns = {"advantages": item.advantages, "weights": item.weights, "old": item.segment.logprobs}
+    found = {name: torch.tensor(column, dtype=torch.float64)[mask] for name, column in columns.items()}
+    return found | {"new": logits.gather(1, ids[1:, None])[:, 0][mask[1:]]}
+
+
+def our_loss(model: Any, reference: Any, batch: StepBatch, config: LossConfig) -> Tensor:
+    total = torch.tensor(0.0, dtype=torch.float64)
+    for item in batch.segments:
+        column = segment_columns(model, item)
+        with torch.no_grad():
+            anchor = segment_columns(reference, item)["new"] if reference else None
+        loss, _ = policy_loss(
+            logprobs=column["new"],
+            old_logprobs=column["old"],
+            sampler_logprobs=column["old"],
+            advantages=column["advantages"],
+            weights=column["weights"],
+            ref_logprobs=anchor,
+            entropy=None,
+            config=config,
+        )
+        total = total + loss
+    return total
+
+
+COMBINATIONS = [
+    ("mean", "token"),
+    ("mean_std", "segment"),
+    ("leave_one_out", "trajectory"),
+    ("mean", "trajectory"),
+    ("mean_std", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("baseline", "aggregate"), COMBINATIONS)
+def test_gradient_of_whole_groups_equals_the_loops(case: Case, baseline: Any, aggregate: Any) -> None:
+    looped, ours = exact(case.model), exact(case.model)
+    expected = looped_loss(case, looped, baseline, aggregate)
+    expected.backward()
+    (batch,) = assign(case.groups, CreditConfig(baseline=baseline, aggregate=aggregate), 1)
+    loss = our_loss(ours, exact(case.reference), batch, LOSS)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    theirs = gradients(looped)
+    assert max(g.abs().max() for g in theirs.values()) > 1e-3
+    for name, gradient in gradients(ours).items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize(("baseline", "aggregate"), [("mean", "token"), ("leave_one_out", "trajectory")])
+def test_gradient_of_the_embedded_learner_equals_the_loops(case: Case, baseline: Any, aggregate: Any) -> None:
+    from palimpsest.engines.embedded.learner import EmbeddedLearner
+
+    looped = exact(case.model)
+    expected = looped_loss(case, looped, baseline, aggregate)
+    expected.backward()
+    (batch,) = assign(case.groups, CreditConfig(baseline=baseline, aggregate=aggregate), 1)
+    model = copy.deepcopy(case.reference)  # the KL term compares with what the learner begins with
+    learner = EmbeddedLearner(model, optim=OptimConfig(), loss=LOSS, micro_batch_tokens=40)
+    model.load_state_dict(case.model.state_dict())
+    learner.prepare([batch])
+    stats = learner.forward_backward(batch)
+    assert stats["loss_sum"] == pytest.approx(expected.item(), rel=1e-5)
+    assert stats["clip_fraction_sum"] > stats["dual_clip_sum"] > 0  # the case does meet every branch
+    theirs = gradients(looped)
+    for name, gradient in gradients(model).items():
+        bound = 1e-5 * theirs[name].abs().max().item()
+        torch.testing.assert_close(gradient.double(), theirs[name], rtol=1e-4, atol=bound)
+
+
+# ---- what must not change a gradient ------------------------------------------------------------------------
+
+
+class Running(nn.Module):
+    """A causal model in ten lines: each logit depends on the mean of all embeddings so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.head = nn.Embedding(VOCAB, 6), nn.Linear(6, VOCAB)
+        self.double()
+
+    def forward(self, input_ids: Tensor) -> Any:
+        seen = self.embed(input_ids).cumsum(1) / torch.arange(1, input_ids.shape[1] + 1)[:, None]
+        return type("Output", (), {"logits": self.head(torch.tanh(seen))})
+
+
+def gradient_of(rows: Sequence[CreditedSegment], aggregate: Any) -> Tensor:
+    model = Running()
+    our_loss(model, None, StepBatch(weigh(rows, aggregate)), LossConfig()).backward()
+    return torch.cat([g.flatten() for g in gradients(model).values()])
+
+
+def credited(plans: Sequence[Sequence[str]], seed: int) -> list[CreditedSegment]:
+    """Segments of trajectories with advantages 1, -.5, 2, -1... in two groups."""
+    random_ = random.Random(seed)
+    rows = []
+    for number, plan in enumerate(plans):
+        played = with_logprobs(play(plan, number, random_), scorer(Running()), random_)
+        for segment in segments_of(played):
+            advantage = (1.0, -0.5, 2.0, -1.0)[number % 4]
+            rows.append(CreditedSegment(segment, (advantage,) * len(segment.token_ids), number, number % 2))
+    return rows
+
+
+def cut(row: CreditedSegment) -> list[CreditedSegment]:
+    """One segment in two at its last turn: the first part as far as its last token, then the whole as context."""
+    segment = row.segment
+    last = max(segment.turn_index)
+    first_of_last = segment.turn_index.index(last)
+    before = max((i for i, turn in enumerate(segment.turn_index) if 0 <= turn < last), default=None)
+    if before is None:
+        return [row]
+    keep = [i >= first_of_last for i in range(len(segment.token_ids))]
+    head = Segment(*(column[: before + 1] for column in columns_of(segment)))
+    tail = Segment(
+        segment.token_ids,
+        tuple(mask and late for mask, late in zip(segment.loss_mask, keep, strict=True)),
+        tuple(value if late else 0.0 for value, late in zip(segment.logprobs, keep, strict=True)),
+        tuple(turn if late else -1 for turn, late in zip(segment.turn_index, keep, strict=True)),
+    )
+    return [
+        CreditedSegment(part, row.advantages[: len(part.token_ids)], row.trajectory, row.group) for part in (head, tail)
+    ]
+
+
+def columns_of(segment: Segment) -> tuple[Any, ...]:
+    return segment.token_ids, segment.loss_mask, segment.logprobs, segment.turn_index
+
+
+def empty(row: CreditedSegment) -> CreditedSegment:
+    """A segment of the same trajectory in which nothing was sampled."""
+    n = len(row.segment.token_ids)
+    nothing = Segment(row.segment.token_ids, (False,) * n, (0.0,) * n, (-1,) * n)
+    return CreditedSegment(nothing, row.advantages, row.trajectory, row.group)
+
+
+MOVES = st.sampled_from(["append", "append", "rewrite", "again"])
+PLAYED = st.lists(st.lists(MOVES, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@given(PLAYED, st.integers(0, 2**31), st.data())
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("aggregate", ["trajectory", "prompt", "token"])
+def test_permuting_cutting_or_adding_an_empty_segment_changes_no_gradient(
+    aggregate: str, plans: list[list[str]], seed: int, data: st.DataObject
+) -> None:
+    rows = credited(plans, seed)
+    before = gradient_of(rows, aggregate)
+    changed = [part for row in rows for part in (cut(row) if data.draw(st.booleans()) else [row])]
+    changed += [empty(row) for row in rows if data.draw(st.booleans())]
+    after = gradient_of(data.draw(st.permutations(changed)), aggregate)
+    torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-12)
+
+
+def test_cutting_a_segment_does_change_the_mean_over_segments() -> None:
+    rows = credited([["rewrite", "append"], ["rewrite"]], 0)
+    pieces = [part for row in rows for part in cut(row)]
+    assert len(pieces) == len(rows) + 1
+    assert not torch.allclose(gradient_of(pieces, "segment"), gradient_of(rows, "segment"), rtol=1e-3)

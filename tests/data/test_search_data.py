@@ -1,0 +1,226 @@
+"""Synthetic search problems, checked by reading their passages and questions with patterns of the test's own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+from pydantic import ValidationError
+
+from palimpsest.config.data import DataConfig, SearchDataConfig
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.objectives import objective_count
+from palimpsest.data.search_synthetic import Plan, SyntheticSearchSource, make_search_problem, plan
+from palimpsest.data.source import build_source
+from palimpsest.data.world import PEOPLE
+from palimpsest.errors import DataError
+from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.types import Problem
+
+# verbs of a statement -> how a question asks for what follows them; written out by hand from the shipped world
+ASKED = {
+    r"visited|toured": r"Which city did (.+) visit\?",
+    r"studied|learned": r"Which science did (.+) study\?",
+    r"owns|keeps": r"Which animals does (.+) own\?",
+    r"drinks|orders": r"What does (.+) drink\?",
+    r"wears|picks": r"Which colour does (.+) wear\?",
+    r"plays|practises": r"Which instrument does (.+) play\?",
+    r"speaks|knows": r"Which language does (.+) speak\?",
+    r"enjoys|prefers": r"Which sport does (.+) enjoy\?",
+    r"eats|cooks": r"What does (.+) eat\?",
+    r"sells|makes": r"What does (.+) sell\?",
+    r"married": r"Whom did (.+) marry\?",
+    r"trusts": r"Whom does (.+) trust\?",
+    r"admires": r"Whom does (.+) admire\?",
+    r"follows": r"Whom does (.+) follow\?",
+    r"teaches": r"Whom does (.+) teach\?",
+}
+
+
+def answer_by_reading(question: str, texts: list[str]) -> set[str]:
+    """Every answer that the texts give to a question of one or two hops."""
+    said = " ".join(texts)
+    ((verbs, subject),) = [(v, m[1]) for v, q in ASKED.items() if (m := re.fullmatch(q, question))]
+    bridge = re.fullmatch(r"the one (\w+) (\w+)", subject)
+    subjects = set(re.findall(rf"\b{bridge[1]} {bridge[2]} (\w+)\.", said)) if bridge else {subject}
+    return {value for one in subjects for value in re.findall(rf"\b{one} (?:{verbs}) (\w+)\.", said)}
+
+
+def questions(problem: Problem) -> list[tuple[str, list[str]]]:
+    listed = problem.metadata.get("objectives")
+    if listed is None:
+        return [(problem.question, list(problem.answers))]
+    return [(one["question"], one["answers"]) for one in listed]
+
+
+CASES = [
+    make_search_problem(7, "train", index, objectives=n, people=people, facts_per_passage=facts, hops=hops)
+    for index in range(25)
+    for n, people, facts, hops in [(1, 24, 3, 1), (4, 8, 1, 1), (2, 24, 3, 2), (4, 8, 5, 2), (8, 40, 15, 2)]
+]
+
+
+@pytest.mark.parametrize("problem", CASES[::5] + CASES[1::5] + CASES[4::25], ids=lambda p: p.id)
+def test_the_corpus_gives_every_question_exactly_its_gold_and_nothing_else(problem: Problem):
+    texts = [passage["text"] for passage in problem.metadata["passages"]]
+    for question, golds in questions(problem):
+        assert answer_by_reading(question, texts) == set(golds)
+
+
+def test_the_facts_of_a_plan_alone_answer_the_questions():
+    for problem in CASES:
+        wanted = plan(problem)
+        answers = {}
+        for number, (question, golds) in enumerate(questions(problem), 1):
+            facts = [step.fact for step in wanted.steps if step.objective == f"Q{number}"]
+            assert len(facts) == problem.metadata["hops"]
+            assert answer_by_reading(question, facts) == set(golds)
+            (answers[f"Q{number}"],) = answer_by_reading(question, facts)
+        said = wanted.answer if len(answers) == 1 else json.loads(wanted.answer)
+        assert said == (answers if len(answers) > 1 else answers["Q1"])
+
+
+def test_each_search_of_a_plan_names_its_passage_and_the_second_is_known_only_after_the_first():
+    for problem in CASES:
+        titled = {passage["id"]: passage for passage in problem.metadata["passages"]}
+        known = set(re.findall(r"\w+", problem.question)) & set(PEOPLE)
+        for step in plan(problem).steps:
+            passage = titled[step.passage]
+            assert passage["title"] == step.query
+            assert step.fact in passage["text"]
+            assert step.query in known
+            known |= set(re.findall(r"\w+", step.fact)) & set(PEOPLE)
+        if problem.metadata["hops"] == 2:
+            queries = [step.query for step in plan(problem).steps]
+            assert all(query not in problem.question.split() for query in queries[1::2])
+
+
+def test_objectives_are_about_different_people_and_every_person_named_has_a_passage():
+    for problem in CASES:
+        queries = [step.query for step in plan(problem).steps]
+        assert len(set(queries)) == len(queries) == objective_count(problem) * problem.metadata["hops"]
+        titles = [passage["title"] for passage in problem.metadata["passages"]]
+        assert len(set(titles)) == len(titles)
+        named = {word for p in problem.metadata["passages"] for word in re.findall(r"\w+", p["text"])} & set(PEOPLE)
+        assert named <= set(titles)
+
+
+def test_several_objectives_follow_the_published_layout_of_question_and_ground_truth():
+    problem = make_search_problem(0, "train", 3, objectives=3)
+    listed = problem.metadata["objectives"]
+    assert problem.context is None
+    assert [one["name"] for one in listed] == ["Q1", "Q2", "Q3"]
+    assert problem.question.split("\n") == [f"{one['name']}: {one['question']}" for one in listed]
+    assert json.loads(problem.answers[0]) == {one["name"]: one["answers"][0] for one in listed}
+    single = make_search_problem(0, "train", 3)
+    assert "\n" not in single.question
+    assert not single.question.startswith("Q1")
+    assert "objectives" not in single.metadata
+
+
+def test_a_guess_at_the_most_often_said_value_is_seldom_right():
+    def guess(problem: Problem) -> str:
+        question = problem.question
+        ((verbs, _),) = [(v, m) for v, q in ASKED.items() if (m := re.fullmatch(q, question))]
+        said = " ".join(passage["text"] for passage in problem.metadata["passages"])
+        return Counter(re.findall(rf"(?:{verbs}) (\w+)\.", said)).most_common(1)[0][0]
+
+    problems = [make_search_problem(1, "eval", index) for index in range(200)]
+    assert sum(guess(problem) == problem.answers[0] for problem in problems) < 80
+
+
+def test_problems_depend_on_seed_split_step_and_round_alone():
+    source = SyntheticSearchSource(SearchDataConfig(), seed=3)
+    again = SyntheticSearchSource(SearchDataConfig(), seed=3)
+    later = source.problems(step=5, count=4)
+    assert again.problems(step=5, count=2) == later[:2]  # asked first, and fewer
+    ids = {p.id for s in range(6) for r in range(3) for p in source.problems(step=s, count=4, round=r)}
+    assert len(ids) == 6 * 3 * 4
+    assert SyntheticSearchSource(SearchDataConfig(), seed=4).problems(step=5, count=4) != later
+
+
+def test_evaluation_problems_are_none_of_training():
+    train, held_out = (SyntheticSearchSource(SearchDataConfig(), seed=3, split=split) for split in ("train", "eval"))
+    seen = {p.metadata["passages"] for s in range(20) for p in map(_hashable, train.problems(step=s, count=8))}
+    assert not seen & {p.metadata["passages"] for p in map(_hashable, held_out.problems(step=0, count=64))}
+
+
+def _hashable(problem: Problem) -> Problem:
+    passages = tuple(tuple(passage.items()) for passage in problem.metadata["passages"])
+    return Problem(problem.id, problem.question, problem.answers, None, {"passages": passages})
+
+
+def test_the_number_of_objectives_is_drawn_and_a_curriculum_overrules_it():
+    source = build_source(DataConfig(source="synthetic_search"), split="train")
+    drawn = Counter(objective_count(problem) for step in range(20) for problem in source.problems(step=step, count=10))
+    assert set(drawn) == {1, 2, 4}
+    assert min(drawn.values()) > 40
+    assert {objective_count(problem) for problem in source.problems(step=0, count=10, size=8)} == {8}
+
+
+def test_a_plan_of_another_kind_of_problem_is_refused():
+    with pytest.raises(DataError, match="only problems of data"):
+        plan(Problem("x", "Who?", ("Bob",)))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"source": "synthetic_search", "search": {"objectives": 8, "hops": 2, "people": 12}}, "raise it to 16"),
+        ({"source": "synthetic_search", "search": {"objectives": []}}, "at least 1"),
+        ({"source": "synthetic", "search": {}}, "data.source=synthetic_search"),
+        ({"source": "synthetic_search", "documents": 3}, "unset them"),
+        ({"source": "synthetic_search", "curriculum": {"chunks": [1]}}, "data.curriculum.objectives"),
+        ({"source": "synthetic", "curriculum": {"objectives": [1]}}, "data.curriculum.chunks"),
+        ({"source": "synthetic_search", "curriculum": {"objectives": [1, 30]}}, "raise it to 30"),
+        ({"source": "questions.json", "curriculum": {"objectives": [1]}}, "data.source must be"),
+        ({"curriculum": {"chunks": [1], "objectives": [1]}}, "one list of sizes"),
+        ({"curriculum": {}}, "one list of sizes"),
+    ],
+)
+def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict, said: str):
+    with pytest.raises(ValidationError, match=said):
+        RunConfig.model_validate({"data": data})
+
+
+def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metrics(tmp_path):
+    from palimpsest.runs.run_folder import read_rows
+    from support.fakes import small_config
+    from train.test_loop import train
+
+    class Sized:
+        def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+            sizes.append(size)
+            return [Problem(f"{step}-{round}-{i}", "yes? ", ("yes",), "fact. ") for i in range(count)]
+
+    sizes: list[int | None] = []
+    values = small_config().model_dump(mode="json")
+    stages = {"objectives": [1, 2, 4], "advance_at": 0.0, "window": 1}
+    config = RunConfig.model_validate({**values, "data": {"source": "synthetic_search", "curriculum": stages}})
+    train(tmp_path / "run", config, source=Sized())
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["curriculum/objectives"] for row in rows] == sizes[: len(rows)]
+    assert list(dict.fromkeys(sizes)) == [1, 2, 4]
+
+
+def test_a_plan_survives_a_record_where_tuples_become_lists():
+    problem = make_search_problem(0, "train", 1, objectives=2, hops=2)
+    read = Problem(problem.id, problem.question, problem.answers, None, json.loads(json.dumps(problem.metadata)))
+    assert plan(read) == plan(problem)
+    assert isinstance(plan(read), Plan)
+
+
+@pytest.mark.parametrize("problem", CASES[1::25] + CASES[4::50], ids=lambda p: p.id)
+def test_a_search_for_a_planned_name_brings_up_its_passage_first(problem: Problem, tmp_path):
+    index = Bm25Index.build([dict(passage) for passage in problem.metadata["passages"]], tmp_path / "index")
+    for step in plan(problem).steps:
+        ((hit,),) = index.search([step.query], topk=1)
+        assert hit.document["id"] == step.passage
+
+
+@pytest.mark.parametrize(("people", "objectives", "hops", "needed"), [(1, 1, 1, 2), (0, 1, 1, 2), (3, 2, 2, 4)])
+def test_a_corpus_of_too_few_people_is_refused(people: int, objectives: int, hops: int, needed: int) -> None:
+    with pytest.raises(DataError, match=f"people={people}: .* need {needed} at least"):
+        make_search_problem(0, "train", 0, people=people, objectives=objectives, hops=hops)

@@ -1,0 +1,140 @@
+"""Synthetic documents: answerable, unambiguous, and without a tell in position."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from palimpsest.config.data import SyntheticConfig
+from palimpsest.data.synthetic import SyntheticSource, make_problem
+from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS, TIES
+from palimpsest.imitate.skills import Skills
+
+
+def read_facts(context: str) -> list[tuple[str, str, str]]:
+    """(subject, relation, value) of every sentence, by matching the templates anew."""
+    facts = []
+    for line in context.split("\n"):
+        for sentence in line.removeprefix("- ").replace(".", ".|").split("|"):
+            for relation in RELATIONS:
+                for template in relation.statements:
+                    before, rest = template.split("{s}")
+                    between, after = rest.split("{v}")
+                    text = sentence.strip()
+                    if not (text.startswith(before) and text.endswith(after)):
+                        continue
+                    subject, found, value = text[len(before) : len(text) - len(after)].partition(between)
+                    if found and subject in PEOPLE and value in relation.values:
+                        facts.append((subject, relation.name, value))
+    return facts
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("chunks", [1, 4, 40])
+def test_the_document_alone_gives_the_answer_and_nothing_contradicts_it(hops: int, chunks: int) -> None:
+    for index in range(30):
+        problem = make_problem(3, "eval", index, chunks=chunks, hops=hops)
+        assert problem.context is not None
+        facts = read_facts(problem.context)
+        values: dict[tuple[str, str], set[str]] = {}
+        for subject, relation, value in facts:
+            values.setdefault((subject, relation), set()).add(value)
+        assert all(len(v) == 1 for v in values.values()), "a person has one value per relation"
+        assert answer_by_reading(problem.question, values) == problem.answers[0]
+        for statement in problem.metadata["evidence"]:
+            assert problem.context.count(statement) == 1
+
+
+def answer_by_reading(question: str, values: dict[tuple[str, str], set[str]]) -> str:
+    for relation in RELATIONS:
+        before, after = relation.question.split("{s}")
+        if not (question.startswith(before) and question.endswith(after)):
+            continue
+        subject = question[len(before) : len(question) - len(after)]
+        for tie in TIES:
+            assert tie.of is not None
+            head, tail = tie.of.split("{s}")
+            if subject.startswith(head) and subject.endswith(tail):
+                (subject,) = values[(subject[len(head) : len(subject) - len(tail)], tie.name)]
+        if (subject, relation.name) in values:
+            (value,) = values[(subject, relation.name)]
+            return value
+    raise AssertionError(f"no relation asks {question!r}")
+
+
+def test_evidence_is_uniform_over_the_document() -> None:
+    chunks, count = 8, 1600
+    seen = Counter(make_problem(0, "eval", i, chunks=chunks).metadata["evidence_chunks"][0] for i in range(count))
+    expected = count / chunks
+    chi_square = sum((seen[c] - expected) ** 2 / expected for c in range(chunks))
+    assert chi_square < 24.3  # 7 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("near_misses", [0, 3])
+def test_near_misses_share_the_subject_or_the_relation_and_are_as_many_as_said(near_misses: int) -> None:
+    counts = []
+    for index in range(200):
+        problem = make_problem(0, "eval", index, chunks=4, near_misses=near_misses)
+        (statement,) = problem.metadata["evidence"]
+        ((subject, relation, _value),) = read_facts("- " + statement)
+        assert problem.context is not None
+        others = [f for f in read_facts(problem.context) if f[:2] != (subject, relation)]
+        counts.append((sum(f[0] == subject for f in others), sum(f[1] == relation for f in others)))
+    same_subject, same_relation = (sum(column) / len(counts) for column in zip(*counts, strict=True))
+    # by chance: 19 sentences, 400 people, 15 relations
+    assert near_misses * 0.5 <= same_subject + 0.3 <= near_misses * 0.5 + 0.7
+    assert near_misses * 0.5 + 0.8 <= same_relation <= near_misses * 0.5 + 1.7
+
+
+def test_the_same_key_gives_the_same_document_and_length_does_not_change_the_question() -> None:
+    assert make_problem(1, "train", 7, chunks=5) == make_problem(1, "train", 7, chunks=5)
+    short, long = make_problem(1, "train", 7, chunks=1), make_problem(1, "train", 7, chunks=300)
+    assert (short.question, short.answers) == (long.question, long.answers)
+
+
+def test_training_never_repeats_and_never_meets_the_held_out_problems() -> None:
+    source = SyntheticSource(SyntheticConfig(), 0, "train")
+    ids = [p.id for step in range(20) for r in (0, 1) for p in source.problems(step=step, count=8, round=r)]
+    held_out = SyntheticSource(SyntheticConfig(), 0, "eval").problems(step=0, count=64)
+    assert len(set(ids)) == len(ids)
+    assert not {p.context for p in held_out} & {p.context for p in source.problems(step=0, count=64)}
+    assert source.problems(step=3, count=8, size=9)[0].metadata["chunks"] == 9
+
+
+def test_a_hundred_thousand_chunks_are_made_and_hold_their_evidence() -> None:
+    problem = make_problem(0, "eval", 1, chunks=100_000, facts_per_chunk=1)
+    assert problem.context is not None
+    assert problem.context.count("\n") == 99_999
+    assert problem.metadata["evidence"][0] in problem.context
+
+
+def test_values_tell_their_relation() -> None:
+    values = [value for relation in ATTRIBUTES for value in relation.values]
+    assert len(values) == len(set(values))
+    assert not set(values) & set(PEOPLE)
+
+
+def test_what_the_base_model_writes_does_not_depend_on_the_question(tiny_codec: Any) -> None:
+    """Relevance is left to RL: the evidence is written no more often than any other fact on the page."""
+    skills = Skills(tiny_codec)
+    rng = random.Random(0)
+    relevant = relevant_written = 0
+    other_written = 0.0
+    for _ in range(3000):
+        example = skills.read(rng)
+        prompt = tiny_codec.decode(example.prompt_ids)
+        written = set(read_facts("- " + tiny_codec.decode(example.completion_ids)))
+        question = prompt.split("Problem: ")[1].split("\n")[0]
+        section, memory = prompt.split("Section:\n")[1].split("\n")[0], prompt.split("Memory:")[1].split("\n")[0]
+        # What stands in the memory too is written more often: memories are copied whole now and then.
+        facts = set(read_facts(section)) - set(read_facts("- " + memory))
+        asked = {f for f in facts if next(r for r in RELATIONS if r.name == f[1]).question.format(s=f[0]) == question}
+        if asked and facts - asked:  # compared within one page, for what is written depends on how much stands there
+            relevant += 1
+            relevant_written += len(asked & written)
+            other_written += len((facts - asked) & written) / len(facts - asked)
+    assert relevant > 300
+    assert abs(relevant_written - other_written) / relevant < 0.06

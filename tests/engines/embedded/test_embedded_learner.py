@@ -1,0 +1,445 @@
+"""The learner: gradients against plain segment-by-segment training, saved state bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
+from palimpsest.engines.embedded.build import build_engine
+from palimpsest.engines.embedded.forest.logprobs import token_logprobs
+from palimpsest.engines.embedded.learner import EmbeddedLearner
+from palimpsest.engines.embedded.model import check_budget, load_model, max_context
+from palimpsest.engines.embedded.optim import learning_rate
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.errors import CheckpointError, ModelError
+from palimpsest.types import SamplingParams, Segment
+from support.models import build_llama
+
+VOCAB = 200
+
+
+def segment(draw: random.Random, *, first: int = 1) -> TrainSegment:
+    """Random tokens with a few trained stretches, and credit of its own for every token."""
+    length = draw.randint(6, 50)
+    mask = tuple(i >= first and draw.random() < 0.3 for i in range(length))
+    return TrainSegment(
+        Segment(
+            tuple(draw.randrange(VOCAB) for _ in range(length)),
+            mask,
+            tuple(-draw.uniform(3, 7) if m else 0.0 for m in mask),
+            tuple(0 if m else -1 for m in mask),
+        ),
+        tuple(draw.uniform(-1, 1) for _ in mask),
+        tuple(draw.uniform(0.001, 0.02) for _ in mask),
+    )
+
+
+def batch_of(count: int, seed: int = 0) -> StepBatch:
+    draw = random.Random(seed)
+    return StepBatch(tuple(segment(draw) for _ in range(count)))
+
+
+def learner_of(model: Any, **changes: Any) -> EmbeddedLearner:
+    options = {"optim": OptimConfig(learning_rate=1e-3), "loss": LossConfig(), "micro_batch_tokens": 150}
+    return EmbeddedLearner(model, **{**options, **changes})
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def plain_gradient(model: Any, batch: StepBatch, temperature: float) -> tuple[float, dict[str, torch.Tensor]]:
+    """Clipped policy gradient, one unpadded segment and one token at a time, written out anew, in float64."""
+    model = copy.deepcopy(model).double()
+    total = torch.zeros((), dtype=torch.float64)
+    for item in batch.segments:
+        ids = torch.tensor([item.segment.token_ids])
+        logprobs = (model(ids).logits[0] / temperature).log_softmax(-1)
+        for t, trained in enumerate(item.segment.loss_mask):
+            if trained:
+                ratio = (logprobs[t - 1, item.segment.token_ids[t]] - item.segment.logprobs[t]).exp()
+                advantage = item.advantages[t]
+                loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+                if advantage < 0:
+                    loss = torch.minimum(loss, torch.tensor(-3.0 * advantage, dtype=torch.float64))
+                total = total + item.weights[t] * loss
+    total.backward()
+    return float(total.detach()), gradients(model)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_is_that_of_separate_unpadded_segments(temperature: float) -> None:
+    model, batch = build_llama(VOCAB), batch_of(25)
+    loss, exact = plain_gradient(model, batch, temperature)
+    stats = learner_of(model, temperature=temperature).forward_backward(batch)
+    assert math.isclose(stats["loss_sum"], loss, rel_tol=1e-4, abs_tol=1e-6)
+    for name, gradient in gradients(model).items():
+        assert torch.allclose(gradient.double(), exact[name], atol=2e-6, rtol=1e-4), name
+    assert stats["tokens_sum"] == sum(sum(item.segment.loss_mask) for item in batch.segments)
+    assert stats["logical_tokens_sum"] >= stats["physical_tokens_sum"]
+
+
+def test_the_cut_into_micro_batches_does_not_matter() -> None:
+    batch, found = batch_of(25), []
+    for tokens in (1, 97, 100_000):
+        model = build_llama(VOCAB)
+        learner_of(model, micro_batch_tokens=tokens).forward_backward(batch)
+        found.append(gradients(model))
+    for name in found[0]:
+        assert torch.allclose(found[0][name], found[1][name], atol=1e-6)
+        assert torch.allclose(found[0][name], found[2][name], atol=1e-6)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_chunks_of_the_vocabulary_projection_change_neither_values_nor_gradients(entropy: bool) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 50)
+    rows, targets, results = torch.randint(17, (23,)), torch.randint(50, (23,)), []
+    start = torch.randn(17, 8)
+    for elements in (50 * 4, 50 * 100):
+        hidden = start.clone().requires_grad_()
+        logprobs, spread = token_logprobs(
+            hidden, head, rows, targets, 1.3, vocab=50, chunk_elements=elements, entropy_gradient=entropy
+        )
+        assert spread.requires_grad is entropy
+        (logprobs.sum() + (spread.sum() if entropy else 0)).backward()
+        results.append((logprobs.detach(), spread.detach(), hidden.grad))
+    exact = (head(start[rows]) / 1.3).log_softmax(-1)
+    assert torch.allclose(results[0][0], exact.gather(1, targets[:, None])[:, 0], atol=1e-6)
+    assert torch.allclose(results[0][1], -(exact.exp() * exact).sum(-1), atol=1e-5)
+    for few, many in zip(*results, strict=True):
+        assert torch.allclose(few, many, atol=1e-5)
+
+
+def test_sampler_and_learner_agree_on_a_thousand_sampled_tokens() -> None:
+    model = build_llama(VOCAB)
+    sampler = EmbeddedSampler(model)
+    draw = random.Random(0)
+    prompts = [[draw.randrange(VOCAB) for _ in range(draw.randint(5, 60))] for _ in range(60)]
+
+    async def go() -> list[Any]:
+        return await asyncio.gather(
+            *(sampler.generate(p, SamplingParams(20, temperature=0.8, seed=i)) for i, p in enumerate(prompts))
+        )
+
+    items = []
+    for prompt, completion in zip(prompts, asyncio.run(go()), strict=True):
+        size = len(completion.token_ids)
+        items.append(
+            TrainSegment(
+                Segment(
+                    (*prompt, *completion.token_ids),
+                    (False,) * len(prompt) + (True,) * size,
+                    (0.0,) * len(prompt) + completion.logprobs,
+                    (-1,) * len(prompt) + (0,) * size,
+                ),
+                (1.0,) * (len(prompt) + size),
+                (0.001,) * (len(prompt) + size),
+            )
+        )
+    stats = learner_of(model, temperature=0.8).forward_backward(StepBatch(tuple(items)))
+    assert stats["tokens_sum"] == 1200
+    assert stats["logprob_gap_max"] < 1e-4
+    assert abs(stats["ratio_sum"] / 1200 - 1) < 1e-4
+
+
+def silenced(batch: StepBatch, silent: set[int]) -> StepBatch:
+    """`batch` with advantages of 0 in some of its segments."""
+    rows = list(batch.segments)
+    for index in silent:
+        rows[index] = replace(rows[index], advantages=(0.0,) * len(rows[index].advantages))
+    return StepBatch(tuple(rows))
+
+
+@pytest.mark.parametrize("old", ["sampler", "recompute"])
+def test_segments_without_a_signal_are_not_computed_and_the_gradient_is_the_same(old: Any) -> None:
+    batch = silenced(batch_of(25), set(range(5, 25)))
+    seen = []
+    for skips in (True, False):
+        model = build_llama(VOCAB)
+        learner = learner_of(model, loss=LossConfig(old_logprobs=old))
+        learner._skips_silent = skips
+        learner.prepare([batch, batch_of(2)])
+        seen.append((learner.forward_backward(batch), gradients(model)))
+    (few, ours), (every, whole) = seen
+    assert (few["segments_sum"], every["segments_sum"]) == (5.0, 25.0)
+    assert math.isclose(few["loss_sum"], every["loss_sum"], abs_tol=1e-7)
+    for name, gradient in whole.items():
+        assert torch.allclose(ours[name], gradient, atol=1e-7), name
+
+
+@pytest.mark.parametrize("loss", [LossConfig(kl_coef=0.1), LossConfig(entropy_coef=0.01)])
+def test_kl_and_entropy_terms_need_every_segment(loss: LossConfig) -> None:
+    batch = silenced(batch_of(8), {1, 2, 3})
+    assert learner_of(build_llama(VOCAB), loss=loss).forward_backward(batch)["segments_sum"] == 8.0
+
+
+def test_a_step_without_any_signal_is_a_step_on_a_zero_gradient() -> None:
+    """Momentum moves the weights then, as it does where every segment is computed."""
+    model = build_llama(VOCAB)
+    learner = learner_of(model)
+    learner.forward_backward(batch_of(4))
+    learner.step()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stats = learner.forward_backward(silenced(batch_of(4), {0, 1, 2, 3}))
+    assert stats["segments_sum"] == 1.0
+    assert learner.step()["grad_norm"] == 0.0
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_recomputed_old_log_probabilities_are_those_before_the_first_step() -> None:
+    model = build_llama(VOCAB)
+    config = LossConfig(old_logprobs="recompute")
+    learner = learner_of(model, loss=config, optim=OptimConfig(learning_rate=1e-2))
+    first, second = batch_of(6, seed=1), batch_of(6, seed=2)
+    with pytest.raises(ValueError, match="prepare"):
+        learner.forward_backward(first)
+    learner.prepare([first, second])
+    stats = learner.forward_backward(first)
+    assert math.isclose(stats["ratio_sum"], stats["tokens_sum"], rel_tol=1e-5)
+    learner.step()
+    stats = learner.forward_backward(second)
+    assert abs(stats["ratio_sum"] / stats["tokens_sum"] - 1) > 1e-3, "old ones moved with the weights"
+
+
+def test_a_single_prepared_batch_is_its_own_old_side() -> None:
+    learner = learner_of(build_llama(VOCAB), loss=LossConfig(old_logprobs="recompute"))
+    batch = batch_of(6)
+    learner.prepare([batch])
+    stats = learner.forward_backward(batch)
+    assert stats["ratio_sum"] == stats["tokens_sum"]
+
+
+def test_kl_compares_with_the_starting_weights() -> None:
+    model = build_llama(VOCAB)
+    learner = learner_of(model, loss=LossConfig(kl_coef=0.1), optim=OptimConfig(learning_rate=1e-2))
+    batch = batch_of(6)
+    assert learner.forward_backward(batch)["kl_sum"] == 0.0
+    learner.step()
+    assert learner.forward_backward(batch)["kl_sum"] > 0.01
+    assert learner_of(model)._reference is None, "coefficient 0 keeps no reference model"
+
+
+def test_supervised_training_lowers_the_loss_of_its_tokens() -> None:
+    learner = learner_of(build_llama(VOCAB), objective="nll", optim=OptimConfig(learning_rate=1e-2))
+    batch = batch_of(10)
+    losses = []
+    for _ in range(15):
+        stats = learner.forward_backward(batch)
+        losses.append(stats["nll_sum"] / stats["tokens_sum"])
+        learner.step()
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_non_finite_gradient_changes_nothing_and_is_counted() -> None:
+    model = build_llama(VOCAB)
+    learner = learner_of(model)
+    batch = batch_of(4)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    good = batch.segments[0]
+    bad = TrainSegment(good.segment, (math.nan,) * len(good.advantages), good.weights)
+    learner.forward_backward(StepBatch((bad,)))
+    stats = learner.step()
+    assert (stats["grad_skipped"], stats["grad_skipped_total"], learner.version) == (1.0, 1.0, 0)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    learner.forward_backward(batch)
+    assert learner.step()["grad_skipped"] == 0.0
+    assert learner.version == 1
+
+
+def test_adamw_follows_the_formula() -> None:
+    model, batch = build_llama(VOCAB), batch_of(4)
+    config = OptimConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=None, betas=(0.8, 0.9), eps=1e-6)
+    name = "model.layers.0.mlp.up_proj.weight"
+    start = dict(model.named_parameters())[name].detach().clone()
+    learner = learner_of(model, optim=config)
+    learner.forward_backward(batch)
+    gradient = gradients(model)[name]
+    learner.step()
+    # First step: both moments are the gradient's, so bias-corrected they are g and g squared.
+    expected = start * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-6)
+    assert torch.allclose(dict(model.named_parameters())[name], expected, atol=1e-6)
+
+
+def test_schedules() -> None:
+    cosine = OptimConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine")
+    rates = [learning_rate(cosine, step, 10) for step in (0, 1, 2, 6, 10, 99)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0, 0.0])
+    assert learning_rate(OptimConfig(learning_rate=1.0), 1000, 10) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_state_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype, tiny_tokenizer: Any) -> None:
+    def fresh() -> tuple[Any, EmbeddedLearner]:
+        model = build_llama(VOCAB).to(dtype)
+        return model, learner_of(model, tokenizer=tiny_tokenizer)
+
+    def train(learner: EmbeddedLearner, seeds: range) -> None:
+        for seed in seeds:
+            learner.forward_backward(batch_of(5, seed=seed))
+            learner.step()
+
+    straight_model, straight = fresh()
+    train(straight, range(3))
+    straight.save(tmp_path)
+    train(straight, range(3, 6))
+    resumed_model, resumed = fresh()
+    resumed.load(tmp_path)
+    assert resumed.version == 3
+    train(resumed, range(3, 6))
+    for (name, a), (_, b) in zip(straight_model.named_parameters(), resumed_model.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".bin", ".pkl")]
+
+
+def test_bfloat16_weights_keep_updates_smaller_than_their_spacing() -> None:
+    model = build_llama(VOCAB).to(torch.bfloat16)
+    learner = learner_of(model, optim=OptimConfig(learning_rate=1e-5))
+    name = "model.layers.0.mlp.up_proj.weight"
+    master = learner._optimizer._masters[name]
+    before = master.detach().clone()
+    learner.forward_backward(batch_of(4))
+    learner.step()
+    assert (master != before).float().mean() > 0.9
+
+
+def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path) -> None:
+    config = RunConfig(model=ModelConfig(path=str(tiny_model_folder)))
+    engine = build_engine(config)
+    assert engine.learner is not None
+    engine.learner.forward_backward(batch_of(4))
+    engine.learner.step()
+    engine.learner.save(tmp_path)
+    again = build_engine(RunConfig(model=ModelConfig(path=str(tmp_path))), train=False)
+    assert again.learner is None
+    for a, b in zip(engine.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert again.codec.encode("Anna is blue") == engine.codec.encode("Anna is blue")
+
+
+def test_publishing_makes_the_new_weights_the_samplers(tiny_model_folder: Path) -> None:
+    engine = build_engine(RunConfig(model=ModelConfig(path=str(tiny_model_folder))))
+    assert engine.learner is not None
+    engine.learner.forward_backward(batch_of(4))
+    engine.learner.step()
+    assert engine.learner.publish() == 1
+    completion = asyncio.run(engine.sampler.generate([5, 6, 7], SamplingParams(max_tokens=4)))
+    assert completion.policy_version == 1
+    with torch.no_grad():
+        exact = engine.model(torch.tensor([[5, 6, 7]])).logits[0, -1].log_softmax(-1)
+    assert math.isclose(completion.logprobs[0], float(exact[completion.token_ids[0]]), abs_tol=1e-4)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    learner_of(build_llama(VOCAB)).save(tmp_path)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        learner_of(build_llama(VOCAB, intermediate_size=32)).load(tmp_path)
+    with pytest.raises(CheckpointError, match="learner"):
+        learner_of(build_llama(VOCAB)).load(tmp_path / "nowhere")
+
+
+def test_a_resumed_kl_needs_the_model_the_run_started_from(tmp_path: Path) -> None:
+    loss = LossConfig(kl_coef=0.1)
+    learner_of(build_llama(VOCAB), loss=loss).save(tmp_path)
+    learner_of(build_llama(VOCAB), loss=loss).load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.path"):
+        learner_of(build_llama(VOCAB, seed=1), loss=loss).load(tmp_path)
+
+
+def test_segments_that_can_not_be_trained_are_refused() -> None:
+    learner = learner_of(build_llama(VOCAB, max_position_embeddings=16))
+    row = Segment((1,) * 18, (False,) * 17 + (True,), (0.0,) * 18, (-1,) * 17 + (0,))
+    long = TrainSegment(row, (1.0,) * 18, (1.0,) * 18)
+    with pytest.raises(ValueError, match="18 tokens"):
+        learner.forward_backward(StepBatch((long,)))
+    headless = TrainSegment(Segment((1, 2), (True, True), (-1.0, -1.0), (0, 0)), (1.0, 1.0), (1.0, 1.0))
+    with pytest.raises(ValueError, match="first token"):
+        learner.forward_backward(StepBatch((headless,)))
+
+
+def test_a_segment_with_an_empty_mask_changes_nothing() -> None:
+    batch = batch_of(5)
+    empty = TrainSegment(Segment((1, 2, 3), (False,) * 3, (0.0,) * 3, (-1,) * 3), (9.0,) * 3, (9.0,) * 3)
+    found = []
+    for segments in (batch.segments, (*batch.segments, empty)):
+        model = build_llama(VOCAB)
+        learner_of(model).forward_backward(StepBatch(segments))
+        found.append(gradients(model))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors weights"),
+        (lambda f: (f / "config.json").unlink(), r"no config\.json"),
+        (lambda f: (f / "config.json").write_text("{"), "not loadable"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 40), "not loadable"),
+    ],
+)
+def test_a_spoilt_model_folder_is_named_with_the_reason(
+    tmp_path: Path, tiny_model_folder: Path, spoil: Any, message: str
+) -> None:
+    for file in tiny_model_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    spoil(tmp_path)
+    with pytest.raises(ModelError, match=message) as error:
+        load_model(ModelConfig(path=str(tmp_path)))
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_lacks_one_weight_is_refused_not_filled_with_noise(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for file in tiny_model_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="up_proj"):
+        load_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_missing_folder_an_odd_device_and_a_foreign_architecture_are_refused(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        load_model(ModelConfig(path=str(tmp_path / "nothing")))
+    with pytest.raises(ModelError, match="not a device"):
+        load_model(ModelConfig(path=str(tiny_model_folder), device="toaster"))
+    for file in tiny_model_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"layer_types": ["linear_attention"] * 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError):
+        load_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_loading_leaves_the_random_state_alone(tiny_model_folder: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    load_model(ModelConfig(path=str(tiny_model_folder)))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_budgets_are_checked_against_the_window() -> None:
+    model = build_llama(VOCAB)
+    assert max_context(model) == 512
+    check_budget(model, 512, "chunk_size=400")
+    with pytest.raises(ModelError, match="chunk_size=500 needs 513 tokens, the model's window holds 512"):
+        check_budget(model, 513, "chunk_size=500")

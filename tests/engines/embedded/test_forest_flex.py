@@ -1,0 +1,68 @@
+"""The CUDA path's mask and kernel call, on the CPU as far as torch has them there (no backward pass)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from palimpsest.engines.embedded.forest import flex as forest_flex
+from palimpsest.engines.embedded.forest.attention import dense
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests
+from palimpsest.engines.embedded.forest.plan import Plan, plan_of, seen
+from support.forests import batch_of_rows, grown
+
+
+def laid_out(seed: int, length: int, depth: int = 3) -> Forest:
+    draw = random.Random(seed)
+    rows = grown(draw, depth=depth, length=length)[:12]
+    return build_forests(batch_of_rows(rows, draw).segments, 100_000, 10_000, min_shared=1)[0]
+
+
+def tensors(plan: Plan) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    places = len(plan.exits)
+    return [torch.randn(1, 4, len(plan.places), 16), torch.randn(1, 2, places, 16), torch.randn(1, 2, places, 16)]
+
+
+@given(seed=st.integers(0, 2**31), depth=st.integers(0, 5), everywhere=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_mask_sees_the_path_and_nothing_else(seed: int, depth: int, everywhere: bool) -> None:
+    forest = laid_out(seed, 8, depth)
+    plan = plan_of(forest, torch.float32, None if everywhere else forest.places)
+    queries, keys = torch.arange(len(plan.places))[:, None], torch.arange(forest.physical_tokens)[None]
+    zero = torch.tensor(0)
+    mask = forest_flex.mask_mod(plan.exits, plan.places)(zero, zero, queries, keys)
+    assert torch.equal(mask, seen(plan.exits, plan.places, keys[0]))
+
+
+def test_uncompiled_flex_attention_with_that_mask_is_the_reference() -> None:
+    forest = laid_out(0, 60)
+    for places in (None, forest.places):
+        plan = plan_of(forest, torch.float32, places)
+        mask = forest_flex.mask_mod(plan.exits, plan.places)
+        blocks = create_block_mask(mask, None, None, len(plan.places), forest.physical_tokens, device="cpu")
+        query, key, value = tensors(plan)
+        with torch.no_grad():
+            found = flex_attention(query, key, value, block_mask=blocks, scale=0.3, enable_gqa=True)
+        torch.testing.assert_close(found.transpose(1, 2), dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() -> None:
+    from torch._dynamo.utils import counters
+
+    graphs = []
+    for seed, length in enumerate((20, 60, 90, 33, 150)):
+        forest = laid_out(seed, length)
+        for places in (None, forest.places):
+            plan = plan_of(forest, torch.float32, places)
+            with torch.no_grad():
+                found = forest_flex.flex(*tensors(plan), forest_flex.block_mask(plan.exits, plan.places), 0.3)
+            torch.testing.assert_close(found, dense(*tensors(plan), plan, 0.3), atol=1e-5, rtol=1e-5)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert len(set(graphs[1:])) == 1, "after the first forest nothing is compiled anew"

@@ -1,0 +1,448 @@
+"""Training on prefix forests against training every segment on its own: loss and every gradient."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from palimpsest.config.data import SyntheticConfig
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import CreditConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig
+from palimpsest.credit.assign import assign
+from palimpsest.data.search_synthetic import SyntheticSearchSource
+from palimpsest.data.synthetic import SyntheticSource
+from palimpsest.engines.embedded.forest import attention as forest_attention
+from palimpsest.engines.embedded.forest import layout as forest
+from palimpsest.engines.embedded.forest import plan as forest_plan
+from palimpsest.engines.embedded.learner import EmbeddedLearner
+from palimpsest.engines.embedded.model import load_model, model_path
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.errors import ModelError
+from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.gated import GatedPolicy
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.recall import RecallPolicy
+from palimpsest.memory.registry import build_policy
+from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.segments import segments_of
+from palimpsest.text.codec import Codec
+from palimpsest.types import (
+    Completion,
+    Grade,
+    Group,
+    Outcome,
+    Problem,
+    SamplingParams,
+    Segment,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from support.forests import VOCAB, apart, batch_of_rows, credited, exact, gradients, grown, largest_error
+from support.models import build_llama
+
+
+def learner_of(model: Any, **changes: Any) -> EmbeddedLearner:
+    options: dict[str, Any] = {"optim": OptimConfig(), "loss": LossConfig(), "micro_batch_tokens": 100_000}
+    return EmbeddedLearner(model, **{**options, **changes})
+
+
+def compared(model: Any, batch: StepBatch, **options: Any) -> tuple[float, dict[str, float]]:
+    """Largest relative error of loss and gradients against separate segments, and the learner's stats.
+
+    The loss is a sum of both signs: its error is relative to the sum of the sizes.
+    """
+    loss, wanted = apart(model, batch)
+    model.zero_grad(set_to_none=True)
+    stats = learner_of(model, **options).forward_backward(batch)
+    size = sum(
+        abs(advantage * weight)
+        for item in batch.segments
+        for advantage, weight, m in zip(item.advantages, item.weights, item.segment.loss_mask, strict=True)
+        if m
+    )
+    return max(abs(stats["loss_sum"] - loss) / size, largest_error(gradients(model), wanted)), dict(stats)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Grouped queries, float64."""
+    return exact(build_llama(VOCAB, num_key_value_heads=2))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    depth=st.integers(0, 6),
+    square=st.sampled_from([1, 6, 128]),
+    tokens=st.sampled_from([20, 100_000]),
+    shared=st.sampled_from([1, 8]),
+)
+@example(seed=384, depth=0, square=1, tokens=20, shared=1)  # every token is clipped: no gradient at all
+@settings(max_examples=25, deadline=None)
+def test_random_forests_have_the_gradient_of_separate_segments(
+    model: Any, seed: int, depth: int, square: int, tokens: int, shared: int
+) -> None:
+    draw = random.Random(seed)
+    rows = grown(draw, depth=depth, length=9, branches=2) + grown(draw, depth=1, length=9)  # two groups
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forest_plan, "SQUARE", square)
+        patch.setattr(forest_plan, "TILE", 8)
+        patch.setitem(forest.build_forests.__kwdefaults__, "min_shared", shared)
+        error, stats = compared(model, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
+    assert error < 1e-9
+    assert stats["reuse"] == stats["logical_tokens_sum"] / stats["physical_tokens_sum"]
+
+
+def test_a_long_forest_with_every_kind_of_part(model: Any) -> None:
+    draw = random.Random(0)
+    rows = [list(range(40)) + row for row in grown(draw, depth=3, length=150)][:14]
+    error, stats = compared(model, batch_of_rows(rows, draw, share=0.2))
+    assert error < 1e-9
+    assert stats["reuse"] > 1.5
+    (laid_out,) = forest.build_forests(batch_of_rows(rows, draw).segments, 100_000, 512)
+    kinds = {(p.causal, p.mask is not None) for p in forest_plan.plan_of(laid_out, torch.float32).parts}
+    assert kinds == {(True, False), (False, False), (False, True)}
+
+
+def test_one_sampled_token_in_two_trajectories_is_trained_with_each_ones_advantage(model: Any) -> None:
+    row = Segment(tuple(range(10)), (False,) * 8 + (True,) * 2, (0.0,) * 8 + (-4.0, -5.0), (-1,) * 8 + (0, 0))
+    pair = [TrainSegment(row, (advantage,) * 10, (0.5,) * 10) for advantage in (1.0, -0.25)]
+    error, stats = compared(model, StepBatch(tuple(pair)))
+    assert error < 1e-9
+    assert (stats["tokens_sum"], stats["physical_tokens_sum"], stats["logical_tokens_sum"]) == (4, 9, 18)
+
+
+def test_a_segment_may_be_a_prefix_of_another(model: Any) -> None:
+    draw = random.Random(0)
+    long = [draw.randrange(VOCAB) for _ in range(30)]
+    error, stats = compared(model, batch_of_rows([long, long[:12], long[:20], long], draw))
+    assert error < 1e-9
+    assert stats["physical_tokens_sum"] == 29
+
+
+# ---- recorded trajectories -----------------------------------------------------------------------------------
+
+
+class HalfRight:
+    """Grades by the rollout, so that every group has a signal."""
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        return Grade(float(trajectory.rollout % 2))
+
+
+def recorded(policy: Any, problems: Sequence[Problem], model: Any, codec: Any, sampler: Any = None) -> list[Group]:
+    """Two groups of four episodes, played by the model."""
+    return asyncio.run(
+        play_groups(
+            problems,
+            group_size=4,
+            policy=policy,
+            sampler=sampler or EmbeddedSampler(model),
+            codec=codec,
+            sampling=SamplingConfig(),
+            grader=HalfRight(),
+            key=(0,),
+        )
+    )
+
+
+def error_and_reuse(groups: Sequence[Group], model: Any) -> tuple[float, float]:
+    (batch,) = assign(groups, CreditConfig(), 1)
+    error, stats = compared(exact(model), batch)
+    return error, stats["reuse"]
+
+
+SIZES = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8, "prompts": "short"}
+POLICIES = {
+    "memory_first": OverwritePolicy(**SIZES),
+    "section_first": OverwritePolicy(**SIZES, layout="section_first"),
+    "full_context": FullContextPolicy(question_tokens=60, answer_tokens=8, prompts="short"),
+}
+TAGGED_SIZES = {**SIZES, "chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48}
+TAGGED = {
+    "recall": (RecallPolicy(**TAGGED_SIZES), "recall"),
+    "recall_section_first": (RecallPolicy(**TAGGED_SIZES, layout="section_first"), "recall"),
+    "gated": (GatedPolicy(**TAGGED_SIZES), "gates"),
+}
+"""Policies whose replies have a form, and an event that only a well-formed one leaves."""
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_recorded_episodes_of_the_policies(name: str, tiny_codec: Any, tiny_model: Any) -> None:
+    text = "one two three.\nfour five six.\nseven eight.\n"
+    problems = [Problem(f"p{i}", f"What is {i}?", ("x",), text) for i in range(2)]
+    error, reuse = error_and_reuse(recorded(POLICIES[name], problems, tiny_model, tiny_codec), tiny_model)
+    assert error < 1e-9
+    assert reuse > 1.2
+
+
+class Coached:
+    """The embedded sampler, but every second reply is a well-formed one: the base model doesn't know the tags."""
+
+    def __init__(self, model: Any, policy: RecallPolicy | GatedPolicy, codec: Codec) -> None:
+        self._model, self._sampler, self._calls = model, EmbeddedSampler(model), 0
+        self._policy, self._codec = policy, codec
+        self.max_context = self._sampler.max_context
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        self._calls += 1
+        if self._calls % 2 or params.max_tokens != self._policy.written_tokens:
+            return await self._sampler.generate(prompt_ids, params)
+        memory = list(prompt_ids[-20:-12])
+        ids = self._policy.reply(self._codec, memory, self._codec.encode("blue") if self._calls % 4 else None)
+        with torch.no_grad():
+            every = self._model(input_ids=torch.tensor([[*prompt_ids, *ids]])).logits[0].log_softmax(-1)
+        logprobs = every[torch.arange(len(prompt_ids) - 1, len(prompt_ids) + len(ids) - 1), torch.tensor(ids)]
+        return Completion(tuple(ids), tuple(logprobs.tolist()), StopReason.STOP)
+
+
+@pytest.mark.parametrize("name", sorted(TAGGED))
+def test_recorded_episodes_of_policies_whose_replies_have_a_form(name: str) -> None:
+    policy, event = TAGGED[name]
+    model, codec = load_model(ModelConfig()), Codec.load(model_path(ModelConfig()))
+    problems = SyntheticSource(SyntheticConfig(chunks=2), 0, "train").problems(step=0, count=2)
+    groups = recorded(policy, problems, model, codec, Coached(model, policy, codec))
+    kinds = {each.kind for group in groups for trajectory in group.trajectories for each in trajectory.events}
+    assert {event, "malformed", "memory"} <= kinds
+    error, reuse = error_and_reuse(groups, model)
+    assert error < 1e-9
+    assert reuse > 1.2
+
+
+def test_recorded_episodes_of_an_agent_that_prunes() -> None:
+    model, codec = load_model(ModelConfig(path="embedded-tools")), Codec.load(model_path(ModelConfig()))
+    recipe = load_recipe("memact-quickstart", [])
+    assert recipe.data.search is not None
+    problems = SyntheticSearchSource(recipe.data.search, 0).problems(step=0, count=2, size=3)
+    groups = recorded(build_policy(recipe.policy), problems, model, codec)
+    assert any(each.kind == "prune" for group in groups for one in group.trajectories for each in one.events)
+    error, reuse = error_and_reuse(groups, model)
+    assert error < 1e-9
+    assert reuse > 1.2
+
+
+def turn(step: int, prompt: list[int], draw: random.Random) -> Turn:
+    sampled = tuple(draw.randrange(VOCAB) for _ in range(6))
+    return Turn(tuple(prompt), Completion(sampled, (-5.0,) * 6, StopReason.STOP), step, "act")
+
+
+def pruning(draw: random.Random, start: list[int]) -> list[Turn]:
+    """Tool results are appended until the agent rewrites its history: the oldest are cut out (MemAct)."""
+    turns, context = [], list(start)
+    for step in range(7):
+        turns.append(turn(step, context, draw))
+        context = [*context, *turns[-1].completion.token_ids, *(draw.randrange(VOCAB) for _ in range(9))]
+        if step in (2, 4):
+            context = context[: len(start) + 6] + context[-12:]
+    return turns
+
+
+def recalling(draw: random.Random, start: list[int]) -> list[Turn]:
+    """Every prompt is question, a recalled memory, the present one and a new section (ReMemR1)."""
+    memories = [[draw.randrange(VOCAB) for _ in range(6)]]
+    turns = []
+    for step in range(5):
+        recalled = memories[draw.randrange(len(memories))]
+        turns.append(turn(step, [*start, *recalled, *memories[-1], *(100 + step for _ in range(10))], draw))
+        memories.append(list(turns[-1].completion.token_ids))
+    return turns
+
+
+@pytest.mark.parametrize("way", [pruning, recalling])
+def test_trajectories_that_rewrite_their_context(way: Any, model: Any) -> None:
+    draw = random.Random(0)
+    start = [draw.randrange(VOCAB) for _ in range(25)]
+    items = []
+    for rollout in range(4):
+        played = Trajectory("p", "g", rollout, tuple(way(draw, start)), Outcome.ANSWERED)
+        items += [credited(s.token_ids, s.loss_mask, draw) for s in segments_of(played)]
+    error, stats = compared(model, StepBatch(tuple(items)))
+    assert error < 1e-9
+    assert stats["reuse"] > 1.5
+    assert stats["segments_sum"] == len(items)
+
+
+def test_the_shipped_model_in_single_precision() -> None:
+    model = load_model(ModelConfig(device="cpu"))
+    draw = random.Random(0)
+    batch = batch_of_rows(grown(draw, depth=3, length=60, vocab=1000)[:12], draw, share=0.1)
+    wanted = apart(exact(model), batch)
+    stats = learner_of(model).forward_backward(batch)
+    assert stats["loss_sum"] == pytest.approx(wanted[0], rel=1e-4)
+    found = {name: gradient.double() for name, gradient in gradients(model).items()}
+    assert largest_error(found, wanted[1]) < 1e-4
+
+
+# ---- models --------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+TAKEN = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Mistral": {"sliding_window": 200},
+    "Gemma": {"head_dim": 16},
+    "Gemma3Text": {"head_dim": 16, "sliding_window": 200},
+    "GPTNeoX": {"num_key_value_heads": None},
+}
+REFUSED = {
+    "Gemma2": ({"head_dim": 16}, "softcap is not supported"),
+    "GptOss": ({"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux is not supported"),
+    "Bloom": ({"n_head": 4}, "attention of its own"),
+    "GPTJ": ({"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}, "attention of its own"),
+    "StableLm": ({}, "hidden states differ"),
+}
+
+
+def built(name: str, **changes: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+@pytest.mark.parametrize("name", sorted(TAKEN))
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_decoders_with_the_attention_interface_train_unpatched(name: str, checkpointing: bool) -> None:
+    model = built(name, **TAKEN[name])
+    draw = random.Random(0)
+    batch = batch_of_rows(grown(draw, depth=3, length=30)[:12], draw)
+    wanted = apart(copy.deepcopy(model), batch)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    stats = learner_of(model).forward_backward(batch)
+    assert stats["loss_sum"] == pytest.approx(wanted[0], rel=1e-4)
+    assert largest_error(gradients(model), wanted[1]) < 1e-4
+    assert stats["reuse"] > 1.5
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_other_attention_is_refused_with_the_reason(name: str) -> None:
+    changes, reason = REFUSED[name]
+    model = built(name, **changes)
+    with pytest.raises(ModelError, match=rf"{name}\w* can't be trained on prefix forests: .*{reason}") as error:
+        learner_of(model)
+    assert "\n" not in str(error.value)
+
+
+def test_segments_longer_than_a_sliding_window_are_refused() -> None:
+    learner = learner_of(built("Mistral", sliding_window=16))
+    draw = random.Random(0)
+    with pytest.raises(ValueError, match="segment 0 has 40 tokens, the model's window holds 16"):
+        learner.forward_backward(batch_of_rows([[1] * 40], draw))
+
+
+def test_a_model_without_a_forest_computes_what_it_did(tmp_path: Path) -> None:
+    model = built("Llama")
+    ids = torch.arange(20)[None]
+    mask = torch.ones(1, 20, dtype=torch.long)
+    mask[0, :5] = 0
+    with torch.no_grad():
+        before = model(input_ids=ids, attention_mask=mask).logits
+        model.save_pretrained(tmp_path / "before")
+        learner_of(model)
+        assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
+    model.save_pretrained(tmp_path / "after")
+    for file in (tmp_path / "before").iterdir():
+        assert file.read_bytes() == (tmp_path / "after" / file.name).read_bytes()
+
+
+def adapted(seed: int) -> Any:
+    peft = pytest.importorskip("peft", reason="pip install 'palimpsest[lora]'")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    model = built("Qwen3", head_dim=16)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return peft.get_peft_model(model, config)
+
+
+def test_low_rank_adapters_train_on_forests() -> None:
+    model, draw = adapted(0), random.Random(0)
+    batch = batch_of_rows(grown(draw, depth=3, length=20)[:12], draw)
+    _, wanted = apart(copy.deepcopy(model), batch)
+    learner_of(model).forward_backward(batch)
+    assert all("lora_" in name for name in wanted)
+    assert largest_error(gradients(model), wanted) < 1e-4
+
+
+def test_saved_adapters_come_back_bit_for_bit(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    batch = batch_of_rows(grown(draw, depth=2, length=20), draw)
+    first, second = learner_of(adapted(0)), learner_of(adapted(1))
+    first.forward_backward(batch)
+    first.step()
+    first.save(tmp_path)
+    second.load(tmp_path)
+    for learner in (first, second):
+        learner.forward_backward(batch)
+        learner.step()
+    weights = [dict(learner._model.named_parameters()) for learner in (first, second)]
+    assert all(torch.equal(p, weights[1][name]) for name, p in weights[0].items())
+
+
+# ---- attention -----------------------------------------------------------------------------------------------
+
+
+def laid_out(seed: int = 0, length: int = 60) -> tuple[forest.Forest, list[torch.Tensor]]:
+    draw = random.Random(seed)
+    rows = grown(draw, depth=3, length=length)[:12]
+    (one,) = forest.build_forests(batch_of_rows(rows, draw).segments, 100_000, 512, min_shared=1)
+    torch.manual_seed(seed)
+    key, value = torch.randn(2, 1, 2, one.physical_tokens, 16)
+    return one, [torch.randn(1, 4, one.physical_tokens, 16), key, value]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_parts_are_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everywhere: bool) -> None:
+    one, tensors = laid_out()
+    plan = forest_plan.plan_of(one, dtype, None if everywhere else one.places)
+    tensors[0] = tensors[0][:, :, plan.places]
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
+    results = []
+    for way in (forest_attention.attend, forest_attention.dense):
+        inputs = [x.to(dtype).requires_grad_() for x in tensors]
+        result = way(*inputs, plan, 0.3)
+        result.float().square().sum().backward()
+        results.append([result.detach(), *(x.grad for x in inputs)])
+    for ours, reference in zip(*results, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, reference, atol=tolerance, rtol=tolerance)
+
+
+def test_values_of_another_size_than_keys_take_the_mask_of_all_pairs() -> None:
+    one, (query, key, value) = laid_out()
+    plan = forest_plan.plan_of(one, torch.float32)
+    narrow = forest_attention.attend(query, key, value[..., :8], plan)
+    torch.testing.assert_close(narrow, forest_attention.attend(query, key, value, plan)[..., :8])
+
+
+def test_the_same_forest_gives_the_same_bytes() -> None:
+    draw = random.Random(0)
+    batch = batch_of_rows(grown(draw, depth=4, length=40)[:20], draw)
+    found = []
+    for _ in range(2):
+        model = built("Llama")
+        learner_of(model).forward_backward(batch)
+        found.append(gradients(model))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -1,0 +1,188 @@
+"""Training low-rank adapters: what is trained, sampled, saved and opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import ModelConfig
+from palimpsest.engines.embedded.build import Engine, build_engine
+from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.errors import ModelError
+from palimpsest.types import SamplingParams
+from support.command import Run
+from support.forests import batch_of_rows, grown
+
+needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest[lora]'")
+RANK, ALPHA = 4, 8.0
+PROMPT = [5, 9, 30, 31, 7, 40]
+
+
+def engine_of(folder: Path, *overrides: str) -> Engine:
+    lora = (f"model.lora.rank={RANK}", f"model.lora.alpha={ALPHA}")
+    rate = "optim.learning_rate=0.05"
+    return build_engine(load_recipe("memagent-quickstart", [f"model.path={folder}", *lora, rate, *overrides]))
+
+
+def batch() -> StepBatch:
+    draw = random.Random(0)
+    return batch_of_rows(grown(draw, depth=2, length=12), draw)
+
+
+def trained(folder: Path, *overrides: str) -> Engine:
+    """After two steps: B is no longer 0."""
+    engine = engine_of(folder, *overrides)
+    assert engine.learner is not None
+    for _ in range(2):
+        engine.learner.forward_backward(batch())
+        engine.learner.step()
+    engine.learner.publish()
+    return engine
+
+
+def with_products(folder: Path, engine: Engine) -> Any:
+    """The base model with alpha / rank * B A added to its weights by hand."""
+    plain = load_model(ModelConfig(path=str(folder)))
+    found = dict(engine.model.named_parameters())
+    with torch.no_grad():
+        for name, p in plain.named_parameters():
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            if f"{stem}.lora_A.default.weight" in found:
+                a, b = (found[f"{stem}.lora_{x}.default.weight"] for x in "AB")
+                assert b.abs().max() > 0
+                p.add_(ALPHA / RANK * b @ a)
+    return plain
+
+
+def scores(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([list(ids)])).logits[0].log_softmax(-1)
+
+
+@needs_peft
+def test_adapters_alone_are_trained(tiny_model_folder: Path) -> None:
+    engine = trained(tiny_model_folder)
+    base = load_model(ModelConfig(path=str(tiny_model_folder))).state_dict()
+    changing = [name for name, p in engine.model.named_parameters() if p.requires_grad]
+    assert changing
+    assert all("lora_" in name for name in changing)
+    kept = {name: p for name, p in engine.model.state_dict().items() if "lora_" not in name}
+    for name, p in kept.items():
+        plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        assert torch.equal(p, base[plain])
+
+
+@needs_peft
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_the_sampler_reads_the_adapted_weights(checkpointing: str, tiny_model_folder: Path) -> None:
+    engine = trained(tiny_model_folder, f"model.gradient_checkpointing={checkpointing}")
+    done = asyncio.run(engine.sampler.generate(PROMPT, SamplingParams(max_tokens=6, seed=1)))
+    ids = [*PROMPT, *done.token_ids]
+    places = torch.arange(len(PROMPT) - 1, len(ids) - 1)
+    wanted = scores(with_products(tiny_model_folder, engine), ids)[places, torch.tensor(done.token_ids)]
+    base = scores(load_model(ModelConfig(path=str(tiny_model_folder))), ids)[places, torch.tensor(done.token_ids)]
+    assert torch.tensor(done.logprobs) == pytest.approx(wanted, abs=1e-4)
+    assert (wanted - base).abs().max() > 1e-2
+
+
+@needs_peft
+def test_a_checkpoint_holds_the_adapter_and_opens_merged(tiny_model_folder: Path, tmp_path: Path) -> None:
+    engine = trained(tiny_model_folder)
+    assert engine.learner is not None
+    engine.learner.save(tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["adapter_model.safetensors"]
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(tiny_model_folder)
+    assert settings["target_modules"] == sorted(settings["target_modules"])
+    opened = load_model(ModelConfig(path=str(tmp_path)))
+    assert not any("lora" in name for name, _ in opened.named_parameters())
+    wanted = scores(with_products(tiny_model_folder, engine), PROMPT)
+    torch.testing.assert_close(scores(opened, PROMPT), wanted, atol=1e-4, rtol=1e-4)
+
+
+@needs_peft
+def test_an_adapter_on_a_merged_adapter_opens_as_well(tiny_model_folder: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for engine, folder in ((trained(tiny_model_folder), first),):
+        assert engine.learner is not None
+        engine.learner.save(folder)
+    again = trained(first)
+    assert again.learner is not None
+    again.learner.save(second)
+    wanted = scores(with_products(first, again), PROMPT)
+    torch.testing.assert_close(scores(load_model(ModelConfig(path=str(second))), PROMPT), wanted, atol=1e-4, rtol=1e-4)
+
+
+@needs_peft
+def test_the_kl_term_compares_with_the_model_without_its_adapter(tiny_model_folder: Path) -> None:
+    engine = trained(tiny_model_folder, "loss.kl_coef=0.1")
+    assert engine.learner is not None
+    stats = engine.learner.forward_backward(batch())
+    models = with_products(tiny_model_folder, engine), load_model(ModelConfig(path=str(tiny_model_folder)))
+    total = 0.0
+    for item in batch().segments:
+        where = torch.tensor(item.segment.loss_mask).nonzero()[:, 0]
+        ids = torch.tensor(item.segment.token_ids)
+        new, reference = (scores(model, ids.tolist())[where - 1, ids[where]] for model in models)
+        total += float(((reference - new).exp() - (reference - new) - 1).sum())
+    assert total > 0.01
+    assert stats["kl_sum"] == pytest.approx(total, rel=1e-3)
+
+
+@needs_peft
+def test_two_engines_begin_with_the_same_adapters(tiny_model_folder: Path) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = dict(engine_of(tiny_model_folder).model.named_parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert all(torch.equal(p, first[name]) for name, p in engine_of(tiny_model_folder).model.named_parameters())
+
+
+@needs_peft
+@pytest.mark.parametrize(
+    ("targets", "reason"), [("[nothing]", "nothing"), ("[lm_head]", "output projection"), ("[embed_tokens]", "embedd")]
+)
+def test_layers_that_cannot_be_adapted_are_refused(targets: str, reason: str, tiny_model_folder: Path) -> None:
+    with pytest.raises(ModelError, match=rf"model\.lora\.targets.*{reason}"):
+        engine_of(tiny_model_folder, f"model.lora.targets={targets}")
+
+
+def test_without_peft_adapters_are_refused_with_the_fix(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"model\.lora needs peft: pip install 'palimpsest\[lora\]'"):
+        engine_of(tiny_model_folder)
+
+
+SMALL = (
+    "train.prompts_per_step=1", "train.group_size=2", "train.optimizer_steps=1", "train.save_every=1",
+    "logging.sinks=[jsonl]",
+    "policy.options.prompts=short", "data.synthetic.chunks=1", "data.curriculum=null", "train.eval_every=null",
+    "cold_start=null", "policy.options.question_tokens=100", f"model.lora.rank={RANK}",
+)  # fmt: skip
+
+
+@needs_peft
+@pytest.mark.slow
+def test_a_run_of_adapters_resumes_to_the_same_bytes(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
+    start = ("train", "memagent-quickstart", f"model.path={tiny_model_folder}", *SMALL)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert palimpsest(*start, "train.steps=2", "--out", str(whole)).returncode == 0
+    assert palimpsest(*start, "train.steps=1", "--out", str(halves)).returncode == 0
+    assert palimpsest(*start, "train.steps=2", "--out", str(halves), "--resume").returncode == 0
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        first, second = (run / "checkpoints" / "step-000002" / name for run in (whole, halves))
+        assert first.read_bytes() == second.read_bytes()

@@ -1,0 +1,325 @@
+"""Evaluation: nothing leaves the denominator unseen, and a killed run loses nothing that was finished."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.load import dump_config
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.errors import DataError, RunError, SamplerError
+from palimpsest.evaluate.run import Arena, EvalSet, evaluate, evaluate_sets
+from palimpsest.evaluate.samples import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
+from palimpsest.evaluate.summary import EvalSummary, score, summarise, wilson
+from palimpsest.jobs.quickstart import quickstart_config
+from palimpsest.jobs.shares import Share, play_share, samples_of
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
+
+
+@dataclass
+class EchoSampler:
+    """Repeats the end of the prompt; fails for prompts that hold a forbidden token; counts what is in flight."""
+
+    max_context: int = 512
+    fails_on: int | None = None
+    stops_after: int | None = None
+    calls: int = 0
+    flying: int = 0
+    most: int = 0
+
+    async def generate(self, prompt_ids: Any, params: SamplingParams) -> Completion:
+        self.calls += 1
+        if self.stops_after is not None and self.calls > self.stops_after:
+            raise KeyboardInterrupt
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        for _ in range(len(prompt_ids) % 5 + 1):
+            await asyncio.sleep(0)
+        self.flying -= 1
+        if self.fails_on in prompt_ids:
+            raise SamplerError("no")
+        ids = tuple(prompt_ids[-3:])
+        return Completion(ids, (0.0,) * len(ids), StopReason.STOP)
+
+
+@dataclass
+class OneCall:
+    """Asks once with the question's tokens."""
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        if not problem.context:
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        completion = await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=4)
+        return Answered(model.codec.decode(completion.token_ids, control=False))
+
+
+@dataclass
+class Contains:
+    """1.0 if the gold stands in the answer; ungraded where the episode was lost."""
+
+    graded: list[str] = field(default_factory=list)
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        self.graded.append(problem.id)
+        if not trajectory.outcome.gradable:
+            return Grade(None, "lost")
+        right = float(problem.answers[0] in (trajectory.answer or ""))
+        return Grade(right, breakdown={"em": right})
+
+
+def problems(count: int = 6) -> list[Problem]:
+    """Every second question ends in its answer."""
+    return [
+        Problem(
+            f"p{i}",
+            f"question number {i}: {'yes' if i % 2 else 'no'}",
+            ("yes",),
+            "text",
+            {"chunks": 1 + i % 3},
+        )
+        for i in range(count)
+    ]
+
+
+def play(codec: Codec, out: Path | None = None, sampler: EchoSampler | None = None, **options: Any) -> EvalSummary:
+    given = options.pop("problems", None)
+    return asyncio.run(
+        evaluate(
+            problems=problems() if given is None else given,
+            policy=OneCall(),
+            sampler=sampler or EchoSampler(),
+            codec=codec,
+            grader=options.pop("grader", Contains()),
+            sampling=SamplingConfig(temperature=0.0),
+            out=out,
+            **options,
+        )
+    )
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / SAMPLES).read_text("utf-8").splitlines()]
+
+
+def test_accuracy_is_the_share_of_all_problems(tiny_codec: Codec, tmp_path: Path) -> None:
+    summary = play(tiny_codec, tmp_path)
+    right = [line["value"] for line in lines(tmp_path)]
+    assert summary.accuracy.mean == sum(right) / 6
+    assert 0 < sum(right) < 6
+
+
+def test_an_episode_without_an_answer_is_wrong_and_not_missing(tiny_codec: Codec) -> None:
+    given = [*problems(3), Problem("empty", "question?", ("yes",), None)]
+    summary = play(tiny_codec, problems=given)
+    assert (summary.problems, summary.graded, summary.ungraded) == (4, 4, 0)
+    assert summary.outcomes["empty_context"] == 1
+    assert summary.accuracy.mean == pytest.approx(1 / 4)
+
+
+def test_a_lost_episode_is_reported_beside_the_accuracy(tiny_codec: Codec) -> None:
+    given = problems(4)
+    bad = tiny_codec.encode("§")[0]
+    given.append(Problem("lost", "§ yes", ("yes",), "text"))
+    summary = play(tiny_codec, sampler=EchoSampler(fails_on=bad), problems=given)
+    assert (summary.problems, summary.graded, summary.ungraded) == (5, 4, 1)
+    assert summary.ungraded_reasons == {"lost": 1}
+    assert summary.accuracy.mean == 2 / 4
+
+
+def test_at_most_so_many_episodes_are_in_flight(tiny_codec: Codec) -> None:
+    sampler = EchoSampler()
+    play(tiny_codec, sampler=sampler, concurrency=3, problems=problems(20))
+    assert sampler.most == 3
+
+
+def test_the_summary_does_not_depend_on_concurrency(tiny_codec: Codec) -> None:
+    assert play(tiny_codec, concurrency=1) == play(tiny_codec, concurrency=6)
+
+
+def test_a_second_run_plays_nothing_again(tiny_codec: Codec, tmp_path: Path) -> None:
+    first = play(tiny_codec, tmp_path)
+    sampler = EchoSampler()
+    assert play(tiny_codec, tmp_path, sampler) == first
+    assert sampler.calls == 0
+    assert len(lines(tmp_path)) == 6
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tiny_codec: Codec, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(tiny_codec, tmp_path, EchoSampler(stops_after=3), concurrency=1)
+    assert len(lines(tmp_path)) == 3
+    sampler = EchoSampler()
+    assert play(tiny_codec, tmp_path, sampler) == play(tiny_codec)
+    assert sampler.calls == 3
+
+
+def test_ungraded_episodes_are_played_again(tiny_codec: Codec, tmp_path: Path) -> None:
+    bad = tiny_codec.encode("§")[0]
+    given = [*problems(2), Problem("lost", "§ yes", ("yes",), "text")]
+    play(tiny_codec, tmp_path, EchoSampler(fails_on=bad), problems=given)
+    sampler = EchoSampler()
+    summary = play(tiny_codec, tmp_path, sampler, problems=given)
+    assert sampler.calls == 1
+    assert summary.ungraded == 0
+
+
+def test_a_log_cut_at_any_byte_loses_the_torn_episode_only(tiny_codec: Codec, tmp_path: Path) -> None:
+    whole = play(tiny_codec, tmp_path)
+    data = (tmp_path / SAMPLES).read_bytes()
+    start = data[:-1].rfind(b"\n") + 1
+    for cut in range(start, len(data)):
+        (tmp_path / SAMPLES).write_bytes(data[:cut])
+        sampler = EchoSampler()
+        assert play(tiny_codec, tmp_path, sampler) == whole
+        assert sampler.calls == 1
+        assert len(lines(tmp_path)) == 6
+
+
+def test_a_damaged_line_is_counted_and_its_episode_played_again(tiny_codec: Codec, tmp_path: Path) -> None:
+    whole = play(tiny_codec, tmp_path)
+    data = (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True)
+    data[2] = b'{"name": "eval", "id": 3\n'
+    (tmp_path / SAMPLES).write_bytes(b"".join(data))
+    assert read_samples(tmp_path / SAMPLES)[1] == 1
+    sampler, warnings = EchoSampler(), list[str]()
+    arena = Arena(sampler, tiny_codec, Contains(), SamplingConfig(temperature=0.0), (0,))
+    sets = [EvalSet("eval", problems(), OneCall())]
+    assert asyncio.run(evaluate_sets(sets, arena, out=tmp_path, on_warning=warnings.append)) == [whole]
+    assert sampler.calls == 1
+    assert warnings == [f"{tmp_path / SAMPLES}: lines that can't be read: 1; what they told is played again"]
+
+
+def test_a_log_of_another_evaluation_is_not_continued(tiny_codec: Codec, tmp_path: Path) -> None:
+    play(tiny_codec, tmp_path, identity={"model": "a", "seed": 0})
+    play(tiny_codec, tmp_path, identity={"model": "a", "seed": 0})
+    with pytest.raises(RunError, match="model was 'a', is 'b'"):
+        play(tiny_codec, tmp_path, identity={"model": "b", "seed": 0})
+    assert json.loads((tmp_path / IDENTITY).read_text())["model"] == "a"
+
+
+def test_two_processes_cannot_write_one_log(tmp_path: Path) -> None:
+    with SampleLog(tmp_path), pytest.raises(RunError, match="another process"):
+        SampleLog(tmp_path)
+    SampleLog(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "size"),
+    [
+        ({"chunks": ["a", "b"]}, None),
+        ({"chunks": ["a", "b"], "num_docs": 20}, 20),
+        ({"num_docs": "many"}, None),
+        ({"num_docs": 20, "chunks": 4}, 4),
+    ],
+)
+def test_a_size_that_is_no_number_costs_no_episode(
+    tiny_codec: Codec, tmp_path: Path, metadata: dict[str, Any], size: int | None
+) -> None:
+    play(tiny_codec, tmp_path, problems=[Problem("p", "question: yes", ("yes",), "text", metadata)])
+    assert [line["size"] for line in lines(tmp_path)] == [size]
+
+
+def test_repeated_ids_are_refused(tiny_codec: Codec) -> None:
+    with pytest.raises(DataError, match="p0 occurs 2 times"):
+        play(tiny_codec, problems=[*problems(2), *problems(1)])
+
+
+def test_one_pool_plays_several_sets_and_keeps_them_apart(tiny_codec: Codec, tmp_path: Path) -> None:
+    arena = Arena(EchoSampler(), tiny_codec, Contains(), SamplingConfig(temperature=0.0), (0,))
+    sets = [EvalSet("long", problems(4), OneCall()), EvalSet("short", problems(2), OneCall())]
+    long, short = asyncio.run(evaluate_sets(sets, arena, out=tmp_path))
+    assert (long.name, long.problems, short.name, short.problems) == ("long", 4, "short", 2)
+    assert {(line["name"], line["id"]) for line in lines(tmp_path)} >= {("long", "p0"), ("short", "p0")}
+
+
+def test_measures_of_the_caller_are_logged_and_averaged(tiny_codec: Codec, tmp_path: Path) -> None:
+    summary = play(tiny_codec, tmp_path, measure=lambda p, t, g: {"x": float(p.id[1:])} if p.id != "p5" else {})
+    assert summary.measures == {"x": (0 + 1 + 2 + 3 + 4) / 5}
+    assert sum("x" in line["measures"] for line in lines(tmp_path)) == 5
+
+
+def sample(index: int, value: float | None, size: int | None = None, tokens: int = 10) -> Sample:
+    return Sample("s", f"p{index}", "q", ("a",), "a", None, "answered", value, None, size, 1, tokens, 2)
+
+
+def test_figures_by_document_length_agree_with_counting_by_hand() -> None:
+    rows = [sample(0, 1.0, 4, 10), sample(1, 0.0, 4, 30), sample(2, 1.0, 16, 100), sample(3, None, 16, 0)]
+    summary = summarise("s", rows)
+    by_size = {part.size: part for part in summary.sizes}
+    assert (by_size[4].accuracy.mean, by_size[4].tokens_per_document) == (0.5, 22.0)
+    assert (by_size[16].accuracy.mean, by_size[16].problems, by_size[16].graded) == (1.0, 2, 1)
+    assert summary.accuracy.mean == pytest.approx(2 / 3)
+
+
+def test_the_order_of_samples_does_not_matter() -> None:
+    rows = [sample(i, i / 7) for i in range(7)]
+    assert summarise("s", rows) == summarise("s", rows[::-1])
+
+
+def share_of(folder: Path, model: Path, *overrides: str) -> Share:
+    small = ["evaluation.multiples=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
+    small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
+    config = quickstart_config("memagent", [f"model.path={model}", *small, *overrides], seed=0)
+    return Share(dump_config(config), str(model), ("agent",), folder, 0, 1)
+
+
+def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_what_is_asked_for_alone(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    played: list[None] = []
+
+    def play_with(*overrides: str) -> tuple[Share, int]:
+        share, before = share_of(tmp_path, tiny_model_folder, *overrides), len(played)
+        play_share(share, lambda: played.append(None))
+        return share, len(played) - before
+
+    _, first = play_with("evaluation.problems=2")
+    assert first == 2
+    grown, more = play_with("evaluation.problems=3")
+    assert more == 1
+    assert {name: len(samples) for name, samples in samples_of([grown]).items()} == {"agent@1": 3}
+    shrunk, fewer = play_with("evaluation.problems=1")
+    assert fewer == 0
+    assert {name: len(samples) for name, samples in samples_of([shrunk]).items()} == {"agent@1": 1}
+    warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
+    assert anew == 2
+    assert len(read_samples(warm.path / SAMPLES)[0]) == 2
+    assert len(read_samples(tmp_path / "share-1-of-1.old-1" / SAMPLES)[0]) == 3
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (64, 64), (1, 1)])
+def test_wilsons_interval_is_where_the_score_test_just_accepts(right: int, n: int) -> None:
+    """Independent check: at each end p, |right/n - p| is 1.96 standard errors of p."""
+    for end in wilson(right, n):
+        if 0 < end < 1:
+            assert abs(right / n - end) / math.sqrt(end * (1 - end) / n) == pytest.approx(1.959964, abs=1e-4)
+    low, high = wilson(right, n)
+    assert low <= right / n <= high
+
+
+def test_fractional_values_get_a_bootstrap_that_repeats() -> None:
+    values = [0.0, 0.5, 1.0, 0.25] * 10
+    first = score(values)
+    assert first == score(values)
+    assert first.low is not None
+    assert first.high is not None
+    spread = 1.96 * 0.37 / math.sqrt(40)  # normal approximation
+    assert first.high - first.low == pytest.approx(2 * spread, rel=0.25)
+
+
+def test_lone_surrogates_and_control_characters_do_not_break_the_log(tmp_path: Path) -> None:
+    odd = Sample("s", "p", "q\ud800\x1b\u2028", ("a",), "line\nbreak", None, "answered", 1.0, None, None, 1, 1, 1)
+    with SampleLog(tmp_path) as log:
+        log.append(odd)
+        log.append(sample(1, 1.0))
+    found, unreadable = read_samples(tmp_path / SAMPLES)
+    assert (len(found), unreadable) == (2, 0)
+    assert found[0].answer == "line\nbreak"

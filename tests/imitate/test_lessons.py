@@ -1,0 +1,256 @@
+"""Lessons of a cold start: the form of replies, and nothing of what reinforcement learning has to teach."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.data import SyntheticConfig
+from palimpsest.config.load import load_recipe, parse_config
+from palimpsest.data.world import PEOPLE
+from palimpsest.errors import ConfigError
+from palimpsest.imitate.lessons import Lessons
+from palimpsest.imitate.supervised import SupervisedTrainer
+from palimpsest.jobs import cold_start
+from palimpsest.jobs.cold_start import run_cold_start
+from palimpsest.jobs.methods import METHODS, Lengths
+from palimpsest.jobs.training import prepare, train_run
+from palimpsest.measures.memory import copied, sentences
+from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.gated import GatedPolicy, read_gates
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.parts.prompts import read_slots
+from palimpsest.memory.recall import RecallPolicy
+from palimpsest.runs.driver import Finished
+from palimpsest.runs.run_folder import open_run
+from palimpsest.text.tags import RecallReply, read_recall_reply
+from support.fakes import first_lessons
+
+DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
+SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
+COUNT = 300
+
+
+def lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[str, str, str]]:
+    """Kind, prompt and reply of each lesson."""
+    drawn = first_lessons(Lessons(policy, codec, DATA, 0, insight), COUNT)
+    return [
+        (
+            turn.name,
+            codec.decode(turn.prompt_ids, control=False),
+            codec.decode(turn.completion.token_ids, control=False),
+        )
+        for trajectory in drawn
+        for turn in trajectory.turns
+    ]
+
+
+def test_every_reply_is_well_formed_and_within_its_budget(tiny_codec: Any) -> None:
+    policy = RecallPolicy(**SIZES, reply_tokens=140)
+    asked = 0
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), COUNT):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            reply = read_recall_reply(turn.completion.token_ids, tiny_codec)
+            assert isinstance(reply, RecallReply)
+            assert 0 < len(reply.update) <= policy.memory_tokens
+            assert reply.query is None or reply.query in PEOPLE
+            asked += reply.query is not None
+        assert turn.completion.token_ids[-1] == tiny_codec.stop_ids[-1]
+        assert len(turn.prompt_ids) + policy.written_tokens <= policy.required_context(tiny_codec)
+    assert 0.6 < asked / (0.6 * COUNT) < 0.95
+
+
+def test_what_is_written_and_asked_for_is_drawn_from_what_is_in_sight(tiny_codec: Any) -> None:
+    places = Counter[str]()
+    for kind, prompt, text in lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec):
+        if kind != "read":
+            continue
+        slots = read_slots(prompt)
+        assert slots is not None
+        update, _, recall = text.removeprefix("<update>").partition("</update>")
+        sight = slots["memory"] + "\n" + slots["section"]
+        assert copied(update, sight) == (len(sentences(update)), len(sentences(update)))
+        name = recall.removeprefix("<recall> ").removesuffix("</recall>")
+        assert not name or (name in slots["section"] and name not in slots["question"])
+        for sentence in sentences(update):
+            places["section" if sentence in slots["section"] else "memory"] += 1
+    assert 0.5 < places["section"] / places.total() < 0.95
+
+
+def test_what_is_written_does_not_depend_on_the_question(tiny_codec: Any) -> None:
+    """Of two facts in sight, one the question's relation and one not, each is written as often."""
+    related = others = wrote_related = wrote_others = 0
+    for kind, prompt, text in lessons(OverwritePolicy(**SIZES), tiny_codec):
+        slots = read_slots(prompt) if kind == "read" else None
+        if not slots:
+            continue
+        subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
+        for fact in dict.fromkeys(sentences(slots["section"])):
+            about = subject in fact
+            related, others = related + about, others + (not about)
+            wrote_related += about and fact in text
+            wrote_others += (not about) and fact in text
+    assert related > 10
+    assert abs(wrote_related / related - wrote_others / others) < 0.25
+
+
+def test_insight_keeps_what_leads_to_the_answer_and_asks_for_what_it_names(tiny_codec: Any) -> None:
+    """The first hop is known by the question's subject, the second by whom the first leads to."""
+    kept = asked = 0
+    for kind, prompt, text in lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec, insight=1.0):
+        slots = read_slots(prompt) if kind == "read" else None
+        if not slots:
+            continue
+        subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
+        update, _, recall = text.removeprefix("<update>").partition("</update>")
+        facts = sentences(slots["memory"] + "\n" + slots["section"])
+        for first in (
+            fact for fact in facts if fact.startswith(f"{subject} ") and fact.rstrip(".").split()[-1] in PEOPLE
+        ):
+            bridge = first.rstrip(".").split()[-1]
+            verb = slots["question"].partition(f"{subject} ")[2].split()[0]
+            if verb not in first:
+                continue
+            assert first in update
+            kept += 1
+            if not any(fact.startswith(f"{bridge} ") for fact in facts):
+                assert recall == f"<recall> {bridge}</recall>"
+                asked += 1
+            break
+    assert kept > 20
+    assert asked > 10
+
+
+def test_answers_come_from_both_memories_together_and_unknown_where_a_piece_is_missing(tiny_codec: Any) -> None:
+    answers = [(p, t) for kind, p, t in lessons(RecallPolicy(**SIZES), tiny_codec) if kind == "answer"]
+    known = [(p, t) for p, t in answers if "unknown" not in t]
+    assert 0.6 < len(known) / len(answers) < 0.9
+    spread = 0
+    for prompt, text in known:
+        answer = text.removeprefix("\\boxed{").removesuffix("}")
+        recalled, memory = prompt.partition("recall:")[2].split("\nMemory:")
+        assert answer in recalled + memory
+        subject = next(word for word in prompt.partition("\n")[2].partition("?")[0].split() if word in PEOPLE)
+        spread += (answer in recalled) != (subject in recalled)
+    assert spread > len(known) / 5  # a hop in each
+
+
+def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
+    ours, theirs = (lessons(policy, tiny_codec) for policy in (RecallPolicy(**SIZES), OverwritePolicy(**SIZES)))
+    for (kind, prompt, _), (other_kind, other_prompt, _) in zip(ours, theirs, strict=True):
+        assert kind == other_kind
+        if kind == "read":
+            mine, other = read_slots(prompt), read_slots(other_prompt)
+            assert mine is not None
+            assert other is not None
+            assert (mine["question"], mine["section"]) == (other["question"], other["section"])
+            assert other["memory"] in mine["memory"]  # which holds the recalled one besides
+
+
+def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:
+    policy = GatedPolicy(**SIZES, reply_tokens=140)
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), 40):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            assert getattr(read_gates(turn.completion.token_ids, tiny_codec), "memory", None)
+
+
+def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
+    with pytest.raises(ConfigError, match="FullContextPolicy has no templates and reply"):
+        Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
+    with pytest.raises(ConfigError, match="cold_start draws its lessons from the synthetic world"):
+        parse_config("data: {source: a.json}\ncold_start: {}")
+
+
+def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, tiny_model_folder: Path) -> None:
+    settings = [
+        f"model.path={tiny_model_folder}",
+        "train={steps: 1, prompts_per_step: 1, group_size: 2, optimizer_steps: 1, save_every: 1}",
+        "cold_start={steps: 2, lessons_per_step: 2}",
+        "policy.options.question_tokens=60",
+        "logging.sinks=[jsonl]",
+    ]
+    config = load_recipe("rememr1-quickstart", settings)
+    started: list[str] = []
+    for _ in range(2):
+        with open_run(tmp_path / "run", config, resume=True) as folder:
+            finished = train_run(folder, config, prepare(config), started.append)
+        assert finished.step == 1
+    assert started == [str(tmp_path / "run" / "cold-start" / "checkpoints" / "step-000002")] * 2
+    rows = (tmp_path / "run" / "cold-start" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 2
+    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "state_format" in row
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lessons = "cold_start={steps: 5, lessons_per_step: 2, distinct: 3}"
+    settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
+    config = load_recipe("rememr1-quickstart", [*settings, "logging.sinks=[jsonl]"])
+    prepared = prepare(config)
+    step = SupervisedTrainer.step
+    happens: Callable[[], None] | None = None
+
+    async def watched(trainer: SupervisedTrainer, number: int) -> Any:
+        if number == 4 and happens is not None:
+            happens()
+        return await step(trainer, number)
+
+    def go(name: str) -> Finished:
+        parts = prepared.parts
+        assert config.cold_start is not None
+        return run_cold_start(config, config.cold_start, parts.policy, parts.engine.codec, tmp_path / name, print)
+
+    monkeypatch.setattr(cold_start, "SAVE_EVERY", 2)
+    monkeypatch.setattr(SupervisedTrainer, "step", watched)
+    go("whole")
+    happens = killed
+    with pytest.raises(KeyboardInterrupt):
+        go("killed")
+    assert [path.name for path in (tmp_path / "killed" / "cold-start" / "checkpoints").iterdir()] == ["step-000002"]
+    happens, started = interrupt, list[str]()
+    with open_run(tmp_path / "interrupted", config) as folder:
+        begun = train_run(folder, config, prepared, started.append)
+    assert (begun.step, begun.interrupted, begun.checkpoint.name, started) == (0, True, "step-000004", [])
+    assert not (tmp_path / "interrupted" / "metrics.jsonl").exists()
+    happens = None
+    for name in ("killed", "interrupted"):
+        assert go(name).step == 5
+        for file in ("cold-start/metrics.jsonl", "cold-start/checkpoints/step-000005/model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> None:
+    config = load_recipe("rememr1-quickstart", ["evaluation.problems=3"])
+    problems = Lengths().problems(config, 16)
+    assert [len((p.context or "").split("\n")) for p in problems] == [128] * 3
+    assert Lengths().heading(config, 16) == "128 chunks (16x)"
+    names = METHODS["rememr1"].names(config)
+    assert names == ("recall", "recall_before", "overwrite", "rule_recall")
+    assert set(names) == set(METHODS["rememr1"].labels)
+
+
+def test_rival_and_rule_have_the_agents_budgets() -> None:
+    config = load_recipe("rememr1-quickstart")
+    mine = config.policy.options
+    for other in (*config.evaluation.rivals.values(), *config.evaluation.baselines.values()):
+        shared = set(other.options) & set(mine) - {"query"}
+        assert {"memory_tokens", "chunk_size", "question_tokens", "answer_tokens"} <= shared
+        assert all(other.options[name] == mine[name] for name in shared)

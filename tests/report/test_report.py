@@ -1,0 +1,193 @@
+"""Figures and the HTML report."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.evaluate.samples import Sample
+from palimpsest.evaluate.summary import score
+from palimpsest.jobs.methods import METHODS
+from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
+from palimpsest.report.report import Cell, Results, lead, visible, write_report
+
+ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 7*7 }} & \"'"
+
+
+def cell(right: int, tokens: float) -> Cell:
+    return Cell(score([1.0] * right + [0.0] * (10 - right)), tokens, 10, 0)
+
+
+def results(**changes: Any) -> Results:
+    sample = Sample("agent@4", "p", ATTACK, (ATTACK,), ATTACK, ATTACK, "answered", 1.0, None, 16, 17, 900, 90)
+    given: dict[str, Any] = {
+        "method": "memagent",
+        "seed": 3,
+        "trained": 4,
+        "wall_s": 90.0,
+        "cells": {
+            "agent": {1: cell(10, 500), 4: cell(9, 2000)},
+            "agent_before": {1: cell(3, 500), 4: cell(1, 2000)},
+            "last_window": {1: cell(2, 100), 4: cell(0, 100)},
+        },
+        "rewards": [0.2, 0.4, 0.6, 0.5],
+        "lengths": [1, 1, 2, 2],
+        "fidelity_before": 0.98,
+        "fidelity_after": None,
+        "samples": [sample],
+        "config": f"recipe: {ATTACK}",
+        "labels": METHODS["memagent"].labels,
+        "others": METHODS["memagent"].others,
+    }
+    return Results(**{**given, **changes})
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text as a browser would see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> tuple[str, Reader]:
+    write_report(tmp_path, results())
+    html = (tmp_path / "report.html").read_text("utf-8")
+    reader = Reader()
+    reader.feed(html)
+    return html, reader
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_text_of_a_model_cannot_become_markup(report: tuple[str, Reader]) -> None:
+    html, reader = report
+    assert not [tag for tag, _ in reader.tags if tag == "script"]
+    assert all(attrs["src"] and attrs["src"].startswith("data:image/png") for tag, attrs in reader.tags if tag == "img")
+    assert not [name for _, attrs in reader.tags for name in attrs if name.startswith("on")]
+    assert reader.text.count("<script>alert(1)</script>") == 5  # question, memory, answer, gold, configuration
+    assert "{{ 7*7 }}" in reader.text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", html)
+
+
+def test_the_report_loads_nothing_from_outside(report: tuple[str, Reader]) -> None:
+    html, reader = report
+    assert not re.search(r"https?://", html)
+    assert [attrs["content"] for tag, attrs in reader.tags if "content-security-policy" in str(attrs).lower()]
+    assert {tag for tag, _ in reader.tags}.isdisjoint({"link", "iframe", "object", "form"})
+
+
+def test_figures_in_the_report_are_the_files_beside_it(tmp_path: Path) -> None:
+    write_report(tmp_path, results())
+    html = (tmp_path / "report.html").read_text("utf-8")
+    inside = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", html)]
+    assert inside == [(tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("reward", "accuracy", "tokens")]
+
+
+def test_the_table_shows_every_figure(report: tuple[str, Reader]) -> None:
+    _, reader = report
+    flat = " ".join(reader.text.split())
+    for expected in ("100%", "90%", "30%", "16 chunks", "4× training", "same model before RL", "0.98 before"):
+        assert expected in flat
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "mark"),
+    [
+        (1.0, "right", None),
+        (0.0, "wrong", "(marked wrong)"),
+        (0.25, "partly", "(graded 25%)"),
+        (None, "ungraded", "(no grade: judge: no answer)"),
+    ],
+)
+def test_an_episode_shown_says_what_its_grade_is(
+    tmp_path: Path, value: float | None, kind: str, mark: str | None
+) -> None:
+    reason = None if value is not None else "judge: no answer"
+    sample = Sample("agent@4", "p", "q?", ("gold",), "a", "m", "answered", value, reason, 16, 17, 900, 90)
+    write_report(tmp_path, results(samples=[sample], config=""))
+    reader = Reader()
+    reader.feed((tmp_path / "report.html").read_text("utf-8"))
+    assert [attrs["class"] for tag, attrs in reader.tags if tag == "dl" and attrs] == [f"sample {kind}"]
+    assert ("gold (" in reader.text) == (mark is not None)
+    assert mark is None or f"gold {mark}" in reader.text
+
+
+def test_the_lead_says_what_was_measured() -> None:
+    assert lead(results()) == (
+        "At 4 chunks a document, the agent's accuracy went from 30% before reinforcement learning to 100% after it. "
+        "On documents 4 times as long as any it was trained on it is 90%; on the same weights, without a memory: "
+        "0% (last window only)."
+    )
+
+
+def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
+    empty = Cell(score([]), 0.0, 10, 10)
+    changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], lengths=[], samples=[])
+    write_report(tmp_path, changed)
+    assert not (tmp_path / "plots" / "reward.png").exists()
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "<td>–</td>" in text
+    assert "10 episodes have no grade" in text
+
+
+def test_bands_are_spoken_of_where_training_went_through_several_sizes_alone(tmp_path: Path) -> None:
+    for name, sizes in (("grown", [1, 1, 2, 2]), ("one", [2, 2, 2, 2])):
+        write_report(tmp_path / name, results(lengths=sizes))
+        text = (tmp_path / name / "report.html").read_text()
+        assert "thin line: their mean reward" in text
+        assert ("The bands name" in text) == (name == "grown")
+    assert reward_figure([0.1, 0.9], [1, 2]) != reward_figure([0.1, 0.9], [2, 2])
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_report(tmp_path / name, results())
+    assert (tmp_path / "a" / "report.html").read_bytes() == (tmp_path / "b" / "report.html").read_bytes()
+
+
+def test_pictures_are_whole_and_legible_in_size() -> None:
+    points = [Point(4 * m, 0.9, 0.8, 1.0) for m in (1, 16, 64, 256)]
+    for png in (
+        reward_figure([0.1, 0.9], [1, 2]),
+        accuracy_figure({"agent": points}, training_length=4),
+        tokens_figure({"agent": points}, training_length=4),
+    ):
+        width, height = png_size(png)
+        assert width > 900
+        assert height > 500
+        assert len(zlib.decompress(b"".join(_idat(png)))) > width * height
+
+
+def _idat(png: bytes) -> list[bytes]:
+    found, at = [], 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        if png[at + 4 : at + 8] == b"IDAT":
+            found.append(png[at + 8 : at + 8 + length])
+        at += 12 + length
+    return found
+
+
+def test_visible_keeps_text_and_shows_controls() -> None:
+    assert visible("Zoë 東京\nok") == "Zoë 東京\nok"
+    assert visible("\x00\x9b\u200f\ud800") == "\\x00\\x9b\\u200f\\ud800"

@@ -1,0 +1,210 @@
+"""Dense retrieval: vectors against a plain float64 computation, ranking against all products, faiss against numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import pytest
+
+from palimpsest.engines.embedded.encoder import PRESETS, Reading, TextEncoder, reading_of
+from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.retrieval import dense
+from palimpsest.retrieval.dense import DenseIndex
+from palimpsest.retrieval.top import top
+from serve.test_retrieval_server import process
+
+WORDS = ("the", "capital", "of", "italy", "france", "is", "rome", "paris", "query", "passage", ":", "river")
+TEXTS = ["rome is the capital of italy", "paris", "the river of france is the river of paris", ""]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT with a word-level tokenizer, saved as Hugging Face saves it."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder = tmp_path_factory.mktemp("bert")
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+        )
+        BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    return folder
+
+
+def plainly(folder: Path, text: str, pooling: str) -> np.ndarray:
+    """One text, no padding, float64, the ids put together by hand."""
+    import torch
+    from transformers import BertModel
+
+    words = text.replace(":", " : ").split()
+    ids = [2, *(WORDS.index(word) + 4 if word in WORDS else 1 for word in words), 3]
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).double().eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    vector = hidden[0] if pooling == "first" else sum(hidden) / len(hidden)
+    return vector / np.sqrt(sum(x * x for x in vector))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("kind", ["query", "passage"])
+def test_vectors_are_those_of_a_plain_float64_computation(
+    bert: Path, preset: str, kind: Literal["query", "passage"]
+) -> None:
+    reading = reading_of(str(bert), preset, max_tokens=32)
+    found = TextEncoder(str(bert), reading, device="cpu").encode(TEXTS, kind)
+    prefix = reading.query_prefix if kind == "query" else reading.passage_prefix
+    for text, vector in zip(TEXTS, found, strict=True):
+        np.testing.assert_allclose(vector, plainly(bert, prefix + text, reading.pooling), atol=2e-6)
+
+
+def test_a_preset_is_taken_from_the_name_and_can_be_changed() -> None:
+    assert reading_of("intfloat/e5-base-v2") == PRESETS["e5"] == Reading("mean", "query: ", "passage: ")
+    assert reading_of("BAAI/bge-small-en-v1.5").pooling == "first"
+    assert reading_of("models/me5a") == PRESETS["plain"]
+    assert reading_of("x", "bge", query_prefix="", pooling="mean") == Reading()
+    with pytest.raises(ConfigError, match=r"--preset bgge: choose .*did you mean bge"):
+        reading_of("x", "bgge")
+
+
+def test_an_encoder_that_cannot_be_used_is_named_in_one_line(bert: Path, tmp_path: Path) -> None:
+    for path, reading, said in (
+        (tmp_path, Reading(), "can't be loaded"),
+        (bert, Reading(), "takes 64 tokens, 512 are"),
+    ):
+        with pytest.raises(ModelError, match=said) as caught:
+            TextEncoder(str(path), reading, device="cpu")
+        assert "\n" not in str(caught.value)
+
+
+class Table:
+    """Vectors of random text, the same for the same text; the last passages are all alike."""
+
+    def __init__(self, name: str = "table") -> None:
+        self.identity = {"name": name}
+
+    def encode(self, texts: Sequence[str], kind: str) -> np.ndarray:
+        rows = [np.random.default_rng(sum(map(ord, text)) % 990).normal(size=8) for text in texts]
+        return np.array([row / np.linalg.norm(row) for row in rows], dtype=np.float32)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(json.dumps({"id": i, "text": f"text {i * i}" * (i % 5 + 1)}) for i in range(700)))
+    return path
+
+
+@pytest.mark.parametrize("use_faiss", [False, True])
+def test_ranking_is_that_of_all_products_and_ties_stand_in_order(corpus: Path, tmp_path: Path, use_faiss: bool) -> None:
+    if use_faiss:
+        pytest.importorskip("faiss")
+    index = DenseIndex.of_corpus(corpus, tmp_path / "index", Table(), use_faiss=use_faiss)
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    passages = Table().encode(texts, "passage").astype(np.float64)
+    queries = [f"question {i}" for i in range(20)]
+    for topk in (1, 7):
+        for query, hits in zip(queries, index.search(queries, topk), strict=True):
+            products = passages @ Table().encode([query], "query")[0].astype(np.float64)
+            expected = sorted(range(700), key=lambda i: (-round(products[i], 12), i))[:topk]
+            assert [hit.document["id"] for hit in hits] == expected
+            assert [hit.score for hit in hits] == pytest.approx([products[i] for i in expected], abs=1e-12)
+    assert index.search([], 3) == []
+    assert index.search(["x"], 0) == [[]]
+    assert len(index.search(["x"], 9999)[0]) == 700
+
+
+def test_the_index_is_built_once_for_an_encoder_and_opened_with_no_other(corpus: Path, tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    folder = tmp_path / "index"
+    for _ in range(2):
+        DenseIndex.of_corpus(corpus, folder, Table(), on_progress=lambda *step: steps.append(step))
+    assert steps[-1] == (700, 700)
+    assert len(steps) == 11  # batches of 64, once
+    with pytest.raises(DataError, match=r"built with the encoder .*'table'"):
+        DenseIndex(folder, Table("other"))
+    assert len(DenseIndex.of_corpus(corpus, folder, Table("other"))) == 700  # built anew
+    data = (folder / "vectors.npy").read_bytes()
+    (folder / "vectors.npy").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"vectors\.npy: missing or changed"):
+        DenseIndex(folder, Table("other"))
+
+
+def test_an_encoder_that_fails_midway_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+    class Failing(Table):
+        calls = 0
+
+        def encode(self, texts: Sequence[str], kind: str) -> np.ndarray:
+            self.calls += 1
+            if self.calls == 4:
+                raise RuntimeError("out of memory")
+            return super().encode(texts, kind)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        DenseIndex.of_corpus(corpus, tmp_path / "index", Failing())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".index.lock", "c.jsonl"]
+
+
+def test_faiss_that_is_wanted_but_missing_is_named(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "faiss", None)
+    with pytest.raises(ConfigError, match=r"pip install 'palimpsest\[dense\]'"):
+        DenseIndex.of_corpus(corpus, tmp_path / "index", Table(), use_faiss=True)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
+def test_the_top_scores_are_those_of_a_full_sort(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for scores in (rng.normal(size=size), rng.integers(0, 3, size).astype(np.float32), np.zeros(size), -np.ones(size)):
+        for topk in (1, 5, 40):
+            assert top(scores, topk).tolist() == sorted(range(size), key=lambda i: (-scores[i], i))[:topk]
+
+
+@pytest.mark.slow
+def test_the_server_answers_from_a_dense_index(bert: Path, tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(json.dumps({"id": str(i), "text": text}) for i, text in enumerate(TEXTS[:3])))
+    options = ("--backend", "dense", "--encoder", str(bert), "--max-tokens", "32", "--device", "cpu")
+    with process(path, *options) as (url, _):
+        body: dict[str, Any] = {"queries": TEXTS[:3], "topk": 1, "return_scores": True}
+        result = httpx.post(f"{url}/retrieve", json=body).json()["result"]
+    assert [hits[0]["document"]["id"] for hits in result] == ["0", "1", "2"]
+    assert [hits[0]["score"] for hits in result] == pytest.approx([1.0] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--backend", "dense"), "name the encoder with --encoder"),
+        (("--backend", "dens"), "did you mean dense"),
+        (("--encoder", "x"), "used with --backend dense only"),
+        (("--backend", "dense", "--encoder", "x", "--pooling", "max"), "--pooling max: choose mean or first"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    refused: Callable[..., str], corpus: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert said in refused("retrieval", "serve", "--corpus", str(corpus), *options)

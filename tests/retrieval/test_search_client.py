@@ -1,0 +1,141 @@
+"""The client against servers that answer, stall, fail and lie; on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from palimpsest.errors import ConfigError, SearchError
+from palimpsest.retrieval.client import RemoteSearch
+from palimpsest.retrieval.search import Hit
+from support.fakes import longest_pause
+
+GOOD = json.dumps({"result": [[{"document": {"id": "1"}, "score": 2.5}]]})
+
+
+@asynccontextmanager
+async def server(*replies: tuple[int, str] | None) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Gives one reply after the other, the last for ever; None: never answers. Keeps what it was sent."""
+    requests: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(
+            next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")).split()[1]
+        )
+        requests.append(head + await reader.readexactly(length))
+        reply = replies[min(len(requests), len(replies)) - 1]
+        if reply is None:
+            await asyncio.sleep(5)
+        else:
+            status, body = reply
+            head_out = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            writer.write((head_out + body).encode())
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", requests
+    finally:
+        listening.close()
+
+
+async def test_hits_come_back_and_the_token_is_sent() -> None:
+    async with server((200, GOOD)) as (url, requests), RemoteSearch(url, token="secret") as client:
+        assert await client.search(["q"], 3) == [[Hit({"id": "1"}, 2.5)]]
+        assert await client.search([], 3) == []
+    (request,) = requests
+    assert b"authorization: bearer secret" in request.lower()
+    assert json.loads(request.partition(b"\r\n\r\n")[2]) == {"queries": ["q"], "topk": 3, "return_scores": True}
+
+
+async def test_a_busy_a_failing_and_a_stalling_server_are_asked_again() -> None:
+    replies = ((503, "full"), (500, "oops"), (429, "slow down"), None, (200, GOOD))
+    async with server(*replies) as (url, requests), RemoteSearch(url, pause=0.01, timeout=0.3) as client:
+        assert await client.search(["q"], 1) == [[Hit({"id": "1"}, 2.5)]]
+    assert len(requests) == len(replies)
+
+
+async def test_it_gives_up_after_so_many_attempts() -> None:
+    async with server((503, "full")) as (url, requests), RemoteSearch(url, attempts=3, pause=0.01) as client:
+        with pytest.raises(SearchError, match="gave up after 3 attempts: status 503"):
+            await client.search(["q"], 1)
+    assert len(requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((400, "bad query"), "status 400: 'bad query'"),
+        ((401, "token"), "status 401"),
+        ((200, "<html>"), "not the answer of a retrieval server"),
+        ((200, '{"result": [[{"document": {}}]]}'), "not the answer"),
+        ((200, '{"result": 3}'), "not the answer"),
+        ((200, '{"result": []}'), "0 results for 1 queries"),
+    ],
+)
+async def test_what_another_attempt_would_not_mend_is_an_error_at_once(reply: tuple[int, str], said: str) -> None:
+    async with server(reply) as (url, requests), RemoteSearch(url) as client:
+        with pytest.raises(SearchError, match=said) as caught:
+            await client.search(["q"], 1)
+    assert len(requests) == 1
+    assert "\n" not in str(caught.value)
+
+
+async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 x\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\nConnection: close\r\n\r\nno gzip!"
+        )
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening, RemoteSearch(url, pause=60) as client:
+        with pytest.raises(SearchError, match=f"{url}/retrieve: Error -3"):
+            await client.search(["q"], 1)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "127.0.0.1:8000", "http://", "http://host:port", "ftp://host", "", "http://a\nb"]
+)
+def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str) -> None:
+    with pytest.raises(ConfigError, match="give http://host:port") as error:
+        RemoteSearch(url)
+    assert repr(url) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("token", ["ä", "two words", "a\nb"])
+def test_a_token_that_no_header_carries_is_refused_at_once_as_the_server_does(token: str) -> None:
+    with pytest.raises(ConfigError, match="token: no client can send this one in a header; use ASCII letters"):
+        RemoteSearch("http://127.0.0.1:9", token=token)
+
+
+async def test_searches_that_wait_travel_together_and_a_refused_one_fails_alone() -> None:
+    """One request is under way; the three searches behind it go in the next, which is refused, then one by one."""
+    replies = (None, (400, "a query is too long"), (200, GOOD), (400, "too long"), (200, GOOD))
+    async with server(*replies) as (url, requests), RemoteSearch(url, connections=1, timeout=2, attempts=1) as client:
+        searches = [asyncio.create_task(client.search(["first"], 1))]
+        while not requests:
+            await asyncio.sleep(0.01)
+        searches += [asyncio.create_task(client.search([query], 1)) for query in ("a", "long", "b")]
+        answers = await asyncio.gather(*searches, return_exceptions=True)
+    bodies = [json.loads(request.partition(b"\r\n\r\n")[2])["queries"] for request in requests]
+    assert bodies == [["first"], ["a", "long", "b"], ["a"], ["long"], ["b"]]
+    assert [isinstance(answer, SearchError) for answer in answers] == [True, False, True, False]
+
+
+async def test_the_event_loop_goes_on_while_a_server_stalls() -> None:
+    """C9.15: the original calls a blocking client from a coroutine."""
+    async with server(None) as (url, _), RemoteSearch(url, attempts=2, timeout=0.3, pause=0.1) as client:
+        waiting = asyncio.create_task(client.search(["q"], 1))
+        longest = await longest_pause(waiting)
+        with pytest.raises(SearchError, match=r"no answer within 0\.3 s"):
+            await waiting
+    assert longest < 0.2

@@ -1,0 +1,306 @@
+"""Grades of the final answer: one question, several, penalties, layers over grades that are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.load import parse_config
+from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.errors import ConfigError, JudgeError
+from palimpsest.evaluate.run import evaluate
+from palimpsest.reward.grader import build_grader
+from palimpsest.reward.grading import Given, Layered, graded
+from palimpsest.reward.objectives import ConstraintGrader, FinalAnswerGrader
+from palimpsest.rollout.group import play_groups
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
+
+ONE = Problem("one", "Where?", ("Oslo", "Kristiania"))
+GOLDS = {"Q1": "Brian Virtue", "Q2": "The Seldom Scene", "Q3": "1905"}
+
+
+def several(golds: dict[str, str]) -> Problem:
+    """A problem as the contract of search data has it."""
+    named = tuple({"name": name, "question": f"{name}?", "answers": [gold]} for name, gold in golds.items())
+    return Problem("several", "Q1: ...", (json.dumps(golds),), metadata={"objectives": named})
+
+
+def ended(answer: str | None, outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
+    return Trajectory("p", "g", 0, (), outcome, answer)
+
+
+def grade(problem: Problem, answer: str | None, judge: Any = None, **config: Any) -> Grade:
+    grader = FinalAnswerGrader(FinalAnswerConfig(**config), judge)
+    return asyncio.run(grader.grade(problem, ended(answer)))
+
+
+class Scripted:
+    """A judge that has a verdict, or a failure, by answer."""
+
+    def __init__(self, **verdicts: float | Exception) -> None:
+        self.verdicts, self.asked = verdicts, list[tuple[str, tuple[str, ...], str]]()
+
+    async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+        self.asked.append((question, tuple(golds), answer))
+        await asyncio.sleep(0)
+        found = self.verdicts[answer]
+        if isinstance(found, Exception):
+            raise found
+        return found, 0 < found < 1
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answer", "em", "f1", "sub_em"),
+    [
+        ("FINAL_ANSWER: oslo.", 1.0, 1.0, 1.0),
+        ("FINAL_ANSWER:\nKristiania", 1.0, 1.0, 1.0),
+        ("FINAL_ANSWER: Oslo, Norway", 0.0, 2 / 3, 1.0),
+        ("FINAL_ANSWER: Bergen", 0.0, 0.0, 0.0),
+        ("Oslo", 0.0, 0.0, 0.0),
+        ("FINAL_ANSWER:", 0.0, 0.0, 0.0),
+        (None, 0.0, 0.0, 0.0),
+    ],
+)
+def test_one_question_by_each_rule(answer: str | None, em: float, f1: float, sub_em: float) -> None:
+    for rule, value in {"em": em, "f1": f1, "sub_em": sub_em}.items():
+        found = grade(ONE, answer, match=rule)
+        assert found.value == pytest.approx(value)
+        assert {k: found.breakdown[k] for k in ("em", "f1", "sub_em")} == pytest.approx(
+            {"em": em, "f1": f1, "sub_em": sub_em}
+        )
+
+
+def test_of_several_questions_all_is_all_or_nothing_and_each_the_mean() -> None:
+    """C9.19: credit for a part is there where it is asked for."""
+    answer = 'FINAL_ANSWER:\n{"Q1": "brian virtue", "Q2": "Bill Monroe", "Q3": 1905}'
+    all_of_them, each = (grade(several(GOLDS), answer, objectives=how) for how in ("all", "each"))
+    assert (all_of_them.value, each.value) == (0.0, pytest.approx(2 / 3))
+    assert all_of_them.breakdown == each.breakdown
+    assert each.breakdown["objectives"] == 3
+    assert each.breakdown["objectives_right"] == 2
+    assert each.breakdown["answered"] == 1.0
+    right = "FINAL_ANSWER: " + json.dumps(GOLDS)
+    assert grade(several(GOLDS), right).value == 1.0
+
+
+def test_the_worst_answer_is_the_value_where_values_are_shares() -> None:
+    found = grade(several({"Q1": "a b", "Q2": "c"}), 'FINAL_ANSWER: {"Q1": "a b d e", "Q2": "c"}', match="f1")
+    # Q1: precision 1/2... "a" is an article and does not count: b of b d e, 2*1/(3+1); Q2: 1
+    assert found.value == pytest.approx(0.5)
+    assert found.breakdown["each"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"Q1": "Brian Virtue"}', {"each": 1 / 3, "answered": 1 / 3, "keys_missing": 2, "malformed": 0}),
+        (json.dumps({**GOLDS, "Q4": "x"}), {"each": 1, "keys_extra": 1, "keys_missing": 0, "malformed": 0}),
+        ("Brian Virtue", {"each": 0, "answered": 0, "keys_missing": 3, "malformed": 1}),
+        ('{"Q1": "", "Q2": " ", "Q3": "."}', {"each": 0, "answered": 0, "keys_missing": 0, "malformed": 0}),
+    ],
+)
+def test_missing_and_extra_keys_are_counted_and_no_errors(answer: str, expected: dict[str, float]) -> None:
+    found = grade(several(GOLDS), f"FINAL_ANSWER: {answer}")
+    assert {name: found.breakdown[name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_question_that_the_data_marks_as_invalid_is_left_out_or_taken_at_its_word() -> None:
+    problem = several({"Q1": "Oslo", "Q2": "the question is invalid."})
+    answer = 'FINAL_ANSWER: {"Q1": "Oslo", "Q2": "Rome"}'
+    assert grade(problem, answer).value == 1.0
+    assert grade(problem, answer).breakdown["objectives"] == 1
+    assert grade(problem, answer, invalid_golds="gold").value == 0.0
+    lone = Problem("p", "?", ("the question is invalid.",))
+    assert grade(lone, "FINAL_ANSWER: Rome").value is None
+    assert grade(lone, "FINAL_ANSWER: The question is invalid", invalid_golds="gold").value == 1.0
+
+
+def test_the_invalid_golds_of_the_published_data_are_seen(real_data: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    file = real_data / "wiki_train_multi_object_2_3.parquet"
+    models = parquet.read_table(file, columns=["reward_model"]).column(0).to_pylist()
+    golds = [json.loads(model["ground_truth"]) for model in models]
+    leaving_out, literal = (FinalAnswerGrader(FinalAnswerConfig(invalid_golds=how)) for how in ("leave_out", "gold"))
+
+    async def asked(grader: FinalAnswerGrader) -> list[float]:
+        trajectories = [ended("FINAL_ANSWER: " + json.dumps(row)) for row in golds]
+        grades = [await grader.grade(several(row), t) for row, t in zip(golds, trajectories, strict=True)]
+        assert {grade.value for grade in grades} == {1.0}
+        return [grade.breakdown["objectives"] for grade in grades]
+
+    pairs = zip(golds, asyncio.run(asked(leaving_out)), asyncio.run(asked(literal)), strict=True)
+    marked = [(row, counted) for row, counted, all_of_them in pairs if counted < all_of_them]
+    assert all(counted == len(row) - 1 for row, counted in marked)
+    assert (len(golds), len(marked)) == (2048, 45)
+
+
+def test_the_judge_is_asked_about_answers_alone_and_not_where_there_is_none() -> None:
+    judge = Scripted(Virtue=1.0, Scene=0.5)
+    answer = 'I searched.\nFINAL_ANSWER: {"Q1": "Virtue", "Q2": "Scene", "Q3": ""}'
+    found = grade(several(GOLDS), answer, judge, match="judge", objectives="each")
+    assert sorted(judge.asked) == [("Q1?", ("Brian Virtue",), "Virtue"), ("Q2?", ("The Seldom Scene",), "Scene")]
+    assert found.value == pytest.approx(0.5)
+    assert found.breakdown["partial"] == pytest.approx(1 / 3)
+    assert found.breakdown["em"] == 0.0
+    assert grade(ONE, "no marker", judge, match="judge").value == 0.0
+    assert len(judge.asked) == 2
+
+
+def test_a_failed_judge_leaves_the_episode_ungraded_with_the_reason() -> None:
+    """C9.13: a network failure was reward 0, indistinguishable from a wrong answer."""
+    judge = Scripted(Virtue=1.0, Scene=JudgeError("down"))
+    found = grade(several(GOLDS), 'FINAL_ANSWER: {"Q1": "Virtue", "Q2": "Scene"}', judge, match="judge")
+    assert (found.value, found.reason, found.breakdown) == (None, "judge: down", {})
+
+
+def test_a_judge_is_asked_about_every_answer_that_has_a_character() -> None:
+    """Comparison by strings drops articles: to it "A" says nothing."""
+    problem = Problem("p", "Which blood type?", ("Type A",))
+    found = grade(problem, "FINAL_ANSWER: A", Scripted(A=1.0), match="judge")
+    assert (found.value, found.breakdown["answered"]) == (1.0, 1.0)
+    silent = Scripted()
+    found = grade(problem, "FINAL_ANSWER: ", silent, match="judge")
+    assert (found.value, found.breakdown["answered"], silent.asked) == (0.0, 0.0, [])
+
+
+def test_an_error_of_the_judges_own_code_is_no_grade_but_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        grade(ONE, "FINAL_ANSWER: x", Scripted(x=ZeroDivisionError()), match="judge")
+
+
+def test_a_marker_in_the_text_of_a_tool_is_no_answer() -> None:
+    """C9.13: the published reward searched the whole decoded segment, tool results included."""
+    said, seen = "I found nothing.", "result: FINAL_ANSWER: Oslo"
+    completion = Completion(tuple(map(ord, said)), (0.0,) * len(said), StopReason.STOP)
+    turn = Turn(tuple(map(ord, seen)), completion, 0, "act")
+    trajectory = Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, said)
+    found = asyncio.run(FinalAnswerGrader(FinalAnswerConfig()).grade(ONE, trajectory))
+    assert (found.value, found.breakdown["answered"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if not outcome.gradable])
+def test_an_episode_that_the_machinery_lost_is_ungraded(outcome: Outcome) -> None:
+    found = asyncio.run(FinalAnswerGrader(FinalAnswerConfig()).grade(ONE, ended("FINAL_ANSWER: Oslo", outcome)))
+    assert (found.value, found.breakdown) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "value"),
+    [
+        (Outcome.OUT_OF_TURNS, -0.1),
+        (Outcome.OUT_OF_CONTEXT, -0.1),
+        (Outcome.ANSWER_TRUNCATED, 0.5),
+        (Outcome.ANSWERED, 0.5),
+    ],
+)
+def test_the_penalty_is_for_broken_limits_alone(outcome: Outcome, value: float) -> None:
+    found = ConstraintGrader(Given(Grade(0.5, breakdown={"em": 0.5})), 0.1).grade(ONE, ended(None, outcome))
+    assert found.value == value
+    assert found.breakdown == {"em": 0.5, "outcome": 0.5}
+    lost = ConstraintGrader(Given(Grade(None, reason="judge: down")), 0.1).grade(ONE, ended(None, outcome))
+    assert (lost.value, lost.reason) == (None, "judge: down")
+
+
+def test_the_worth_of_the_answer_below_another_layer_is_kept() -> None:
+    below = Given(Grade(0.3, breakdown={"outcome": 0.5}))
+    found = ConstraintGrader(below, 0.1).grade(ONE, ended(None, Outcome.OUT_OF_TURNS))
+    assert (found.value, found.breakdown) == (-0.1, {"outcome": 0.5})
+
+
+# ---- grades that are awaited ---------------------------------------------------------------------------------
+
+
+class Later:
+    """Grades after a while; keeps how many grades were awaited at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.02)
+        self.now -= 1
+        return Grade(float(trajectory.answer == "yes"), breakdown={"em": 1.0})
+
+
+class AtOnce:
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        return Grade(float(trajectory.answer == "yes"), breakdown={"em": 1.0})
+
+
+def play(grader: Any) -> list[Group]:
+    problems = [Problem(name, "yes? ", ("yes",)) for name in "abc"]
+    options: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "codec": LetterCodec()}
+    return asyncio.run(
+        play_groups(problems, group_size=8, sampling=SamplingConfig(), grader=grader, key=(0,), **options)
+    )
+
+
+def test_grades_that_are_awaited_are_the_same_and_are_awaited_together() -> None:
+    later = Later()
+    assert play(later) == play(AtOnce())
+    assert later.most == 24
+
+
+def test_an_error_in_an_awaited_grade_ends_the_batch_as_itself() -> None:
+    class Faulty:
+        async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+            raise ZeroDivisionError("judge")
+
+    with pytest.raises(ZeroDivisionError, match="judge"):
+        play(Faulty())
+
+
+def test_evaluation_awaits_grades() -> None:
+    problems = [Problem(f"p{i}", "yes? ", ("yes",)) for i in range(8)]
+    options: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "codec": LetterCodec()}
+
+    def run(grader: Any) -> Any:
+        return asyncio.run(evaluate(problems=problems, grader=grader, sampling=SamplingConfig(), **options))
+
+    assert run(Later()) == run(AtOnce())
+
+
+def test_layers_work_over_a_grade_that_is_awaited_as_over_one_that_is_not() -> None:
+    def penalty(grader: Any) -> Any:
+        return ConstraintGrader(grader, 0.1)
+
+    trajectory = ended("yes", Outcome.OUT_OF_TURNS)
+    below = [Later(), AtOnce()]
+    found = [asyncio.run(graded(Layered(one, penalty), ONE, trajectory)) for one in below]
+    assert found[0] == found[1] == Grade(-0.1, breakdown={"em": 1.0, "outcome": 1.0})
+
+
+# ---- configuration -------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_names_the_grader() -> None:
+    grader = build_grader(RewardConfig.model_validate({"name": "final_answer", "final_answer": {"match": "f1"}}))
+    assert grader == FinalAnswerGrader(FinalAnswerConfig(match="f1"))
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("{name: final_answer, final_answer: {match: judge}}", "reward.judge.url"),
+        ("{judge: {url: 'http://x/v1', model: m}}", "drop reward.judge"),
+        ("{name: em, final_answer: {objectives: each}}", "reward.name=em"),
+        ("{name: final_answer, final_answer: {match: judge}, judge: {url: 'x:9527', model: m}}", "reward.judge.url"),
+        ("{name: final_answer, final_answer: {constraint_penalty: -0.1}}", "constraint_penalty"),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(reward: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_config(f"reward: {reward}")
+    assert len(str(caught.value).splitlines()) == 1

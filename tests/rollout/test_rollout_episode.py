@@ -1,0 +1,176 @@
+"""Episodes: what is recorded, and that every end has a name."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.rollout.episode import play
+from palimpsest.seeding import derive_seed
+from palimpsest.types import Completion, Outcome, Problem, SamplingParams, StopReason, Trajectory
+from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
+
+PROBLEM = Problem("p1", "yes? ", ("yes",), "fact.")
+
+
+def episode(sampler: Any, policy: Any = None, **options: Any) -> Trajectory:
+    given: dict[str, Any] = {"key": (3, "train", 5, 0), "group_id": "g", "rollout": 2, **options}
+    policy = policy or TwoTurnPolicy()
+    return asyncio.run(
+        play(PROBLEM, policy=policy, sampler=sampler, codec=LetterCodec(), sampling=SamplingConfig(), **given)
+    )
+
+
+def test_turns_hold_prompt_completion_name_and_notes_as_they_happened():
+    sampler = SeedSampler()
+    trajectory = episode(sampler)
+    assert [(turn.name, turn.step, dict(turn.notes)) for turn in trajectory.turns] == [
+        ("read", 0, {"chunk": 0, "memory_tokens": 0}),
+        ("answer", 1, {}),
+    ]
+    assert [turn.prompt_ids for turn in trajectory.turns] == [prompt for prompt, _ in sampler.calls]
+    assert trajectory.turns[1].prompt_ids == trajectory.turns[0].completion.token_ids
+    assert [(event.kind, event.step) for event in trajectory.events] == [("wrote", 1)]
+    assert trajectory.outcome is Outcome.ANSWERED
+
+
+def test_the_seed_of_a_turn_is_keyed_by_run_step_problem_rollout_and_turn():
+    sampler = SeedSampler()
+    episode(sampler)
+    seeds = [params.seed for _, params in sampler.calls]
+    assert seeds == [derive_seed(3, "train", 5, 0, "p1", 2, turn) for turn in (0, 1)]
+
+
+def test_a_retried_request_has_the_same_seed_and_the_same_tokens():
+    clean, flaky = SeedSampler(), SeedSampler(fail=[SamplerError("reset"), SamplerError("reset")])
+    expected, trajectory = episode(clean), episode(flaky, retries=2)
+    assert trajectory.turns == expected.turns
+    assert [event.kind for event in trajectory.events] == ["sampler_error", "sampler_error", "wrote"]
+    assert len({params.seed for _, params in flaky.calls[:3]}) == 1
+
+
+def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far():
+    class FailsOnTheSecondTurn(SeedSampler):
+        async def generate(self, prompt_ids: Any, params: SamplingParams) -> Completion:
+            if self.calls:
+                raise SamplerError("server gone")
+            return await super().generate(prompt_ids, params)
+
+    trajectory = episode(FailsOnTheSecondTurn(), retries=1)
+    assert trajectory.outcome is Outcome.SAMPLER_FAILED
+    assert [turn.name for turn in trajectory.turns] == ["read"]
+    assert [event.detail.get("message") for event in trajectory.events[-2:]] == ["server gone", "server gone"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logprobs": (-0.5,) * 3},
+        {"logprobs": (-0.5, float("nan"), -0.5, -0.5)},
+        {"logprobs": (-0.5, float("-inf"), -0.5, -0.5)},
+        {"token_ids": (1,) * 9, "logprobs": (-0.5,) * 9},
+    ],
+)
+def test_a_malformed_completion_is_a_sampler_failure_and_never_a_turn(change: dict[str, Any]):
+    class Broken(SeedSampler):
+        async def generate(self, prompt_ids: Any, params: SamplingParams) -> Completion:
+            return replace(Completion((1, 2, 3, 4), (-0.5,) * 4, StopReason.STOP), **change)
+
+    trajectory = episode(Broken(), retries=0)
+    assert trajectory.outcome is Outcome.SAMPLER_FAILED
+    assert trajectory.turns == ()
+
+
+def test_a_prompt_beyond_the_window_ends_as_out_of_context():
+    trajectory = episode(SeedSampler(fail=[PromptTooLong("1200 tokens, the window is 1000")]))
+    assert trajectory.outcome is Outcome.OUT_OF_CONTEXT
+    assert trajectory.events[-1].detail["message"] == "1200 tokens, the window is 1000"
+
+
+def test_an_error_in_the_policy_is_an_outcome_with_type_and_message():
+    class Faulty:
+        async def run(self, problem: Problem, model: Model) -> Answered:
+            raise KeyError("memory")
+
+    trajectory = episode(SeedSampler(), Faulty())
+    assert trajectory.outcome is Outcome.POLICY_FAILED
+    assert dict(trajectory.events[-1].detail) == {"type": "KeyError", "message": "'memory'"}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "run() must return Answered, returned NoneType"),
+        ("yes", "run() must return Answered, returned str"),
+        (Answered(42, Outcome.ANSWERED), "Answered.text must be a string or None, is int"),  # type: ignore[arg-type]
+        (Answered("a", "done"), "Answered.outcome must be an Outcome, is 'done'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned: Any, message: str):
+    class Careless:
+        async def run(self, problem: Problem, model: Model) -> Any:
+            await model.generate([1], name="answer", max_tokens=8)
+            return returned
+
+    trajectory = episode(SeedSampler(), Careless())
+    assert (trajectory.outcome, trajectory.answer, len(trajectory.turns)) == (Outcome.POLICY_FAILED, None, 1)
+    assert dict(trajectory.events[-1].detail) == {"type": "TypeError", "message": message}
+
+
+def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other():
+    class WaitsForTheCancelled:
+        async def run(self, problem: Problem, model: Model) -> Answered:
+            other = asyncio.create_task(asyncio.sleep(60))
+            other.cancel()
+            await other
+            raise AssertionError("unreachable")
+
+    trajectory = episode(SeedSampler(), WaitsForTheCancelled(), timeout_s=30)
+    assert trajectory.outcome is Outcome.POLICY_FAILED
+    assert trajectory.events[-1].detail["type"] == "CancelledError"
+
+
+class Sleeper:
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        await model.generate([1], name="read", max_tokens=8)
+        await asyncio.sleep(60)
+        raise AssertionError("unreachable")
+
+
+def test_an_episode_over_its_time_limit_keeps_its_turns():
+    trajectory = episode(SeedSampler(), Sleeper(), timeout_s=0.02)
+    assert trajectory.outcome is Outcome.TIMED_OUT
+    assert len(trajectory.turns) == 1
+
+
+def test_a_timeout_raised_by_the_policy_itself_is_not_the_time_limit():
+    class OwnTimeout:
+        async def run(self, problem: Problem, model: Model) -> Answered:
+            raise TimeoutError("tool")
+
+    assert episode(SeedSampler(), OwnTimeout(), timeout_s=30).outcome is Outcome.POLICY_FAILED
+
+
+async def test_cancelling_an_episode_is_not_an_outcome():
+    task = asyncio.create_task(
+        play(
+            PROBLEM,
+            policy=Sleeper(),
+            sampler=SeedSampler(),
+            codec=LetterCodec(),
+            sampling=SamplingConfig(),
+            key=(0,),
+            group_id="g",
+            rollout=0,
+        )
+    )
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,92 @@
+"""Groups: order, seeds, grading, failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.errors import SamplerError
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.rollout.group import play_groups
+from palimpsest.types import Grade, Group, Outcome, Problem, Trajectory
+from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy, YesGrader
+
+PROBLEMS = [Problem("a", "yes? ", ("yes",)), Problem("b", "yes? ", ("yes",)), Problem("a", "yes? ", ("yes",))]
+
+
+def groups(**options: Any) -> list[Group]:
+    given: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "grader": YesGrader(), **options}
+    return asyncio.run(
+        play_groups(PROBLEMS, group_size=8, codec=LetterCodec(), sampling=SamplingConfig(), key=(0, 1), **given)
+    )
+
+
+class LaterFirst:
+    """Finishes in an order of its own."""
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        self.started += 1
+        await asyncio.sleep(0.02 / self.started)
+        said = await model.generate([1], name="answer", max_tokens=8)
+        return Answered(model.codec.decode(said.token_ids))
+
+
+def test_groups_and_rollouts_come_back_in_order_whatever_ends_first():
+    result = groups(policy=LaterFirst())
+    assert [group.problem.id for group in result] == ["a", "b", "a"]
+    assert all([t.rollout for t in group.trajectories] == list(range(8)) for group in result)
+
+
+def test_playing_a_batch_again_gives_the_same_trajectories():
+    assert groups() == groups()
+
+
+def test_a_problem_twice_in_a_batch_has_its_own_group_and_its_own_draws():
+    first, _, second = groups()
+    assert first.trajectories[0].group_id != second.trajectories[0].group_id
+    assert [t.answer for t in first.trajectories] != [t.answer for t in second.trajectories]
+
+
+def test_an_episode_has_the_same_tokens_alone_and_in_a_batch():
+    alone = asyncio.run(
+        play_groups(
+            PROBLEMS[1:2],
+            group_size=8,
+            policy=TwoTurnPolicy(),
+            sampler=SeedSampler(),
+            codec=LetterCodec(),
+            sampling=SamplingConfig(),
+            grader=YesGrader(),
+            key=(0, 1),
+        )
+    )
+    assert alone[0] == groups()[1]
+
+
+def test_grades_belong_to_their_trajectories_and_progress_is_told_once_an_episode():
+    seen: list[tuple[Trajectory, Grade]] = []
+    result = groups(on_episode=lambda trajectory, grade: seen.append((trajectory, grade)))
+    for group in result:
+        assert [grade.value for grade in group.grades] == [float(t.answer == "yes") for t in group.trajectories]
+    assert len(seen) == 24
+
+
+def test_a_failed_request_leaves_its_episode_ungraded_and_the_others_alone():
+    result = groups(sampler=SeedSampler(fail=[SamplerError("down")]), retries=0)
+    lost = [(t, g) for group in result for t, g in zip(group.trajectories, group.grades, strict=True) if not g.graded]
+    assert [(t.outcome, g.value) for t, g in lost] == [(Outcome.SAMPLER_FAILED, None)]
+
+
+def test_an_error_of_the_grader_ends_the_batch_as_itself():
+    class Faulty:
+        def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+            raise ZeroDivisionError("judge")
+
+    with pytest.raises(ZeroDivisionError, match="judge"):
+        groups(grader=Faulty())

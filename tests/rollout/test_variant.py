@@ -1,0 +1,201 @@
+"""Training episodes played with other options, told apart afterwards; siblings share nothing that could change."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from palimpsest.config.load import parse_config
+from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
+from palimpsest.errors import ConfigError
+from palimpsest.evaluate.run import evaluate
+from palimpsest.jobs.quickstart import _rivals
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.rollout.variant import Variant, build_variant, is_variant
+from palimpsest.runs.run_folder import open_run
+from palimpsest.train.metrics import group_metrics
+from palimpsest.types import Grade, Group, Outcome, Problem, SamplingParams, Trajectory
+from support.fakes import LetterCodec, SeedSampler, YesGrader, make_trainer, small_config
+
+CODEC: Any = LetterCodec()
+
+
+@dataclass(frozen=True)
+class Shouting:
+    """Asks with its options in the prompt, so that a turn says which policy played it."""
+
+    tool: bool = True
+    max_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"policy.options.max_tokens={self.max_tokens}: must be at least 1")
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        prompt = model.codec.encode(problem.question + ("with" if self.tool else "without"))
+        said = await model.generate(prompt, name="answer", max_tokens=self.max_tokens)
+        prompt.clear()  # the policy's own list
+        return Answered(model.codec.decode(said.token_ids))
+
+
+sys.modules.setdefault("variant_example", sys.modules[__name__])
+
+
+def config(share: float = 0.5, steps: int = 2, **options: Any) -> RunConfig:
+    plain = small_config(steps=steps, group_size=8, variant={"share": share, "options": options or {"tool": False}})
+    return plain.model_copy(update={"policy": PolicyConfig(name="variant_example:Shouting")})
+
+
+def played(problems: int = 40, key: tuple[int | str, ...] = (0, "train", 1, 0), **parts: Any) -> list[Group]:
+    given: dict[str, Any] = {"variant": build_variant(config()), "policy": Shouting(), **parts}
+    return asyncio.run(
+        play_groups(
+            [Problem(f"p{i}", "yes? ", ("yes",)) for i in range(problems)],
+            group_size=8,
+            sampler=SeedSampler(),
+            codec=CODEC,
+            sampling=SamplingConfig(),
+            grader=YesGrader(),
+            key=key,
+            **given,
+        )
+    )
+
+
+def without(trajectory: Trajectory) -> bool:
+    return "without" in CODEC.decode(trajectory.turns[0].prompt_ids)
+
+
+def kinds(groups: list[Group]) -> list[bool]:
+    return [without(trajectory) for group in groups for trajectory in group.trajectories]
+
+
+def test_a_share_of_the_episodes_is_played_with_the_changed_options_and_marked() -> None:
+    groups = played()
+    changed = kinds(groups)
+    assert 0.38 < sum(changed) / len(changed) < 0.62  # 320 draws at 0.5: more than four deviations
+    for group in groups:
+        for trajectory in group.trajectories:
+            assert is_variant(trajectory) is without(trajectory)
+            marks = [dict(event.detail) for event in trajectory.events if event.kind == "variant"]
+            assert marks == ([{"options": {"tool": False}}] if without(trajectory) else [])
+
+
+def test_which_episodes_they_are_depends_on_the_episodes_key_alone() -> None:
+    whole = played()
+    assert kinds(whole) == kinds(played())
+    assert kinds(whole)[:8] == kinds(played(problems=1))  # in whatever batch
+    assert kinds(whole) != kinds(played(key=(0, "train", 2, 0)))
+    assert kinds(whole) != kinds(played(key=(1, "train", 1, 0)))
+
+
+def test_episodes_of_the_others_are_what_they_were_without_a_variant() -> None:
+    """C9.9: the original strips the prompts of sibling rollouts, which share one list of messages."""
+    plain = [t for group in played(variant=None) for t in group.trajectories]
+    mixed = [t for group in played() for t in group.trajectories]
+    assert [t for t in mixed if not is_variant(t)] == [
+        t for t, other in zip(plain, mixed, strict=True) if not is_variant(other)
+    ]
+
+
+def test_nothing_that_siblings_share_can_be_changed() -> None:
+    """C9.9, C9.10: the original edits messages in place and writes max_tokens into the shared sampling parameters."""
+    for shared in (Problem("p", "?", ("a",)), SamplingParams(max_tokens=4), SamplingConfig()):
+        name = "max_tokens" if isinstance(shared, SamplingParams) else next(iter(type(shared).__annotations__))
+        with pytest.raises((dataclasses.FrozenInstanceError, ValidationError)):
+            setattr(shared, name, 1)
+    for cls in POLICIES.values():
+        assert cls.__dataclass_params__.frozen, cls.__name__
+
+
+def test_the_two_policies_share_no_option_that_could_be_changed() -> None:
+    """C9.10: leaving out one tool must not take the others from anybody."""
+    options: dict[str, Any] = {"nested": {"search": {}, "mine": {}}}
+    given = config().model_copy(update={"policy": PolicyConfig(name="variant_example:Nested", options=options)})
+    variant = build_variant(given)
+    plain = build_policy(given.policy)
+    assert variant is not None
+    assert isinstance(variant.policy, Nested)
+    assert isinstance(plain, Nested)
+    variant.policy.nested.clear()
+    assert plain.nested == {"search": {}, "mine": {}} == options["nested"]
+
+
+@dataclass(frozen=True)
+class Nested:
+    nested: dict[str, Any]
+    tool: bool = True
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        return Answered("")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tol": False}, r"^train\.variant\.options\.tol is unknown .*did you mean tool\?"),
+        ({"max_tokens": 0}, r"^train\.variant\.options\.max_tokens=0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_played(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_variant(config(**options))
+    with open_run(tmp_path / "run", config(**options)) as folder, pytest.raises(ConfigError, match=message):
+        make_trainer(folder, policy=Shouting())
+
+
+def test_a_variant_that_changes_nothing_is_refused() -> None:
+    for wrong in ({"share": 0.5, "options": {}}, {"share": 0, "options": {"tool": False}}):
+        with pytest.raises(ValidationError):
+            small_config(variant=wrong)
+
+
+def test_training_has_variants_evaluation_has_none_and_records_tell_them_apart(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", config()) as folder:
+        trainer = make_trainer(folder, policy=Shouting())
+        report = asyncio.run(trainer.step(1))
+    sampler = SeedSampler()
+    parts: dict[str, Any] = {"codec": CODEC, "grader": YesGrader(), "sampling": SamplingConfig()}
+    problems = [Problem(f"p{i}", "yes? ", ("yes",)) for i in range(30)]
+    asyncio.run(evaluate(problems=problems, policy=trainer.policy, sampler=sampler, **parts))
+    assert not [prompt for prompt, _ in sampler.calls if "without" in CODEC.decode(prompt)]
+    counts = Counter(kinds(list(report.groups)))
+    assert min(counts[True], counts[False]) > 0
+    assert report.metrics["episode/variant_share"] == counts[True] / 16
+    path = tmp_path / "groups.jsonl.zst"
+    path.write_bytes(encode_groups(report.groups))
+    read = read_groups(path).groups
+    assert [is_variant(t) for group in read for t in group.trajectories] == kinds(list(report.groups))
+
+
+def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
+    plain = Trajectory("p", "g", 0, (), Outcome.ANSWERED)
+    other = Variant(Shouting(), 0.5, {"tool": False}).marked(plain)
+    group = Group(Problem("p", "?", ("a",)), (plain, other, other, plain), tuple(map(Grade, (1.0, 0.0, 0.5, None))))
+    metrics = group_metrics([group], CODEC)
+    assert (metrics["reward/mean_plain"], metrics["reward/mean_variant"]) == (1.0, 0.25)
+    assert (metrics["episode/variant_share"], metrics["reward/mean"]) == (0.5, 0.5)
+    alone = group_metrics([Group(group.problem, (plain,), (Grade(1.0),))], CODEC)
+    assert not {"reward/mean_plain", "reward/mean_variant", "episode/variant_share"} & set(alone)
+
+
+def test_a_quickstarts_rival_is_trained_without_the_agents_variant(tmp_path: Path) -> None:
+    """Its options are the agent's: a rival of another kind would refuse them, or learn to play by them."""
+    rivals = {"rival": {"name": "overwrite", "options": {"memory_tokens": 8}}}
+    agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"rivals": rivals})})
+    rival = parse_config(_rivals(agent, tmp_path)["rival"].config)
+    assert build_variant(rival) is None
+    assert rival.train == agent.train.model_copy(update={"variant": None})

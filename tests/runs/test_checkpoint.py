@@ -1,0 +1,236 @@
+"""Checkpoints under crashes, full disks and damaged bytes."""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest import files
+from palimpsest.errors import CheckpointError
+from palimpsest.runs.checkpoint import Checkpoints, verify
+
+OPERATIONS = ("write_file", "write_plain", "sync", "rename", "remove_tree")
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def content(step: int) -> bytes:
+    return random.Random(step).randbytes(3000)
+
+
+def write_state(step: int) -> Callable[[Path], None]:
+    """What a learner writes: two files, one of them in a folder."""
+
+    def write(folder: Path) -> None:
+        files.write_plain(folder / "model.safetensors", content(step))
+        (folder / "learner").mkdir()
+        files.write_plain(folder / "learner" / "optimizer.safetensors", content(-step))
+
+    return write
+
+
+def checkpoints(folder: Path, warnings: list[str] | None = None, **options: Any) -> Checkpoints:
+    warn = (lambda _: None) if warnings is None else warnings.append
+    return Checkpoints(folder, **{"identity": "run", "keep": 2, "warn": warn, **options})
+
+
+def save(store: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        store.save(step, write_state(step), {"stage": step})
+
+
+def holds(folder: Path, step: int) -> bool:
+    found = checkpoints(folder).latest()
+    assert found is not None
+    assert found.state == {"stage": found.step}
+    assert (found.path / "model.safetensors").read_bytes() == content(found.step)
+    assert (found.path / "learner" / "optimizer.safetensors").read_bytes() == content(-found.step)
+    return found.step == step
+
+
+def test_what_was_saved_is_found_with_its_state(tmp_path: Path):
+    save(checkpoints(tmp_path), 20)
+    found = checkpoints(tmp_path).latest()
+    assert found is not None
+    assert (found.step, found.path.name, found.size) == (20, "step-000020", 6000)
+    assert holds(tmp_path, 20)
+
+
+def test_no_checkpoint_is_not_an_error(tmp_path: Path):
+    assert checkpoints(tmp_path / "none").latest() is None
+
+
+def test_only_the_newest_are_kept_and_step_numbers_sort_as_numbers(tmp_path: Path):
+    save(checkpoints(tmp_path), 20, 999_999, 1_000_000)
+    assert [path.name for path in checkpoints(tmp_path).paths()] == ["step-999999", "step-1000000"]
+
+
+@contextmanager
+def crash_at(operation: int, part: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Die at the n-th file operation, a write having put `part` of its bytes down."""
+    done: list[str] = []
+
+    def shim(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if len(done) == operation:
+                if name == "write_plain":
+                    args[0].write_bytes(args[1][: int(len(args[1]) * part)])
+                if name == "remove_tree" and part:
+                    next(path for path in sorted(args[0].rglob("*")) if path.is_file()).unlink()
+                raise Crash(name)
+            done.append(name)
+            return real(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in OPERATIONS:
+            patch.setattr(files, name, shim(name, getattr(files, name)))
+        yield done
+
+
+def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A save with its prune, stopped at every operation with writes cut at 0, 50 and 100 %."""
+    tried = 0
+    for part in (0.0, 0.5, 1.0):
+        for operation in range(100):
+            folder = tmp_path / f"{part}-{operation}"
+            save(checkpoints(folder), 20, 40)
+            with crash_at(operation, part, monkeypatch) as done:
+                try:
+                    save(checkpoints(folder), 60)
+                    crashed = False
+                except Crash:
+                    crashed = True
+            assert holds(folder, 60 if "rename" in done else 40)
+            save(checkpoints(folder), 80)  # and the next save cleans up what the crash left
+            assert sorted(path.name for path in folder.iterdir())[-1] == "step-000080"
+            assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+            tried += crashed
+            if not crashed:
+                break
+    assert tried >= 3 * 10
+
+
+def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for operation in range(100):
+        folder = tmp_path / str(operation)
+        save(checkpoints(folder), 20, 40)
+        (folder / "step-000040" / "model.safetensors").write_bytes(b"")
+        with crash_at(operation, 0.5, monkeypatch):
+            try:
+                save(checkpoints(folder), 40)
+                break
+            except Crash:
+                pass
+        assert holds(folder, 20) or holds(folder, 40)
+    assert holds(folder, 40)
+
+
+def damaged(folder: Path) -> Path:
+    """The newest of two checkpoints, to be damaged."""
+    save(checkpoints(folder), 20, 40)
+    return folder / "step-000040"
+
+
+@pytest.mark.parametrize("flips_a_file", [50, pytest.param(700, marks=pytest.mark.slow)])
+def test_no_flipped_bit_loads_silently(tmp_path: Path, flips_a_file: int):
+    target = damaged(tmp_path)
+    rng = random.Random(0)
+    files = [path for path in target.rglob("*") if path.is_file()]
+    flips = [(file, rng.randrange(file.stat().st_size * 8)) for file in files for _ in range(flips_a_file)]
+    for file, place in flips:
+        good = file.read_bytes()
+        bad = bytearray(good)
+        bad[place // 8] ^= 1 << place % 8
+        file.write_bytes(bad)
+        with pytest.raises(CheckpointError):
+            verify(target)
+        file.write_bytes(good)
+    assert holds(tmp_path, 40)
+
+
+def test_no_truncation_loads_silently_and_the_one_before_is_taken(tmp_path: Path):
+    target = damaged(tmp_path)
+    for file in [path for path in target.rglob("*") if path.is_file()]:
+        good = file.read_bytes()
+        for length in range(0, len(good), 97):
+            file.write_bytes(good[:length])
+            assert holds(tmp_path, 20)
+        file.unlink()
+        warnings: list[str] = []
+        found = checkpoints(tmp_path, warnings).latest()
+        assert found is not None
+        assert found.step == 20
+        assert str(file) in warnings[0]
+        file.write_bytes(good)
+
+
+def test_files_of_another_checkpoint_or_a_renamed_folder_are_refused(tmp_path: Path):
+    target = damaged(tmp_path)
+    shutil.copy(tmp_path / "step-000020" / "model.safetensors", target / "model.safetensors")
+    assert holds(tmp_path, 20)
+    shutil.rmtree(target)
+    shutil.copytree(tmp_path / "step-000020", tmp_path / "step-000060")
+    assert holds(tmp_path, 20)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path):
+    save(checkpoints(tmp_path), 20)
+    with pytest.raises(CheckpointError, match="belongs to another configuration"):
+        checkpoints(tmp_path, identity="other").latest()
+
+
+def test_when_nothing_verifies_the_run_does_not_start_over_in_silence(tmp_path: Path):
+    target = damaged(tmp_path)
+    for folder in (target, tmp_path / "step-000020"):
+        (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="none of 2 checkpoints verifies"):
+        checkpoints(tmp_path).latest()
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """The disk takes `limit` bytes a file, then says no."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: Path):
+    save(checkpoints(tmp_path), 20)
+    before = sorted(tmp_path.rglob("*"))
+    for limit in range(0, 3000, 3000 // 32):
+        with pytest.raises(CheckpointError, match="about 6,") as error, file_size_limit(limit):
+            save(checkpoints(tmp_path), 40)
+        assert str(tmp_path / "step-000040") in str(error.value)
+        assert sorted(tmp_path.rglob("*")) == before
+    assert holds(tmp_path, 20)
+
+
+def test_a_full_disk_met_by_safetensors_itself_is_told_in_one_line(tmp_path: Path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    def write(folder: Path) -> None:
+        save_file({"weights": np.zeros(4000, np.float32)}, folder / "model.safetensors")
+
+    save(checkpoints(tmp_path), 20)
+    with pytest.raises(CheckpointError, match="can't be written") as error, file_size_limit(5000):
+        checkpoints(tmp_path).save(40, write, {})
+    assert "\n" not in str(error.value)
+    assert holds(tmp_path, 20)

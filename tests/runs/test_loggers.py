@@ -1,0 +1,173 @@
+"""Sinks: what reaches them, and that a failing one never ends a run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError
+from palimpsest.runs.console import Console
+from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
+from palimpsest.runs.run_folder import open_run, read_rows
+from support.fakes import make_trainer, small_config
+
+
+def config(*sinks: str) -> RunConfig:
+    return RunConfig.model_validate({**small_config().model_dump(mode="json"), "logging": {"sinks": list(sinks)}})
+
+
+def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path):
+    with open_run(tmp_path / "run", config("jsonl")) as folder:
+        loggers = build_loggers(folder.config, folder)
+        loggers.log(1, {"reward/mean": 0.5}, {"rollout_s": 2.0})
+        loggers.close()
+    assert read_rows(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5}]
+    assert read_rows(tmp_path / "run" / "timings.jsonl") == [{"step": 1, "rollout_s": 2.0}]
+
+
+def test_tensorboard_files_hold_what_was_logged(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open_run(tmp_path / "run", config("tensorboard")) as folder:
+        loggers = build_loggers(folder.config, folder)
+        for step in (1, 2):
+            loggers.log(step, {"reward/mean": step / 4}, {"rollout_s": 2.0})
+        loggers.close()
+        assert loggers.failures == 0
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+    assert [e.value for e in events.Scalars("time/rollout_s")] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("sink", ["wandb", "trackio"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
+):
+    import sys
+
+    monkeypatch.setitem(sys.modules, sink, None)
+    with (
+        open_run(tmp_path / "run", config(sink)) as folder,
+        pytest.raises(ConfigError, match=rf"logging\.sinks={sink}: .* pip install 'palimpsest\[{sink}\]'"),
+    ):
+        build_loggers(folder.config, folder)
+
+
+def test_a_service_that_does_not_start_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    class NotLoggedIn:
+        def init(self, **options: Any) -> None:
+            raise PermissionError("No API key configured.\nUse wandb login")
+
+    monkeypatch.setitem(sys.modules, "wandb", NotLoggedIn())  # type: ignore[arg-type]
+    with (
+        open_run(tmp_path / "run", config("wandb")) as folder,
+        pytest.raises(ConfigError, match=r"^logging\.sinks=wandb can't start \(No API key configured\.\); set it up"),
+    ):
+        build_loggers(folder.config, folder)
+
+
+class FakeService:
+    """Stands for wandb and trackio: init gives a run with log and finish."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, Mapping[str, float]]] = []
+        self.options: list[dict[str, Any]] = []
+        self.finished = 0
+
+    def init(self, **options: Any) -> FakeService:
+        self.options.append(options)
+        return self
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        self.rows.append((step, row))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.mark.parametrize("sink", ["wandb", "trackio"])
+def test_a_service_gets_every_row_once_and_a_resume_goes_on_in_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
+):
+    import sys
+
+    service = FakeService()
+    monkeypatch.setitem(sys.modules, sink, service)  # type: ignore[arg-type]
+    for step, resume in ((1, False), (2, True)):
+        with open_run(tmp_path / "run", config(sink), resume=resume) as folder:
+            loggers = build_loggers(folder.config, folder)
+            loggers.log(step, {"reward/mean": 0.5}, {"rollout_s": 1.0})
+            loggers.close()
+    assert service.rows == [(step, {"reward/mean": 0.5, "time/rollout_s": 1.0}) for step in (1, 2)]
+    assert service.finished == 2
+    assert {options["name"] for options in service.options} == {"run"}
+    assert len({options.get("id") for options in service.options}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is an extra")
+def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with open_run(tmp_path / "run", config("wandb")) as folder:
+        loggers = build_loggers(folder.config, folder)
+        loggers.log(1, {"reward/mean": 0.5}, {})
+        loggers.close()
+        assert loggers.failures == 0
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+class Broken(Logger):
+    name = "remote"
+
+    def log(self, step: int, metrics: Any, timings: Any) -> None:
+        raise ConnectionError("no route to host")
+
+
+def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path):
+    warnings: list[str] = []
+    with open_run(tmp_path / "run", small_config(), on_warning=warnings.append) as folder:
+        broken = Supervised(Broken(), folder.warn)
+        trainer = make_trainer(folder, loggers=LoggerSet([broken, JsonlLogger(folder)]))
+        finished = asyncio.run(trainer.run())
+    assert finished.step == 6
+    assert broken.failures == 6
+    assert warnings == [
+        "sink remote failed (ConnectionError: no route to host); the run goes on without it",
+        "sink remote failed 6 times in this run",
+    ]
+    assert [row["sink_failures"] for row in read_rows(tmp_path / "run" / "timings.jsonl")] == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_a_terminal_each_step_is_one_plain_line():
+    stream = io.StringIO()
+    console = Console(total_steps=20, stream=stream)
+    console.progress("rollout", 3, 8)
+    console.step(1, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
+    console.message("a line")
+    console.close()
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("step 1/20  reward 0.641  ± 0.480  1,820 tok/s  ETA ")
+    assert second == "a line"
+
+
+def test_on_a_terminal_a_bar_shows_steps_and_episodes():
+    stream = io.StringIO()
+    console = Console(total_steps=20, stream=stream, live=True)
+    console.progress("rollout", 3, 8)
+    console.step(2, {"reward/mean": 0.5}, {})
+    console.message("resumed [not markup]")
+    console.close()
+    shown = stream.getvalue()
+    assert "resumed [not markup]" in shown
+    assert "2/20" in shown
+    assert "reward 0.500" in shown

@@ -1,0 +1,209 @@
+"""Run folders: who may write, what a resume may change, what it cuts off."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import RunError
+from palimpsest.runs.resume_rules import changes, identity
+from palimpsest.runs.run_folder import RunFolder, load_config, open_run, read_rows
+from rollout.test_record import sample_groups
+from support.fakes import small_config
+
+CONFIG = small_config()
+
+
+def changed(**sections: Any) -> RunConfig:
+    """CONFIG with some fields replaced, e.g. changed(train={"steps": 9})."""
+    values = CONFIG.model_dump(mode="json")
+    for name, value in sections.items():
+        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+    return RunConfig.model_validate(values)
+
+
+def quiet(path: Path, config: RunConfig = CONFIG, **options: Any) -> RunFolder:
+    return open_run(path, config, on_warning=lambda _: None, **options)
+
+
+def test_the_resolved_configuration_is_there_before_anything_else_and_reads_back(tmp_path: Path):
+    with quiet(tmp_path / "run"):
+        pass
+    assert load_config(tmp_path / "run") == CONFIG
+    assert read_rows(tmp_path / "run" / "events.jsonl")[0]["kind"] == "started"
+
+
+def test_a_folder_with_a_run_is_refused_without_resume_or_force(tmp_path: Path):
+    with quiet(tmp_path / "run") as folder:
+        folder.append_metrics(1, {"reward/mean": 0.5})
+    with pytest.raises(RunError, match=r"holds a run \(1 steps, no checkpoint\): --resume continues it, --force"):
+        quiet(tmp_path / "run")
+
+
+def test_force_moves_the_old_run_aside_and_deletes_nothing(tmp_path: Path):
+    for number in (1, 2):
+        with quiet(tmp_path / "run", force=True) as folder:
+            folder.append_metrics(number, {})
+    with quiet(tmp_path / "run", force=True) as folder:
+        assert read_rows(folder.path / "metrics.jsonl") == []
+    assert [read_rows(tmp_path / f"run.old-{n}" / "metrics.jsonl")[0]["step"] for n in (1, 2)] == [1, 2]
+
+
+def test_a_half_written_folder_is_recognised_and_never_written_into(tmp_path: Path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("{}\n")
+    for options in ({}, {"resume": True}):
+        with pytest.raises(RunError, match=r"holds metrics\.jsonl but no config\.yaml"):
+            quiet(path, **options)
+    assert sorted(entry.name for entry in path.iterdir()) == [".lock", "metrics.jsonl"]
+
+
+def test_a_run_killed_before_its_configuration_was_published_just_starts(tmp_path: Path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".config.yaml.partial").write_text("recipe: hal")
+    with quiet(path):
+        assert not (path / ".config.yaml.partial").exists()
+        assert load_config(path) == CONFIG
+
+
+def test_resuming_a_missing_folder_starts_the_run(tmp_path: Path):
+    with quiet(tmp_path / "run", resume=True) as folder:
+        assert folder.checkpoints.latest() is None
+
+
+def test_resume_and_force_together_are_refused(tmp_path: Path):
+    with pytest.raises(RunError, match="give one of them"):
+        quiet(tmp_path / "run", resume=True, force=True)
+
+
+def test_a_damaged_configuration_is_named(tmp_path: Path):
+    quiet(tmp_path / "run").close()
+    (tmp_path / "run" / "config.yaml").write_text("train: {stepz: 3}\n")
+    with pytest.raises(RunError, match=r"config\.yaml"):
+        quiet(tmp_path / "run", resume=True)
+
+
+HOLDER = """
+import sys, time
+from palimpsest.config.schema import RunConfig
+from palimpsest.runs.run_folder import open_run
+open_run(sys.argv[1], RunConfig())
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_by_pid_and_host_and_a_dead_ones_lock_is_taken_over(tmp_path: Path):
+    path = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        for options in ({"resume": True}, {"force": True}):
+            with pytest.raises(RunError, match=f"in use by process {holder.pid} on {socket.gethostname()} since"):
+                quiet(path, RunConfig(), **options)
+        holder.kill()
+    assert json.loads((path / ".lock").read_text())["pid"] == holder.pid
+    with quiet(path, RunConfig(), resume=True):
+        assert json.loads((path / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: Path):
+    path = tmp_path / "run"
+    quiet(path).close()
+    (path / ".lock").write_text('{"pid": 7, "host": "elsewhere", "started": "2020-01-01 00:00:00"}')
+    with pytest.raises(RunError, match=r"process 7 on elsewhere.*delete .*\.lock"):
+        quiet(path, resume=True)
+    (path / ".lock").unlink()
+    quiet(path, resume=True).close()
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"recipe": "renamed"}, "allowed"),
+        ({"logging": {"project": "other"}}, "allowed"),
+        ({"train": {"steps": 9}}, "allowed"),
+        ({"train": {"save_every": 1}}, "allowed"),
+        ({"train": {"keep_checkpoints": 5}}, "allowed"),
+        ({"train": {"eval_every": 3}}, "allowed"),
+        ({"train": {"record_every": 2}}, "allowed"),
+        ({"evaluation": {"problems": 8}}, "allowed"),
+        ({"engine": {"batch_slots": 8}}, "warned"),
+        ({"model": {"device": "cpu"}}, "warned"),
+        ({"train": {"episode_timeout_s": 5.0}}, "warned"),
+        ({"optim": {"learning_rate": 1e-3}}, "warned"),
+        ({"eval_sampling": {"temperature": 0.5}}, "warned"),
+        ({"seed": 1}, "refused"),
+        ({"model": {"path": "other"}}, "refused"),
+        ({"model": {"dtype": "bfloat16"}}, "refused"),
+        ({"policy": {"options": {"chunk_size": 3}}}, "refused"),
+        ({"data": {"curriculum": {"chunks": [1, 2]}}}, "refused"),
+        ({"credit": {"baseline": "mean_std"}}, "refused"),
+        ({"loss": {"clip_high": 0.3}}, "refused"),
+        ({"sampling": {"top_p": 0.9}}, "refused"),
+        ({"train": {"group_size": 8}}, "refused"),
+    ],
+)
+def test_a_resume_with_one_field_changed_does_what_the_table_says(tmp_path: Path, change: Any, verdict: str):
+    path, warnings = tmp_path / "run", []
+    quiet(path).close()
+    config = changed(**change)
+    if verdict == "refused":
+        key = changes(CONFIG, config)[0].key
+        with pytest.raises(RunError, match=f"can't change {key}: .* -> "):
+            open_run(path, config, resume=True)
+        assert load_config(path) == CONFIG
+        assert identity(config) != identity(CONFIG)
+        return
+    with open_run(path, config, resume=True, on_warning=warnings.append):
+        assert bool(warnings) == (verdict == "warned")
+    assert load_config(path) == config
+    assert read_rows(path / "events.jsonl")[1]["changes"][0]["verdict"] == verdict
+    assert identity(config) == identity(CONFIG)
+
+
+def test_more_steps_under_a_schedule_that_ends_are_warned_of():
+    before = changed(optim={"schedule": "cosine"})
+    after = before.model_copy(update={"train": before.train.model_copy(update={"steps": 99})})
+    assert [change.verdict for change in changes(before, after)] == ["warned"]
+
+
+def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: Path):
+    with quiet(tmp_path / "run") as folder:
+        for step in range(1, 5):
+            folder.append_metrics(step, {"reward/mean": step / 4})
+            folder.append_timings(step, {"wall_s": 1.0})
+            folder.record(step, sample_groups(1))
+        before = (folder.path / "metrics.jsonl").read_bytes()
+        with (folder.path / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"step": 5, "rewa')  # the process died in the middle of a line
+        folder.rewind(4)
+        assert (folder.path / "metrics.jsonl").read_bytes() == before
+        folder.rewind(2)
+        assert [row["step"] for row in read_rows(folder.path / "metrics.jsonl")] == [1, 2]
+        assert [row["step"] for row in read_rows(folder.path / "timings.jsonl")] == [1, 2]
+        assert [path.name for path in sorted((folder.path / "trajectories").iterdir())] == [
+            "step-000001.jsonl.zst",
+            "step-000002.jsonl.zst",
+        ]
+
+
+def test_lines_lost_before_the_checkpoint_are_told(tmp_path: Path):
+    warnings: list[str] = []
+    with open_run(tmp_path / "run", CONFIG, on_warning=warnings.append) as folder:
+        folder.append_metrics(1, {})
+        folder.rewind(3)
+    assert "holds 1 of 3 steps" in warnings[0]

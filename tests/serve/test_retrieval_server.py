@@ -1,0 +1,244 @@
+"""The retrieval server as a process on loopback: contract, limits, token, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from palimpsest.retrieval.bm25 import Bm25Index
+
+SOURCE = Path(__file__).parents[2] / "src"
+PASSAGES = [{"id": str(i), "title": f"City {i}", "text": f"place{i} lies by river{i % 3}"} for i in range(30)]
+
+
+@contextmanager
+def process(corpus: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "palimpsest.cli.main", "retrieval", "serve"]
+    child = subprocess.Popen(
+        [*command, "--corpus", str(corpus), "--port", "0", *options],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout
+        found = re.search(r"http://\S+(?=/retrieve)", child.stdout.readline())
+        assert found
+        yield found.group(), child
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "passages.jsonl"
+    path.write_text("\n".join(map(json.dumps, PASSAGES)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(corpus: Path) -> Iterator[str]:
+    with process(corpus) as (address, _):
+        yield address
+
+
+def ask(url: str, **body: Any) -> Any:
+    return httpx.post(f"{url}/retrieve", json=body).json()
+
+
+def test_answers_are_those_of_the_index(url: str, corpus: Path, tmp_path: Path) -> None:
+    index = Bm25Index.of_corpus(corpus, tmp_path / "index")
+    queries = ["river1", "place7 river2", "", "nothing", "river1"]
+    expected = [[{"document": h.document, "score": h.score} for h in hits] for hits in index.search(queries, 3)]
+    for _ in range(2):  # the second comes from the cache
+        assert ask(url, queries=queries, topk=3, return_scores=True) == {"result": expected}
+    without = [[{"document": hit["document"]} for hit in hits] for hits in expected]
+    assert ask(url, queries=queries, topk=3) == {"result": without}
+    assert len(ask(url, queries=["river1"], topk=None, return_scores=False)["result"][0]) == 5
+
+
+def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
+    """What `requests.post(url, json={...}, timeout=15)` sends."""
+    body = b'{"queries": ["place7"], "topk": 3, "return_scores": true}'
+    host, port = url.removeprefix("http://").split(":")
+    head = (
+        f"POST /retrieve HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: python-requests/2.32.3\r\n"
+        "Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: close\r\n"
+        f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode() + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    status, _, content = answer.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 200")
+    ((hit,),) = json.loads(content)["result"]
+    assert hit["document"] == PASSAGES[7]
+    assert hit["score"] > 0
+
+
+def test_keys_the_original_may_leave_out_or_send_as_null(url: str) -> None:
+    for body in (b'{"queries": ["river1"], "topk": null}', b'{"queries": ["river1"]}'):
+        (hits,) = httpx.post(f"{url}/retrieve", content=body).json()["result"]
+        assert [set(hit) for hit in hits] == [{"document"}] * 5
+
+
+def test_a_reader_cannot_change_what_the_next_one_gets(url: str) -> None:
+    """C9.16: the original pops fields from the documents of its cache."""
+    scored, plain = ({"queries": ["river2"], "topk": 2, "return_scores": wanted} for wanted in (True, False))
+    answers = [ask(url, **body) for body in (scored, plain, scored, plain)]
+    assert answers[0] == answers[2] != answers[1] == answers[3]
+
+
+def test_requests_at_once_get_their_own_answers_and_one_that_leaves_harms_no_one(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+
+    async def many() -> list[Any]:
+        _, leaving = await asyncio.open_connection(host, int(port))
+        leaving.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        await leaving.drain()
+        leaving.close()
+        async with httpx.AsyncClient(timeout=60) as client:
+            bodies = [{"queries": [f"place{i % 30} unseen{i}"], "topk": 1} for i in range(60)]
+            return await asyncio.gather(*(client.post(f"{url}/retrieve", json=body) for body in bodies))
+
+    found = [answer.json()["result"][0][0]["document"]["id"] for answer in asyncio.run(many())]
+    assert found == [str(i % 30) for i in range(60)]
+
+
+@pytest.mark.slow
+def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
+    path, folder = tmp_path / "c.jsonl", tmp_path / "index"
+    path.write_text("\n".join(json.dumps({"id": i, "text": f"common number{i}"}) for i in range(60_000)))
+    command = [sys.executable, "-m", "palimpsest.cli.main", "retrieval", "serve", "--port", "0"]
+    child = subprocess.Popen(
+        [*command, "--corpus", str(path), "--index", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+    )
+    aside = tmp_path / ".index.partial" / "passages.jsonl"
+    while not (aside.exists() and aside.stat().st_size > 100_000):
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.kill()
+    assert child.communicate()[0] == b""
+    assert aside.exists()
+    assert not folder.exists()
+    with process(path, "--index", str(folder)) as (address, _):
+        assert ask(address, queries=["number4711"], topk=1)["result"][0][0]["document"]["id"] == 4711
+    assert not aside.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "the body"),
+        (b"{}", 400, "queries: Field required"),
+        (b'{"queries": "x"}', 400, "queries"),
+        (b'{"queries": []}', 400, "queries"),
+        (b'{"queries": [1]}', 400, "queries.0"),
+        (b'{"queries": ["x"], "topk": 0}', 400, "topk"),
+        (b'{"queries": ["x"], "topk": 1e9}', 400, "topk"),
+        (b'{"queries": ["x"], "topk": 101}', 400, "topk: at most 100, is 101"),
+        (b'{"queries": ["x"], "topk": true}', 400, "topk"),
+        (b'{"queries": ["\\ud800"]}', 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (json.dumps({"queries": ["x"] * 129}).encode(), 400, "queries: at most 128"),
+        (json.dumps({"queries": ["x" * 4097]}).encode(), 400, "at most 4096, is 4097"),
+        (b" " * ((1 << 20) + 1), 413, "exceeds 1048576 bytes"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_request_is_answered_in_one_line(url: str, body: bytes, status: int, said: str) -> None:
+    answer = httpx.post(f"{url}/retrieve", content=body)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+    assert ask(url, queries=["place1"])["result"][0][0]["document"] == PASSAGES[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/nowhere", 404, "GET '/nowhere': no such path"),
+        ("POST", "/retrieve/", 404, "POST '/retrieve/': no such path"),
+        ("GET", "/retrieve", 405, "GET '/retrieve': allowed: POST"),
+        ("DELETE", "/cache_clear", 405, "DELETE '/cache_clear': allowed: POST"),
+    ],
+)
+def test_a_wrong_path_or_method_is_answered_like_any_wrong_request(
+    url: str, method: str, path: str, status: int, said: str
+) -> None:
+    answer = httpx.request(method, f"{url}{path}")
+    assert (answer.status_code, answer.json()) == (status, {"error": said})
+    counted = re.search(rf'total{{status="{status}"}} (\d+)', httpx.get(f"{url}/metrics").text)
+    assert counted
+    assert int(counted[1]) >= 1
+
+
+def test_status_cache_and_metrics_tell_what_happened(url: str) -> None:
+    httpx.post(f"{url}/cache_clear")
+    before = httpx.get(f"{url}/cache_status").json()
+    ask(url, queries=["river0"], topk=2)
+    ask(url, queries=["river0"], topk=2)
+    after = httpx.get(f"{url}/cache_status").json()
+    assert (after["entries"], after["hits"] - before["hits"], after["misses"] - before["misses"]) == (1, 1, 1)
+    assert httpx.post(f"{url}/cache_clear").json() == {"cleared": 1}
+    assert httpx.get(f"{url}/queue_status").json() == {"running": 0, "waiting": 0, "max_waiting": 256}
+    metrics = httpx.get(f"{url}/metrics").text
+    assert re.search(r'^retrieval_requests_total\{status="200"\} \d+$', metrics, re.MULTILINE)
+    assert re.search(r"^retrieval_queries_total \d+$", metrics, re.MULTILINE)
+
+
+def test_a_token_is_asked_of_every_path_and_sigterm_ends_it_cleanly(corpus: Path, tmp_path: Path) -> None:
+    with process(corpus, "--token", "secret", "--index", str(tmp_path / "i"), "--host", "0.0.0.0") as (address, child):
+        local = address.replace("0.0.0.0", "127.0.0.1")
+        for path in ("cache_status", "queue_status", "metrics"):
+            assert httpx.get(f"{local}/{path}").status_code == 401
+            assert httpx.get(f"{local}/{path}", headers={"Authorization": "Bearer secret"}).status_code == 200
+        assert httpx.post(f"{local}/retrieve", json={"queries": ["x"]}).status_code == 401
+        assert httpx.get(f"{local}/nowhere").status_code == httpx.get(f"{local}/retrieve").status_code == 401
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=15) == 0
+    assert (tmp_path / "i" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
+def test_an_address_others_can_reach_needs_a_token(refused: Callable[..., str], corpus: Path, host: str) -> None:
+    assert "give --token" in refused("retrieval", "serve", "--corpus", str(corpus), "--host", host)
+
+
+@pytest.mark.parametrize("token", ["pässword", "two words", "line\n"])
+def test_a_token_that_no_client_can_send_is_refused_and_not_shown(
+    refused: Callable[..., str], corpus: Path, token: str
+) -> None:
+    message = refused("retrieval", "serve", "--corpus", str(corpus), "--token", token)
+    assert "--token: no client can send" in message
+    assert token not in message
+
+
+def test_a_port_in_use_is_found_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        message = refused("retrieval", "serve", "--corpus", str(tmp_path / "none.jsonl"), "--port", port)
+    assert f"--port {port}: can't listen there (Address already in use)" in message
+
+
+def test_a_missing_corpus_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.jsonl")
+    assert "none.jsonl: can't be read" in refused("retrieval", "serve", "--corpus", missing, "--port", "0")

@@ -1,0 +1,1 @@
+"""What tests share: fakes, agents, servers on loopback, processes to be killed."""

@@ -1,0 +1,167 @@
+"""Ten-line stand-ins for the parts around the loop: no torch, instant, deterministic."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.memory.policy import Answered, Model
+from palimpsest.runs.loggers import JsonlLogger, LoggerSet
+from palimpsest.runs.run_folder import RunFolder
+from palimpsest.train.loop import Trainer
+from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
+
+
+def first_lessons(lessons: Any, count: int) -> list[Trajectory]:
+    """The first so many lessons of a source."""
+    return [lessons.draw(index) for index in range(count)]
+
+
+async def longest_pause(waiting: asyncio.Task[Any]) -> float:
+    """Seconds for which the event loop stood still, at the longest, while something was awaited."""
+    longest = 0.0
+    while not waiting.done():
+        before = time.perf_counter()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.perf_counter() - before)
+    return longest
+
+
+class LetterCodec:
+    """A token a character; id 0 stops."""
+
+    stop_ids = (0,)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
+        return "".join(chr(i) for i in ids if i != 0)
+
+    def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(i for i in ids if i != 0)
+
+
+class SeedSampler:
+    """Says 'yes' or 'no ' by the seed alone; counts, and can be told to fail."""
+
+    max_context = 1000
+
+    def __init__(self, *, fail: Sequence[Exception] = (), learner: Any = None) -> None:
+        self.calls: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self._fail = list(fail)
+        self._learner = learner
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        self.calls.append((tuple(prompt_ids), params))
+        await asyncio.sleep(0)
+        if self._fail:
+            raise self._fail.pop(0)
+        word = "yes" if params.seed % 2 else "no "
+        version = self._learner.version if self._learner else 0
+        return Completion((*map(ord, word), 0), (-0.5,) * 4, StopReason.STOP, version)
+
+    def stats(self) -> dict[str, float]:
+        return {"generated_tokens": 4.0 * len(self.calls)}
+
+
+class TwoTurnPolicy:
+    """Reads, then answers."""
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        prompt = model.codec.encode(problem.question + (problem.context or ""))
+        memory = await model.generate(prompt, name="read", max_tokens=8, chunk=0, memory_tokens=0)
+        model.event("wrote", tokens=len(memory.token_ids))
+        said = await model.generate(memory.token_ids, name="answer", max_tokens=8)
+        return Answered(model.codec.decode(said.token_ids))
+
+
+class YesGrader:
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        if not trajectory.outcome.gradable:
+            return Grade(None, f"episode ended as {trajectory.outcome}")
+        value = float(trajectory.answer == "yes")
+        return Grade(value, breakdown={"em": value})
+
+
+class HashLearner:
+    """Its weights are a hash of everything it was ever given: any difference in order or content shows."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.weights = ""
+        self._pending: list[str] = []
+
+    def prepare(self, batches: Sequence[StepBatch]) -> None:
+        self._prepared = list(batches)
+
+    def forward_backward(self, batch: StepBatch) -> dict[str, float]:
+        assert any(batch is one for one in self._prepared)
+        self._pending.append(repr(batch.segments))
+        tokens = float(sum(sum(row.segment.loss_mask) for row in batch.segments))
+        return {"loss_sum": 1.0, "kl_sum": 0.25 * tokens, "tokens_sum": tokens, "learner_s_sum": 0.1}
+
+    def step(self) -> dict[str, float]:
+        self.weights = hashlib.sha256("".join([self.weights, *self._pending]).encode()).hexdigest()
+        self._pending = []
+        self.version += 1
+        return {"grad_norm": int(self.weights[:4], 16) / 1000}
+
+    def save(self, folder: Path) -> None:
+        (folder / "model.safetensors").write_text(self.weights)
+        (folder / "learner").mkdir()
+        (folder / "learner" / "state.json").write_text(json.dumps({"version": self.version}))
+
+    def load(self, folder: Path) -> None:
+        self.weights = (folder / "model.safetensors").read_text()
+        self.version = json.loads((folder / "learner" / "state.json").read_text())["version"]
+
+    def publish(self) -> int:
+        return self.version
+
+
+class NumberedSource:
+    """Problems named after (step, round, place); the context is as long as the curriculum says."""
+
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        return [
+            Problem(f"p{step}-{round}-{i}", "yes? ", ("yes",), "fact. " * (size or 1), {"evidence": ["yes"]})
+            for i in range(count)
+        ]
+
+
+def small_config(**train: Any) -> RunConfig:
+    sizes = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "save_every": 2, "keep_checkpoints": 2}
+    return RunConfig.model_validate({"train": {**sizes, **train}, "logging": {"sinks": ["jsonl"]}})
+
+
+def make_trainer(folder: RunFolder, **parts: Any) -> Trainer:
+    """A trainer of fakes; `parts` replaces any of them."""
+    learner = parts.pop("learner", None) or HashLearner()
+    defaults: dict[str, Any] = {
+        "config": folder.config,
+        "folder": folder,
+        "codec": LetterCodec(),
+        "sampler": SeedSampler(learner=learner),
+        "learner": learner,
+        "policy": TwoTurnPolicy(),
+        "source": NumberedSource(),
+        "grader": YesGrader(),
+        "loggers": LoggerSet([JsonlLogger(folder)]),
+    }
+    return Trainer(**{**defaults, **parts})
+
+
+def answered(text: str = "yes", *, rollout: int = 0, group_id: str = "g") -> Trajectory:
+    """A one-turn trajectory that sampled `text`."""
+    from palimpsest.types import Turn
+
+    completion = Completion(tuple(map(ord, text)), (-0.25,) * len(text), StopReason.STOP)
+    return Trajectory("p", group_id, rollout, (Turn((1, 2), completion, 0, "answer"),), Outcome.ANSWERED, text)

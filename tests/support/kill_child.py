@@ -1,0 +1,109 @@
+"""A small run in a process of its own, to be killed: python kill_child.py fakes|engine FOLDER [MODEL].
+
+Prints "training" when the first step is about to begin. Resumes whatever the folder holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet
+from palimpsest.runs.run_folder import open_run
+from palimpsest.types import Grade, Problem, Trajectory
+from support.fakes import HashLearner, SeedSampler, make_trainer
+
+STEPS = 12
+
+
+class ParityGrader:
+    """A random model never answers right; this reward varies, so that there is something to learn from."""
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        if not trajectory.outcome.gradable:
+            return Grade(None, "lost")
+        return Grade(float(sum(trajectory.turns[-1].completion.token_ids) % 2))
+
+
+class SlowSampler(SeedSampler):
+    """Takes long enough for a kill to land anywhere in a step."""
+
+    async def generate(self, prompt_ids: Any, params: Any) -> Any:
+        time.sleep(0.001)
+        return await super().generate(prompt_ids, params)
+
+
+class SlowLearner(HashLearner):
+    """Writes long enough for a kill to land in a save."""
+
+    def save(self, folder: Path) -> None:
+        time.sleep(0.01)
+        super().save(folder)
+        time.sleep(0.01)
+
+
+def config(model: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": model},
+            "policy": {
+                "name": "overwrite",
+                "options": {
+                    "chunk_size": 48,
+                    "question_tokens": 64,
+                    "memory_tokens": 12,
+                    "answer_tokens": 6,
+                    "prompts": "short",
+                },
+            },
+            "data": {"synthetic": {"facts_per_chunk": 1}, "curriculum": {"chunks": [1, 2], "advance_at": 0.3}},
+            "credit": {"dynamic_sampling": {"max_refills": 1}},
+            "optim": {"learning_rate": 1e-3, "warmup_steps": 3},
+            "train": {
+                "steps": STEPS,
+                "prompts_per_step": 2,
+                "group_size": 4,
+                "optimizer_steps": 2,
+                "save_every": 3,
+            },
+            "logging": {"sinks": ["jsonl"]},
+        }
+    )
+
+
+def engine_parts(run: RunConfig) -> dict[str, Any]:
+    from palimpsest.data.source import build_source
+    from palimpsest.engines.embedded.build import build_engine
+    from palimpsest.memory.registry import build_policy
+
+    engine = build_engine(run)
+    return {
+        "codec": engine.codec,
+        "sampler": engine.sampler,
+        "learner": engine.learner,
+        "policy": build_policy(run.policy),
+        "source": build_source(run.data, split="train"),
+        "grader": ParityGrader(),
+    }
+
+
+def fake_parts(_run: RunConfig) -> dict[str, Any]:
+    learner = SlowLearner()
+    return {"learner": learner, "sampler": SlowSampler(learner=learner), "grader": ParityGrader()}
+
+
+def run(kind: str, path: Path, model: str, *watchers: Logger) -> None:
+    settings = config(model)
+    parts = engine_parts(settings) if kind == "engine" else fake_parts(settings)
+    with open_run(path, settings, resume=True) as folder:
+        trainer = make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), *watchers]), **parts)
+        print("training", flush=True)
+        asyncio.run(trainer.run())
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "embedded")

@@ -1,0 +1,62 @@
+"""A small byte-level tokenizer and a random-weight Llama."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = (
+    "the color of Anna is blue. the pet of Boris is a cat. question: what is the color of Anna?",
+    "memory: the city of Clara is Rome. section: the job of David is baker. updated memory:",
+    "Therefore, the answer is \\boxed{blue}. <memory> nothing known </memory> 0 1 2 3 4 5 6 7 8 9",
+)
+
+
+def build_tokenizer() -> Any:
+    """A byte-level BPE of about 380 ids with the chat markers as special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=380,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_llama(vocab_size: int, *, seed: int = 0, **changes: Any) -> Any:
+    """A random Llama in float32, hidden 32, 2 layers; weights large enough that logits differ clearly."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    options: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "attn_implementation": "sdpa",
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(LlamaConfig(**{**options, **changes})).float().eval()

@@ -1,0 +1,139 @@
+"""Replies in tags: what counts, what is a fault, and which ids are cut out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palimpsest.text.tags import Cutter, Fault, RecallReply, find_parts, read_recall_reply
+from support.agents import family_codec
+from support.fakes import LetterCodec
+
+
+def read(text: str, codec: Any = LetterCodec(), **options: Any) -> RecallReply | Fault:
+    return read_recall_reply([*codec.encode(text), codec.stop_ids[0]], codec, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "update", "query"),
+    [
+        ("<update>a fact</update>", "a fact", None),
+        ("<thinking>hm</thinking>\n<update>\na\nfact\n</update>\n<recall>\nBob\n</recall>", "\na\nfact\n", "Bob"),
+        ("<recall>Bob</recall><update>a</update>", "a", "Bob"),
+        ("<thinking>say <recall>x</recall>?</thinking><update>a</update>", "a", None),
+        ("I think <update>no</update> is wrong</think><update>a</update>", "a", None),
+        ("I need an <update> here</think><update>a</update>", "a", None),
+        ("</update>? <think>or</think> <recall></think><update>a</update>", "a", None),
+        ("<thinking>an <update></think><update>a</update>", "a", None),
+        ("<update>a</update><recall> \n </recall>", "a", None),
+        ("<update>1 < 2 </memory></update>", "1 < 2 </memory>", None),
+    ],
+)
+def test_one_update_and_at_most_one_recall_are_read(text: str, update: str, query: str | None) -> None:
+    reply = read(text)
+    assert isinstance(reply, RecallReply)
+    assert (LetterCodec().decode(reply.update), reply.query) == (update, query)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a plain memory", "no <update>"),
+        ("", "no <update>"),
+        ("<update>a</update><update>b</update>", "2 times <update>"),
+        ("<update> \n</update>", "<update> is empty"),
+        ("<update>cut by its budg", "<update> is not closed"),
+        ("<thinking>on and on", "<thinking> is not closed"),
+        ("<update>a</update><think>on and on", "<think> is not closed"),
+        ("<update>a <think>b</think> c</update>", "thinking inside <update>"),
+        ("a</update>", "</update> without <update>"),
+        ("<update>a<recall>b</recall></update>", "<recall> inside <update>"),
+        ("<update>a<update>b</update>", "<update> inside <update>"),
+        ("<update>a</update><recall>b</recall><recall>c</recall>", "2 times <recall>"),
+    ],
+)
+def test_a_malformed_reply_says_why(text: str, reason: str) -> None:
+    assert read(text) == Fault(reason)
+
+
+def test_two_recall_tags_are_never_merged_into_one_query() -> None:
+    """ReMemR1's greedy expression makes "Bob</recall> and <recall>Ann" of it."""
+    text = "<update>a</update><recall>Bob</recall> and <recall>Ann</recall>"
+    assert read(text) == Fault("2 times <recall>")
+    lenient = read(text, lenient=True)
+    assert isinstance(lenient, RecallReply)
+    assert lenient.query is None
+    assert LetterCodec().decode(lenient.rest) == "<update>a</update> and "
+
+
+def test_a_query_over_two_lines_is_a_query() -> None:
+    """ReMemR1's expression stops at the line break and finds none."""
+    reply = read("<update>a</update><recall>Bob\nand Ann</recall>")
+    assert isinstance(reply, RecallReply)
+    assert reply.query == "Bob\nand Ann"
+
+
+def test_the_whole_reply_without_its_recall_keeps_everything_else() -> None:
+    reply = read("<thinking>t</thinking><update>a</update> <recall>q</recall>!")
+    assert isinstance(reply, RecallReply)
+    assert LetterCodec().decode(reply.rest) == "<thinking>t</thinking><update>a</update> !"
+
+
+def test_ids_between_tags_are_the_sampled_ones_and_not_encoded_again(tiny_codec: Any) -> None:
+    letters = [i for letter in "the color of Anna" for i in tiny_codec.encode(letter)]
+    assert tiny_codec.encode(tiny_codec.decode(letters)) != letters
+    ids = [*tiny_codec.encode("<update>"), *letters, *tiny_codec.encode("</update>"), tiny_codec.stop_ids[0]]
+    reply = read_recall_reply(ids, tiny_codec)
+    assert isinstance(reply, RecallReply)
+    assert reply.update == letters
+
+
+class PairCodec(LetterCodec):
+    """Knows a few tokens that straddle a tag's boundary."""
+
+    merged: ClassVar = {200_001: ".</", 200_002: "> B", 200_003: ">x<"}
+
+    def decode(self, ids: Any, *, control: bool = True) -> str:
+        return "".join(self.merged.get(i) or chr(i) for i in ids if i != 0)
+
+
+def test_a_token_that_straddles_a_boundary_gives_its_share_and_nothing_else_is_spelt_anew() -> None:
+    codec = PairCodec()
+    ids = [*map(ord, "<update"), 200_002, *map(ord, "ob ran"), 200_001, *map(ord, "update>")]
+    reply = read_recall_reply(ids, codec)  # type: ignore[arg-type]
+    assert isinstance(reply, RecallReply)
+    assert reply.update == [*map(ord, " B"), *map(ord, "ob ran"), ord(".")]
+    inside = read_recall_reply([*map(ord, "<update"), 200_003, *map(ord, "/update>")], codec)  # type: ignore[arg-type]
+    assert isinstance(inside, RecallReply)
+    assert inside.update == [ord("x")]
+
+
+def test_a_memory_in_bytes_is_cut_whole() -> None:
+    codec = family_codec("spm")
+    said = "a 日本😀 fact"
+    reply = read(f"<thinking>é😀</thinking><update>{said}</update>", codec)
+    assert isinstance(reply, RecallReply)
+    assert reply.update == codec.encode(f"<{said}")[-len(reply.update) :]  # the ids that were sampled
+    assert codec.decode(reply.update) == said
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=40), start=st.integers(0, 40), end=st.integers(0, 40))
+def test_any_cut_says_exactly_its_characters(tiny_codec: Any, text: str, start: int, end: int) -> None:
+    cutter = Cutter.of(tiny_codec.encode(text), tiny_codec)
+    start, end = sorted((min(start, len(cutter.text)), min(end, len(cutter.text))))
+    assert tiny_codec.decode(cutter.cut(start, end)) == cutter.text[start:end]
+
+
+@given(st.lists(st.sampled_from(["<update>", "</update>", "<recall>", "</recall>", "<think>", "</think>", "a", "\n"])))
+def test_no_order_of_tags_is_read_twice_or_raises(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    parts = find_parts(text, ("update", "recall"))
+    if not isinstance(parts, Fault):
+        ends = [place for part in parts for place in part.outer]
+        assert ends == sorted(ends)
+        assert all(text[slice(*part.inner)] == part.text for part in parts)
+        assert not any("<update>" in part.text or "<recall>" in part.text for part in parts)

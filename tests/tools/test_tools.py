@@ -1,0 +1,213 @@
+"""Tools: how they are built, and search over a problem's own passages against the index on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.search import Hit
+from palimpsest.seeding import keyed_random
+from palimpsest.tools.search_tool import PassageIndex, SearchTool
+from palimpsest.tools.tool import ToolError, build_tools
+from palimpsest.types import Problem
+from support.agents import FACTS, PASSAGES, world
+
+MODULE = """
+from palimpsest.tools.tool import ToolSpec
+class Adder:
+    def __init__(self, base=0):
+        self.base = base
+        self.spec = ToolSpec("add", "adds", {"type": "object", "properties": {"x": {"type": "integer"}}})
+    async def call(self, arguments, problem):
+        return str(self.base + arguments["x"])
+class Search(Adder):
+    def __init__(self):
+        self.spec = ToolSpec("search", "another", {"type": "object"})
+class Strange(Adder):
+    def __init__(self):
+        self.spec = ToolSpec("a b", "", {})
+class Deep(Adder):
+    def __init__(self):
+        self.spec = ToolSpec("deep", "", {"pattern": "x"})
+class NoTool:
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "tools_of_a_user.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "tools_of_a_user"
+
+
+def ask(tool: Any, problem: Problem, **arguments: Any) -> str:
+    return str(asyncio.run(tool.call(arguments, problem)))
+
+
+def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
+    tools = build_tools({"search": {}, f"{module}:Adder": {"base": 40}})
+    assert [tool.spec.name for tool in tools] == ["search", "add"]
+    assert ask(tools[1], world(), x=2) == "42"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"serch": {}}, "tools.serch: no such tool; did you mean search?; choose one of search, or my_module:MyTool"),
+        ({"search": {"topk": 0}}, "topk=0: must be from 1 to max_topk=20"),
+        (
+            {"search": {"source": "http://localhost:notaport"}},
+            "policy.options.tools.search.source='http://localhost:notaport': Invalid port: 'notaport'; give http://host",
+        ),
+        ({"search": {"source": "http://h:1", "token": "ä"}}, "policy.options.tools.search.token: no client can send"),
+        ({"search": {"tpok": 3}}, "unexpected keyword argument 'tpok'"),
+        ({"nowhere:Tool": {}}, "no module 'nowhere'"),
+        ({"{}:Addr": {}}, "has no class 'Addr'; did you mean Adder?"),
+        ({"{}:NoTool": {}}, "a tool needs `spec`"),
+        ({"{}:Strange": {}}, "tool name 'a b'"),
+        ({"{}:Deep": {}}, "tool schema deep.pattern: not supported"),
+        ({"search": {}, "{}:Search": {}}, "two tools are called search"),
+    ],
+)
+def test_what_is_wrong_with_a_tool_is_said_before_any_episode(
+    module: str, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_tools({name.format(module): options for name, options in config.items()})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_as_source_without_its_client_installed_is_refused_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "palimpsest.retrieval.client", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ConfigError, match=r"httpx is not installed: pip install 'palimpsest\[search\]'"):
+        SearchTool(source="http://127.0.0.1:9")
+
+
+def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
+    draw = keyed_random("passages")
+    words = ["alice", "bob", "rome", "tea", "chess", "cat", "rain", "drinks", "lives", "likes"]
+    passages = [
+        {"id": str(at), "title": draw.choice(words), "text": " ".join(draw.choices(words, k=draw.randrange(1, 12)))}
+        for at in range(60)
+    ] + [{"id": "60", "title": "Grieg", "text": "born in Bergen"}]
+    disk, memory = Bm25Index.build(passages, tmp_path / "index"), PassageIndex(passages)
+    queries = [" ".join(draw.choices([*words, "unknown"], k=3)) for _ in range(40)] + ["", "unknown", "Bergen"]
+    found = memory.search(queries, 7)
+    assert found == disk.search(queries, 7)
+    assert [hit.document["id"] for hit in found[-1]] == ["60"]  # and no passage that matches nothing beside it
+
+
+def test_every_problem_is_searched_in_its_own_world() -> None:
+    tool = SearchTool(topk=1)
+    other = world(name="q", passages=[{"id": "0", "title": "", "text": "Alice drinks milk."}])
+    assert ask(tool, world(), query="Alice drinks") == "Alice drinks tea."
+    assert ask(tool, other, query="Alice drinks") == "Alice drinks milk."
+    changed = world(passages=[{"id": "0", "title": "A", "text": "Alice drinks rum."}])  # the same id, another world
+    assert ask(tool, changed, query="Alice drinks") == "A: Alice drinks rum."
+    assert ask(SearchTool(topk=1, titles=False), changed, query="Alice") == "Alice drinks rum."
+
+
+def test_topk_is_the_calls_or_the_default() -> None:
+    tool = SearchTool(topk=1, max_topk=3)
+    text = "drinks lives plays has likes"
+    assert len(ask(tool, world(), query=text).splitlines()) == 1
+    assert sorted(ask(tool, world(), query=text, topk=3).splitlines()) == sorted(
+        set(ask(tool, world(), query=text, topk=3).splitlines())
+    )
+    assert len(ask(tool, world(), query=text, topk=3).splitlines()) == 3
+    with pytest.raises(ToolError, match="topk=4 is out of range: give 1 to 3"):
+        ask(tool, world(), query=text, topk=4)
+    with pytest.raises(ToolError, match="is empty"):
+        ask(tool, world(), query=" ")
+    assert ask(tool, world(), query="zebra") == "No results."
+
+
+def test_a_folder_of_an_index_and_a_server_that_is_down(tmp_path: Path) -> None:
+    Bm25Index.build([dict(passage) for passage in PASSAGES], tmp_path / "index")
+    assert ask(SearchTool(source=str(tmp_path / "index"), topk=1), Problem("p", "q", ("a",)), query="chess") == FACTS[2]
+    down = SearchTool(source="http://127.0.0.1:9", attempts=1)
+    for _ in range(2):  # in two event loops
+        with pytest.raises(ToolError, match="the search service failed"):
+            ask(down, world(), query="chess")
+    with pytest.raises(DataError, match="no index there"):
+        SearchTool(source=str(tmp_path / "nothing"))
+
+
+def test_a_problem_without_passages_is_refused_at_load() -> None:
+    with pytest.raises(DataError, match="problem p: it has no passages of its own"):
+        SearchTool().admit(Problem("p", "q", ("a",)))
+    SearchTool(source="http://127.0.0.1:9").admit(Problem("p", "q", ("a",)))
+
+
+STRANGE = [
+    ("A city.", "must be an object with 'text'"),
+    ({"title": "Rome", "body": "A city."}, "text under 'text' (there: title, body)"),
+    ({"text": None}, "text under 'text' (there: text)"),
+]
+
+
+@pytest.mark.parametrize(("passage", "what"), STRANGE)
+def test_a_passage_of_another_shape_is_refused_at_load_and_told_to_the_model_in_a_call(passage: Any, what: str) -> None:
+    problem = Problem("p", "q", ("a",), metadata={"passages": [{"text": "A town."}, passage]})
+    with pytest.raises(DataError) as refused:
+        SearchTool().admit(problem)
+    assert str(refused.value).startswith("problem p: metadata.passages[1]: ")
+    assert what in str(refused.value)
+    with pytest.raises(ToolError) as failed:
+        ask(SearchTool(), problem, query="town")
+    assert what in str(failed.value)
+
+
+def test_a_passage_whose_text_is_null_is_searched_by_its_contents() -> None:
+    passages = [{"text": None, "contents": "A town in Norway."}, {"text": "A city."}]
+    problem = Problem("p", "q", ("a",), metadata={"passages": passages})
+    SearchTool().admit(problem)
+    assert ask(SearchTool(), problem, query="norway") == "A town in Norway."
+
+
+async def test_documents_of_a_foreign_server_without_a_text_are_a_tool_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        async def search(self, queries: Any, topk: int) -> list[list[Hit]]:
+            return [[Hit({"content": "A city."}, 1.0)]]
+
+    tool = SearchTool(source="http://127.0.0.1:9")
+    monkeypatch.setattr(tool, "_search", lambda problem: Foreign())
+    with pytest.raises(ToolError, match=r"needs its text under 'text' \(there: content\)"):
+        await tool.call({"query": "city"}, Problem("p", "q", ("a",)))
+
+
+def test_a_closed_event_loop_leaves_no_client_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Connected:
+        """As a client that is connected, it holds its loop."""
+
+        def __init__(self, source: str, **options: Any) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        async def search(self, queries: list[str], topk: int) -> list[list[Any]]:
+            return [[] for _ in queries]
+
+    monkeypatch.setattr("palimpsest.retrieval.client.RemoteSearch", Connected)
+    tool = SearchTool(source="http://127.0.0.1:9")
+
+    async def asked() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await tool.call({"query": "a"}, Problem("p", "q", ("a",)))
+        return weakref.ref(asyncio.get_running_loop())
+
+    first = asyncio.run(asked())
+    asyncio.run(asked())
+    gc.collect()
+    assert first() is None

@@ -1,0 +1,111 @@
+"""`kill -9` in the middle of a run, at moments nobody chose; what is left at the end is what would have been."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from palimpsest.runs.loggers import Logger
+from palimpsest.runs.run_folder import read_rows
+from support.kill_child import STEPS, run
+
+CHILD = Path(__file__).parents[1] / "support" / "kill_child.py"
+
+
+@contextmanager
+def child(kind: str, path: Path, model: str) -> Iterator[subprocess.Popen[str]]:
+    """The run in a process of its own, once it trains."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(CHILD), kind, str(path), model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert "training\n" in iter(process.stdout.readline, "")
+            yield process
+        finally:
+            process.kill()
+
+
+def killed_often(kind: str, path: Path, model: str, *, kills: int, step_s: float) -> list[int]:
+    """Kill the run in `kills` of its steps, up to `step_s` after they began, then let it end.
+
+    Returns the number of steps on record at each death.
+    """
+    rng = random.Random(0)
+    steps: list[int] = []
+    for reached in sorted(rng.sample(range(STEPS), kills)):
+        with child(kind, path, model) as process:
+            while process.poll() is None and len(read_rows(path / "metrics.jsonl")) < reached:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, step_s))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        steps.append(len(read_rows(path / "metrics.jsonl")))
+    with child(kind, path, model) as process:
+        assert process.wait(timeout=300) == 0
+    return steps
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Everything of a run but its log and its clocks."""
+    differs = {"events.jsonl", "timings.jsonl", ".lock"}
+    files = [file for file in path.rglob("*") if file.is_file() and file.name not in differs]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def compare(path: Path, whole: Path) -> None:
+    assert len(read_rows(path / "metrics.jsonl")) == STEPS
+    killed, uninterrupted = contents(path), contents(whole)
+    assert killed.keys() == uninterrupted.keys()
+    assert [name for name in killed if killed[name] != uninterrupted[name]] == []
+
+
+def test_a_run_killed_three_times_ends_as_the_same_bytes(tmp_path: Path):
+    run("fakes", tmp_path / "whole", "none")
+    steps = killed_often("fakes", tmp_path / "run", "none", kills=3, step_s=0.05)
+    compare(tmp_path / "run", tmp_path / "whole")
+    assert any(0 < step < STEPS for step in steps), steps
+
+
+@pytest.mark.slow
+def test_a_run_of_the_embedded_engine_killed_ten_times_ends_as_the_same_bytes(tmp_path: Path, tiny_model_folder: Path):
+    model = str(tiny_model_folder)
+    with child("engine", tmp_path / "whole", model) as process:
+        assert process.wait(timeout=300) == 0
+    steps = killed_often("engine", tmp_path / "run", model, kills=10, step_s=0.1)
+    compare(tmp_path / "run", tmp_path / "whole")
+    weights = [row["optim/grad_norm"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
+    assert all(norm > 0 for norm in weights)  # the weights did move, every step
+    assert any(0 < step < STEPS for step in steps), steps
+
+
+class Stopper(Logger):
+    """Sends SIGTERM after a step, as a scheduler does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def log(self, step: int, metrics: object, timings: object) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(tmp_path: Path, tiny_model_folder: Path):
+    """In one process: stopped by a signal instead of a kill."""
+    model = str(tiny_model_folder)
+    run("engine", tmp_path / "whole", model)
+    run("engine", tmp_path / "run", model, Stopper(4))
+    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 4
+    run("engine", tmp_path / "run", model)
+    ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "whole")
+    for name in ("metrics.jsonl", "checkpoints/step-000012/model.safetensors", "trajectories/step-000009.jsonl.zst"):
+        assert ours[name] == theirs[name]
