@@ -20,7 +20,7 @@ from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.reward.state import turn_rewards
 from palimpsest.rollout.episode import play as play_episode
-from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.types import Completion, Event, Grade, Problem, StopReason, Trajectory
 
@@ -122,16 +122,14 @@ def test_training_and_evaluation_recall_the_same(tiny_codec: Any) -> None:
     script = Script(tiny_codec, FOUR)
     problem = Problem("p", "Who is blue?", ("x",), DOCUMENT)
     groups = asyncio.run(
-        play_groups(
-            [problem],
+        Player(
             group_size=1,
             policy=RecallPolicy(**SMALL),
             sampler=script,
             codec=tiny_codec,
             sampling=SamplingConfig(),
             grader=Ones(),
-            key=(0,),
-        )
+        ).batch([problem], key=(0,))
     )
     assert script.prompts == evaluated.prompts
     assert len(groups) == 1

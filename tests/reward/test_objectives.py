@@ -18,7 +18,7 @@ from palimpsest.evaluate.run import evaluate
 from palimpsest.reward.grader import build_grader
 from palimpsest.reward.grading import Given, Layered, graded
 from palimpsest.reward.objectives import ConstraintGrader, FinalAnswerGrader
-from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.group import Player
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 
@@ -243,7 +243,7 @@ def play(grader: Any) -> list[Group]:
     problems = [Problem(name, "yes? ", ("yes",)) for name in "abc"]
     options: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "codec": LetterCodec()}
     return asyncio.run(
-        play_groups(problems, group_size=8, sampling=SamplingConfig(), grader=grader, key=(0,), **options)
+        Player(group_size=8, sampling=SamplingConfig(), grader=grader, **options).batch(problems, key=(0,))
     )
 
 

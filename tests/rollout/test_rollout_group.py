@@ -10,18 +10,22 @@ import pytest
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import SamplerError
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.group import Player
 from palimpsest.types import Grade, Group, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy, YesGrader
 
 PROBLEMS = [Problem("a", "yes? ", ("yes",)), Problem("b", "yes? ", ("yes",)), Problem("a", "yes? ", ("yes",))]
 
 
-def groups(**options: Any) -> list[Group]:
+def player(**options: Any) -> Player:
     given: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "grader": YesGrader(), **options}
-    return asyncio.run(
-        play_groups(PROBLEMS, group_size=8, codec=LetterCodec(), sampling=SamplingConfig(), key=(0, 1), **given)
-    )
+    codec: Any = LetterCodec()
+    return Player(group_size=8, codec=codec, sampling=SamplingConfig(), **given)
+
+
+def groups(**options: Any) -> list[Group]:
+    on_episode = options.pop("on_episode", None)
+    return asyncio.run(player(**options).batch(PROBLEMS, key=(0, 1), on_episode=on_episode))
 
 
 class LaterFirst:
@@ -54,18 +58,7 @@ def test_a_problem_twice_in_a_batch_has_its_own_group_and_its_own_draws():
 
 
 def test_an_episode_has_the_same_tokens_alone_and_in_a_batch():
-    alone = asyncio.run(
-        play_groups(
-            PROBLEMS[1:2],
-            group_size=8,
-            policy=TwoTurnPolicy(),
-            sampler=SeedSampler(),
-            codec=LetterCodec(),
-            sampling=SamplingConfig(),
-            grader=YesGrader(),
-            key=(0, 1),
-        )
-    )
+    alone = asyncio.run(player().batch(PROBLEMS[1:2], key=(0, 1)))
     assert alone[0] == groups()[1]
 
 
@@ -90,3 +83,27 @@ def test_an_error_of_the_grader_ends_the_batch_as_itself():
 
     with pytest.raises(ZeroDivisionError, match="judge"):
         groups(grader=Faulty())
+
+
+class ShortForB:
+    """Problem b is done with one call, the others take several."""
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        for _ in range(1 if problem.id == "b" else 20):
+            said = await model.generate([1], name="answer", max_tokens=8)
+        return Answered(model.codec.decode(said.token_ids))
+
+
+async def test_a_group_arrives_when_it_is_whole_with_its_place_among_the_problems():
+    arrived = [(place, group) async for place, group in player(policy=ShortForB()).groups(PROBLEMS, key=(0, 1))]
+    assert [place for place, _ in arrived] == [1, 0, 2]
+    together = await player(policy=ShortForB()).batch(PROBLEMS, key=(0, 1))
+    assert [group for _, group in sorted(arrived, key=lambda pair: pair[0])] == together
+
+
+async def test_a_consumer_that_stops_early_leaves_no_episode_running():
+    arriving = player(policy=ShortForB()).groups(PROBLEMS, key=(0, 1))
+    place, _ = await anext(arriving)
+    await arriving.aclose()
+    assert place == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}

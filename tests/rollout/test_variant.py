@@ -20,7 +20,7 @@ from palimpsest.evaluate.run import evaluate
 from palimpsest.jobs.quickstart import _rivals
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.memory.registry import POLICIES, build_policy
-from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.rollout.variant import Variant, build_variant, is_variant
 from palimpsest.runs.run_folder import open_run
@@ -60,16 +60,9 @@ def config(share: float = 0.5, steps: int = 2, **options: Any) -> RunConfig:
 def played(problems: int = 40, key: tuple[int | str, ...] = (0, "train", 1, 0), **parts: Any) -> list[Group]:
     given: dict[str, Any] = {"variant": build_variant(config()), "policy": Shouting(), **parts}
     return asyncio.run(
-        play_groups(
-            [Problem(f"p{i}", "yes? ", ("yes",)) for i in range(problems)],
-            group_size=8,
-            sampler=SeedSampler(),
-            codec=CODEC,
-            sampling=SamplingConfig(),
-            grader=YesGrader(),
-            key=key,
-            **given,
-        )
+        Player(
+            group_size=8, sampler=SeedSampler(), codec=CODEC, sampling=SamplingConfig(), grader=YesGrader(), **given
+        ).batch([Problem(f"p{i}", "yes? ", ("yes",)) for i in range(problems)], key=key)
     )
 
 

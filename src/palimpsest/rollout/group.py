@@ -1,8 +1,9 @@
 """All episodes of a rollout batch, at once: G per problem, graded as they end.
 
-Guaranteed: groups come back in the order of `problems`, trajectories in rollout order, whatever finished first; a
-problem that occurs twice in a batch is played with draws of its own each time; while a grade is awaited (a judge), the
-other episodes go on.
+Guaranteed: a group is handed over as soon as its last episode is graded, with its place among the problems, and `batch`
+puts them back in order, trajectories in rollout order, whatever finished first; what a group holds depends neither on
+that order nor on the other groups; a problem that occurs twice in a batch is played with draws of its own each time;
+while a grade is awaited (a judge), the other episodes go on; a consumer that stops early leaves no episode running.
 Not covered: a bound on the number of episodes in flight. The sampler queues what it has no slot for.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
@@ -25,62 +28,100 @@ from palimpsest.types import Grade, Group, Problem, Trajectory
 OnEpisode = Callable[[Trajectory, Grade], None]
 
 
-async def play_groups(
-    problems: Sequence[Problem],
-    *,
-    group_size: int,
-    policy: MemoryPolicy,
-    sampler: Sampler,
-    codec: Codec,
-    sampling: SamplingConfig,
-    grader: Grades,
-    key: tuple[Key, ...],
-    group_prefix: str = "",
-    timeout_s: float | None = None,
-    retries: int = 2,
-    on_episode: OnEpisode | None = None,
-    variant: Variant | None = None,
-) -> list[Group]:
-    """Play `group_size` episodes of every problem and grade them.
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Plays groups of `group_size` episodes a problem; it holds what all batches of a run have in common."""
 
-    `group_prefix` goes before the problem's id in each group id, to keep groups of several batches apart.
-    `on_episode` is called after each episode, in the order in which they end. `variant` plays its share of the
-    episodes in the policy's place.
-    """
+    policy: MemoryPolicy
+    sampler: Sampler
+    codec: Codec
+    sampling: SamplingConfig
+    grader: Grades
+    group_size: int
+    timeout_s: float | None = None
+    """Of one episode."""
+    retries: int = 2
+    """Of one request to the sampler."""
+    variant: Variant | None = None
+    """Plays its share of the episodes in the policy's place."""
 
-    async def episode(problem: Problem, occurrence: int, rollout: int) -> tuple[Trajectory, Grade]:
-        again = ("occurrence", occurrence) if occurrence else ()
-        other = variant if variant and variant.plays(*key, *again, problem.id, rollout) else None
+    async def groups(
+        self,
+        problems: Sequence[Problem],
+        *,
+        key: tuple[Key, ...],
+        group_prefix: str = "",
+        on_episode: OnEpisode | None = None,
+    ) -> AsyncGenerator[tuple[int, Group], None]:
+        """(place in `problems`, group) of every problem, in the order in which groups become whole.
+
+        The draws of a turn are keyed by `key`, the problem, the rollout and the turn. `group_prefix` goes before the
+        problem's id in each group id, to keep groups of several batches apart. `on_episode` is called after each
+        episode, in the order in which they end.
+        """
+        running = {}
+        for place, (problem, occurrence) in enumerate(_occurrences(problems)):
+            group_id = group_prefix + problem.id + (f"#{occurrence}" if occurrence else "")
+            draws = (*key, "occurrence", occurrence) if occurrence else key
+            running[asyncio.create_task(self._group(problem, group_id, draws, on_episode))] = place
+        try:
+            while running:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=running.__getitem__):
+                    place = running.pop(task)
+                    yield place, task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def batch(
+        self,
+        problems: Sequence[Problem],
+        *,
+        key: tuple[Key, ...],
+        group_prefix: str = "",
+        on_episode: OnEpisode | None = None,
+    ) -> list[Group]:
+        """The same groups, all at once, in the order of `problems`."""
+        arriving = self.groups(problems, key=key, group_prefix=group_prefix, on_episode=on_episode)
+        async with aclosing(arriving):
+            groups = {place: group async for place, group in arriving}
+        return [groups[place] for place in range(len(problems))]
+
+    async def _group(
+        self, problem: Problem, group_id: str, key: tuple[Key, ...], on_episode: OnEpisode | None
+    ) -> Group:
+        async def episode(rollout: int) -> tuple[Trajectory, Grade]:
+            trajectory = await self._episode(problem, group_id, key, rollout)
+            grade = await graded(self.grader, problem, trajectory)
+            if on_episode is not None:
+                on_episode(trajectory, grade)
+            return trajectory, grade
+
+        try:
+            async with asyncio.TaskGroup() as running:
+                tasks = [running.create_task(episode(rollout)) for rollout in range(self.group_size)]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others were cancelled because of it
+        played = [task.result() for task in tasks]
+        return Group(problem, tuple(trajectory for trajectory, _ in played), tuple(grade for _, grade in played))
+
+    async def _episode(self, problem: Problem, group_id: str, key: tuple[Key, ...], rollout: int) -> Trajectory:
+        variant = self.variant if self.variant and self.variant.plays(*key, problem.id, rollout) else None
         trajectory = await play(
             problem,
-            policy=other.policy if other else policy,
-            sampler=sampler,
-            codec=codec,
-            sampling=sampling,
-            key=(*key, *again),
-            group_id=group_prefix + problem.id + (f"#{occurrence}" if occurrence else ""),
+            policy=variant.policy if variant else self.policy,
+            sampler=self.sampler,
+            codec=self.codec,
+            sampling=self.sampling,
+            key=key,
+            group_id=group_id,
             rollout=rollout,
-            timeout_s=timeout_s,
-            retries=retries,
+            timeout_s=self.timeout_s,
+            retries=self.retries,
         )
-        trajectory = other.marked(trajectory) if other else trajectory
-        grade = await graded(grader, problem, trajectory)
-        if on_episode is not None:
-            on_episode(trajectory, grade)
-        return trajectory, grade
-
-    tasks: list[list[asyncio.Task[tuple[Trajectory, Grade]]]] = []
-    try:
-        async with asyncio.TaskGroup() as running:
-            for problem, occurrence in _occurrences(problems):
-                tasks.append([running.create_task(episode(problem, occurrence, g)) for g in range(group_size)])
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # the others were cancelled because of it
-    return [_group(problem, [task.result() for task in row]) for problem, row in zip(problems, tasks, strict=True)]
-
-
-def _group(problem: Problem, episodes: Sequence[tuple[Trajectory, Grade]]) -> Group:
-    return Group(problem, tuple(t for t, _ in episodes), tuple(g for _, g in episodes))
+        return variant.marked(trajectory) if variant else trajectory
 
 
 def _occurrences(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:

@@ -27,7 +27,7 @@ from palimpsest.errors import RunError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all
 from palimpsest.reward.grading import Grades
-from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.group import Player
 from palimpsest.rollout.variant import Variant, build_variant
 from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
 from palimpsest.runs.loggers import LoggerSet
@@ -146,20 +146,22 @@ class Trainer:
             done["episodes"] += 1
             self.loggers.progress(stage, done["episodes"], len(problems) * train.group_size)
 
-        return await play_groups(
-            problems,
-            group_size=train.group_size,
+        player = Player(
             policy=self.policy,
             sampler=self.sampler,
             codec=self.codec,
             sampling=self.config.sampling,
             grader=self.grader,
-            key=(self.config.seed, "train", step, round_number),
-            group_prefix=f"{step}/{round_number}/",
+            group_size=train.group_size,
             timeout_s=train.episode_timeout_s,
             retries=train.sampler_retries,
-            on_episode=on_episode,
             variant=self.variant,
+        )
+        return await player.batch(
+            problems,
+            key=(self.config.seed, "train", step, round_number),
+            group_prefix=f"{step}/{round_number}/",
+            on_episode=on_episode,
         )
 
     def _learn(self, batches: tuple[StepBatch, ...]) -> tuple[Metrics, Metrics]:

@@ -34,7 +34,7 @@ from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
-from palimpsest.rollout.group import play_groups
+from palimpsest.rollout.group import Player
 from palimpsest.rollout.segments import segments_of
 from palimpsest.text.codec import Codec
 from palimpsest.types import (
@@ -144,16 +144,14 @@ class HalfRight:
 def recorded(policy: Any, problems: Sequence[Problem], model: Any, codec: Any, sampler: Any = None) -> list[Group]:
     """Two groups of four episodes, played by the model."""
     return asyncio.run(
-        play_groups(
-            problems,
+        Player(
             group_size=4,
             policy=policy,
             sampler=sampler or EmbeddedSampler(model),
             codec=codec,
             sampling=SamplingConfig(),
             grader=HalfRight(),
-            key=(0,),
-        )
+        ).batch(problems, key=(0,))
     )
 
 
