@@ -1,0 +1,126 @@
+"""Golden records: what tiny runs of the three methods sampled, did and were rewarded with, episode by episode.
+
+    PYTHONPATH=tests python -m support.golden [NAME...]     # records them anew in tests/golden
+
+Each run goes through the command line, on the model inside the package. A record holds one JSON line an episode:
+tokens of every turn, how turns and episodes ended, answers, kinds of events in their order, rewards. Tokens are
+compared one by one, log-probabilities closely: processors differ in the last bits of a sum. Weights are not
+recorded; those of one step show in the log-probabilities of the next. When a record may change: CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest.rollout.record import read_groups
+from palimpsest.types import Grade, Trajectory, Turn
+
+FOLDER = Path(__file__).parents[1] / "golden"
+
+_SMALL = ("train.prompts_per_step=3", "train.group_size=4", "train.optimizer_steps=2")
+RUNS: dict[str, tuple[str, ...]] = {
+    "memagent": ("memagent-quickstart", "train.steps=3", "data.curriculum=null", "data.synthetic.chunks=2", *_SMALL),
+    "rememr1": ("rememr1-quickstart", "train.steps=2", "cold_start.steps=60", *_SMALL),
+    "memact": (
+        "memact-quickstart",
+        "train.steps=2",
+        "data.search.objectives=[2,4]",
+        "train.variant.share=0.3",
+        *_SMALL,
+    ),
+}
+"""Recipe and overrides of each run."""
+
+Episode = dict[str, Any]
+_COMMAND = "from palimpsest.cli.main import main; main()"
+
+
+def episodes_of(run: Path) -> list[Episode]:
+    """What a run folder's trajectories hold of a record, in the order of groups and rollouts."""
+    episodes = [
+        _episode(trajectory, grade)
+        for file in sorted(run.glob("trajectories/*"))
+        for group in read_groups(file).groups
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
+    ]
+    return sorted(episodes, key=lambda episode: (episode["group"], episode["rollout"]))
+
+
+def _episode(trajectory: Trajectory, grade: Grade) -> Episode:
+    return {
+        "group": trajectory.group_id,
+        "rollout": trajectory.rollout,
+        "problem": trajectory.problem_id,
+        "outcome": trajectory.outcome.value,
+        "answer": trajectory.answer,
+        "events": [event.kind for event in trajectory.events],
+        "reward": grade.value,
+        "turn_rewards": None if grade.per_turn is None else list(grade.per_turn),
+        "turns": [_turn(turn) for turn in trajectory.turns],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "step": turn.step,
+        "name": turn.name,
+        "prompt": list(turn.prompt_ids),
+        "sampled": list(turn.completion.token_ids),
+        "logprobs": [round(logprob, 5) for logprob in turn.completion.logprobs],
+        "stop": turn.completion.stop_reason.value,
+    }
+
+
+def golden(name: str) -> list[Episode]:
+    """The recorded episodes of the run called `name`."""
+    return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+
+def differences(recorded: Sequence[Episode], played: Sequence[Episode]) -> list[str]:
+    """Where two lists of episodes differ, in words; empty where they agree."""
+    keys = [[(episode["group"], episode["rollout"]) for episode in episodes] for episodes in (recorded, played)]
+    if keys[0] != keys[1]:
+        return [f"other episodes: {sorted(set(keys[0]) ^ set(keys[1]))[:4]}"]
+    return [
+        f"{old['group']}#{old['rollout']}: {path}: recorded {a!r:.80}, played {b!r:.80}"
+        for old, new in zip(recorded, played, strict=True)
+        for path, a, b in _unequal("", old, new)
+    ]
+
+
+def _unequal(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(place, recorded, played) of all that isn't equal; of floats, all that isn't close."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for key in old:
+            yield from _unequal(f"{path}.{key}".lstrip("."), old[key], new[key])
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (a, b) in enumerate(zip(old, new, strict=True)):
+            yield from _unequal(f"{path}[{index}]", a, b)
+    elif isinstance(old, float) and isinstance(new, float):
+        if not math.isclose(old, new, rel_tol=1e-4, abs_tol=5e-5):
+            yield path, old, new
+    elif old != new:
+        yield path, old, new
+
+
+def record(name: str) -> None:
+    """Play the run called `name` and write down its episodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-c", _COMMAND, "train", *RUNS[name], "--out", str(run)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        lines = [json.dumps(episode, separators=(",", ":")) for episode in episodes_of(run)]
+    (FOLDER / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or RUNS:
+        record(chosen)
