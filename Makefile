@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per test process: two collapse where the cores are shared.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install install-dev quickstart test test-slow lint clean
+.PHONY: install install-dev quickstart test test-slow test-all lint clean
 
 install: $(VENV)/.installed          ## palimpsest into .venv
 
@@ -34,7 +34,9 @@ test: install-dev lint               ## lint, types, fast tests
 test-slow: install-dev               ## what takes longer
 	$(BIN)/python -m pytest -m slow tests
 
-lint: install-dev
+test-all: test test-slow             ## everything
+
+lint: install-dev                    ## style, formatting, types
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -38,7 +39,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BASE_MODEL = ROOT / "src" / "palimpsest" / "assets" / "base-model"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
@@ -276,6 +277,27 @@ def test_tests_and_files_named_in_the_docs_exist() -> None:
         assert set(re.findall(r"`(test_\w+)`", text)) <= defined, path.name
         for file in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
             assert any((ROOT / top / file).is_file() for top in ("", "src/palimpsest")), f"{path.name}: {file}"
+
+
+def test_targets_of_make_named_in_the_docs_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE))
+    for path in PAGES:
+        named = re.findall(r"(?:^|`)make ([a-z][a-z-]*)", path.read_text("utf-8"), re.MULTILINE)
+        assert set(named) <= targets, path.name
+
+
+def test_the_citation_names_the_three_papers() -> None:
+    citation = yaml.safe_load(page("CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0"
+    papers = {reference["url"].rpartition("/")[2] for reference in citation["references"]}
+    assert papers == set(re.findall(r"arXiv (\d{4}\.\d{5})", page("README.md")))
+
+
+def test_the_hooks_before_a_commit_are_those_of_make_lint() -> None:
+    (local,) = yaml.safe_load(page(".pre-commit-config.yaml"))["repos"]
+    lint = page("Makefile").partition("\nlint:")[2].partition("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    assert all(hook["entry"] in lint for hook in local["hooks"])
+    assert len(local["hooks"]) == len(lint.strip().splitlines()) - 1
 
 
 def test_what_may_change_on_resume_is_told_key_by_key() -> None:
