@@ -8,7 +8,7 @@ Guaranteed: every value here is immutable. Not covered: validation of user input
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -68,6 +68,56 @@ class Problem:
     """What the data knows besides, e.g. `evidence` (texts an answer needs), `num_docs`, `hops`."""
 
 
+Span = tuple[int, int]
+"""[start, end) of a piece: its first token, and the one behind its last."""
+
+RESULT = "result:"
+"""What the name of a tool result's piece begins with; its id follows."""
+
+
+class Prompt(tuple[int, ...]):
+    """[P] token ids, and where in them the pieces stand that have a name. As a tuple it is its ids alone.
+
+    Names the library knows: question, memory, section, recalled, document, summary, `result:ID` of a tool result. A
+    piece may lie within another. What cuts or adds to a prompt as a tuple gives a plain tuple, without names.
+
+    >>> memory = Prompt.named("memory", [7, 8])
+    >>> prompt = Prompt.joined([(1, 2), memory, (3,), Prompt.named("section", [9])])
+    >>> prompt, prompt.spans
+    ((1, 2, 7, 8, 3, 9), {'memory': (2, 4), 'section': (5, 6)})
+    """
+
+    spans: Mapping[str, Span]
+
+    def __new__(cls, ids: Iterable[int], spans: Mapping[str, Span] | None = None) -> Prompt:
+        prompt = super().__new__(cls, ids)
+        prompt.spans = dict(spans or {})
+        return prompt
+
+    @classmethod
+    def named(cls, name: str, ids: Sequence[int]) -> Prompt:
+        """`ids` as one piece called `name`; pieces within it keep their names, and one called so stays what it is.
+
+        >>> Prompt.named("memory", Prompt.joined([Prompt.named("memory", [7]), Prompt.named("recalled", [8])])).spans
+        {'memory': (0, 1), 'recalled': (1, 2)}
+        """
+        inner = ids.spans if isinstance(ids, Prompt) else {}
+        return cls(ids, inner if name in inner else {name: (0, len(ids)), **inner})
+
+    @classmethod
+    def joined(cls, parts: Iterable[Sequence[int]]) -> Prompt:
+        """The parts in a row. Raises ValueError if two of them hold pieces of the same name."""
+        ids: list[int] = []
+        spans: dict[str, Span] = {}
+        for part in parts:
+            for name, (start, end) in part.spans.items() if isinstance(part, Prompt) else ():
+                if name in spans:
+                    raise ValueError(f"two pieces of a prompt are called {name!r}: give each a name of its own")
+                spans[name] = (len(ids) + start, len(ids) + end)
+            ids += part
+        return cls(ids, spans)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one completion is drawn."""
@@ -106,7 +156,14 @@ class Turn:
     name: str
     """What the call was for: read, answer, act."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Small facts for metrics and the viewer, e.g. memory_tokens."""
+    """Small facts for metrics and the viewer, e.g. the number of the chunk."""
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    """Where the pieces of the prompt stand that the policy named (see `Prompt`); empty if it named none."""
+
+    def piece(self, name: str) -> tuple[int, ...] | None:
+        """[T] ids of a named piece of the prompt, None if it has none of that name."""
+        span = self.spans.get(name)
+        return None if span is None else self.prompt_ids[span[0] : span[1]]
 
 
 @dataclass(frozen=True, slots=True)

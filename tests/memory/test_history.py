@@ -223,7 +223,7 @@ def test_deletions_remove_what_they_name_and_nothing_else(case: Case) -> None:
         assert [one.arguments["query"] for one in calls if isinstance(one, ToolCall)] == survivors  # and readable still
         assert len(calls) == len(results) == len(survivors)
         assert is_subsequence(list(reply), list(whole.exchanges[number].reply))
-    assert now.ids() == concatenated(now)
+    assert list(now.ids()) == concatenated(now)
     assert now == whole.without(gone, codec)  # one deletion or several
 
 

@@ -111,7 +111,7 @@ def check_survivors(were: History, now: History, gone: set[str]) -> None:
         assert results == tuple(one.results[at] for at in left)
         assert said_text(reply, base_codec()) == "\n".join(search("ab"[at]) for at in left)
         assert reply == one.reply if len(left) == 2 else is_subsequence(list(reply), list(one.reply))
-    assert now.ids() == concatenated(now)
+    assert list(now.ids()) == concatenated(now)
 
 
 def test_mutated_replies_delete_nothing_that_is_not_named() -> None:

@@ -142,7 +142,7 @@ def test_what_follows_a_reply_extends_the_prompt_and_the_sampled_ids(name: str) 
     result = (Result("r", tuple(codec.encode("two")), (0, 0)),)
     for reply in ((*codec.encode("thinking </think> word"), stop), (*codec.encode("cut in a"), word), ()):
         after = before.append(Exchange(reply, result)).ids()
-        assert after[: len(before.ids()) + len(reply)] == [*before.ids(), *reply]
+        assert after[: len(before.ids()) + len(reply)] == (*before.ids(), *reply)
         rest = after[len(before.ids()) + len(reply) :]
         assert (rest[0] == stop) is (not reply or reply[-1] != stop)  # added only where it wasn't sampled
         assert rest.count(stop) == before.ids().count(stop) - history(codec, []).ids().count(stop) - (
@@ -172,7 +172,7 @@ def test_a_user_message_may_follow_the_results(name: str) -> None:
     text = codec.decode(made.ids_with_user(codec.encode("sum up")))
     assert text.count("sum up") == 1
     assert text.startswith(codec.decode(made.ids()).rpartition("two")[0] + "two")
-    assert made.ids_with_user([])[: len(made.opening)] == list(made.opening)
+    assert made.ids_with_user([])[: len(made.opening)] == made.opening
 
 
 def test_styles_are_told_from_the_template() -> None:

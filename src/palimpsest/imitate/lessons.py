@@ -36,7 +36,7 @@ from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
-from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Outcome, Prompt, StopReason, Trajectory, Turn
 
 ANSWERS = 0.4  # share of answer lessons, evidence and all
 SECTION_ALONE = 0.45  # share of replies that write what the section says and nothing older
@@ -148,7 +148,7 @@ class Lessons:
         length = len(self.codec.encode(" " + world.sentence(*evidence.chain[0], rng)))
         return max(1, self.policy.memory_tokens // length)
 
-    def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[list[int], list[int]]:
+    def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[Prompt, list[int]]:
         """Prompt and reply."""
         looks_back = "recalled" in self.read.slots
         older = [*(scene.recalled if looks_back else ()), *scene.memory]
@@ -188,7 +188,7 @@ class Lessons:
             return None
         return self.codec.encode(f" {rng.choice(sorted(names))}") if names else None
 
-    def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[list[int], list[int]]:
+    def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[Prompt, list[int]]:
         """Prompt and reply: the evidence dealt out over the slots that the policy has, other facts in what is left."""
         slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
         held = _deal(scene.evidence, slots, most, rng)
@@ -216,10 +216,10 @@ class Lessons:
         lengths = sorted((len(self.codec.encode(" " + fact)) for fact in facts), reverse=True)
         return max(1, sum(1 for end in range(1, len(lengths) + 1) if sum(lengths[:end]) <= self.policy.memory_tokens))
 
-    def _lesson(self, index: int, name: str, prompt: Sequence[int], reply: Sequence[int]) -> Trajectory:
+    def _lesson(self, index: int, name: str, prompt: Prompt, reply: Sequence[int]) -> Trajectory:
         ids = (*reply, self.codec.tokenizer.eos_token_id)
         completion = Completion(ids, (0.0,) * len(ids), StopReason.STOP)
-        turn = Turn(tuple(prompt), completion, 0, name)
+        turn = Turn(tuple(prompt), completion, 0, name, spans=prompt.spans)
         return Trajectory(f"lesson-{index}", f"lesson-{index}", 0, (turn,), Outcome.ANSWERED)
 
 

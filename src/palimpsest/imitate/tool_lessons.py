@@ -35,7 +35,7 @@ from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Event, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Event, Problem, Prompt, StopReason, Trajectory, Turn
 
 KEEPS = 0.8  # probability that a needed fact in sight is written down
 KEEPS_OTHER = 0.2  # probability that one other fact is written down too
@@ -104,7 +104,8 @@ class Teacher:
         reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
         ids = ids[:max_tokens]
         completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
-        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes))
+        spans = prompt_ids.spans if isinstance(prompt_ids, Prompt) else {}
+        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans))
         return completion
 
     def event(self, kind: str, /, **detail: Any) -> None:

@@ -84,8 +84,9 @@ class GatedPolicy(TaggedPolicy):
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}
             notes = {"chunk": index, "memory_tokens": len(memory), "memory": codec.decode(memory)}
-            notes["section"] = list(read.span("section", values))
-            completion = await model.generate(read.fill(values), name="read", max_tokens=self.written_tokens, **notes)
+            prompt = read.fill(values)
+            notes["section"] = list(prompt.spans["section"])
+            completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, **notes)
             decision = self._decide(completion, model)
             memory = self.next_memory_of(memory, decision.memory, model)
             if decision.exit and self.early_exit:

@@ -27,7 +27,7 @@ from palimpsest.memory.parts.prompts import Layout, prompt_set
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, user_turn
-from palimpsest.types import Completion, Outcome, Problem, StopReason
+from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 
 @lru_cache(maxsize=32)
@@ -139,7 +139,7 @@ class OverwritePolicy:
         prompt = answer.fill({"question": question, "memory": memory})
         return await self.answer(prompt, model, memory_tokens=len(memory))
 
-    async def answer(self, prompt: list[int], model: Model, **notes: Any) -> Answered:
+    async def answer(self, prompt: Prompt, model: Model, **notes: Any) -> Answered:
         """The last turn."""
         completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
         return answered(completion, model.codec)

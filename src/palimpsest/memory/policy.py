@@ -26,6 +26,9 @@ class Model(Protocol):
     async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
         """Complete `prompt_ids` and record the turn under `name`, with `notes` for metrics and the viewer.
 
+        A `Prompt`, which `Template.fill` makes, brings where its named pieces stand: `Turn.spans`. What is measured of
+        a memory is measured of its pieces `memory` and `section` (measures/trace.py).
+
         Raises PromptTooLong if prompt and budget exceed `max_context`: the episode ends as out_of_context.
         """
         ...

@@ -117,9 +117,9 @@ class RecallPolicy(TaggedPolicy):
         for index, chunk in enumerate(chunks):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
             values["section"] = chunk
-            span = list(read.span("section", values))
-            notes = {"chunk": index, "section": span, **_in_sight(memory, recalled, codec)}
-            completion = await model.generate(read.fill(values), name="read", max_tokens=self.written_tokens, **notes)
+            prompt = read.fill(values)
+            notes = {"chunk": index, "section": list(prompt.spans["section"]), **_in_sight(memory, recalled, codec)}
+            completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, **notes)
             reply = self._read_reply(completion, model)
             recalled = self._look_back(reply, problem.question, history, model)
             memory = self._next(memory, reply, index, history, model)

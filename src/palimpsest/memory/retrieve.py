@@ -18,7 +18,7 @@ from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, check_retriever
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
-from palimpsest.types import Problem
+from palimpsest.types import Problem, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,27 @@ class RetrievalPolicy(OverwritePolicy):
         memory = codec.encode(prompt_set(self.prompts).empty_memory)
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
         for index, chunk in enumerate(self.document_chunks(context, model)):
-            seen = memory + (self._past(problem.question, memory, history, model) if self.look_up == "every" else [])
-            prompt = read.fill({"question": question, "memory": seen, "section": chunk})
+            past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
+            prompt = read.fill({"question": question, "memory": _both(memory, past), "section": chunk})
             completion = await model.generate(
                 prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
             )
             if index:  # the memory that is now overwritten becomes a past one
                 history.add(index - 1, memory, codec.decode(memory))
             memory = self._next_memory(memory, completion, model)
-        seen = memory + self._past(problem.question, memory, history, model)
-        prompt = answer.fill({"question": question, "memory": seen})
+        past = self._past(problem.question, memory, history, model)
+        prompt = answer.fill({"question": question, "memory": _both(memory, past)})
         return await self.answer(prompt, model, memory_tokens=len(memory))
 
-    def _past(self, question: str, memory: list[int], history: History, model: Model) -> list[int]:
+    def _past(self, question: str, memory: list[int], history: History, model: Model) -> Prompt:
         """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""
         hit = history.look_up(question)
         if hit is None or history.memories[hit.place] == memory:
-            return []
+            return Prompt(())
         model.event("retrieved", found=history.steps[hit.place], text=history.texts[hit.place])
-        return [*model.codec.encode("\n"), *history.memories[hit.place]]
+        return Prompt.joined([model.codec.encode("\n"), Prompt.named("recalled", history.memories[hit.place])])
+
+
+def _both(memory: list[int], past: Prompt) -> Prompt:
+    """What stands in the slot of the memory."""
+    return Prompt.joined([Prompt.named("memory", memory), past])

@@ -56,7 +56,7 @@ class SummaryPolicy(ToolAgentPolicy):
         """The history after a summary."""
         template = self.template(codec, tool_prompts(self.prompts).user_summary, ("question", "summary"))
         values = {"question": codec.encode(problem.question), "summary": summary}
-        return History(chat_pieces(codec), tuple(template.fill(values)))
+        return History(chat_pieces(codec), template.fill(values))
 
     async def make_room(self, episode: Episode) -> None:
         """Sum up if the next turn has no room."""

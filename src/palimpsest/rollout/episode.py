@@ -21,7 +21,7 @@ from palimpsest.errors import PromptTooLong, SamplerError, being_cancelled
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Event, Outcome, Problem, SamplingParams, Trajectory, Turn
+from palimpsest.types import Completion, Event, Outcome, Problem, Prompt, SamplingParams, Trajectory, Turn
 
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 
@@ -50,7 +50,7 @@ class Recorder:
         self._calls = 0
 
     async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
-        """Complete `prompt_ids` [P] and record the turn.
+        """Complete `prompt_ids` [P] and record the turn, with the spans of its pieces if it is a `Prompt`.
 
         Raises PromptTooLong, or SamplerError once the retries are used up.
         """
@@ -63,8 +63,9 @@ class Recorder:
             seed=derive_seed(*self._key, step),
         )
         prompt = tuple(prompt_ids)
+        spans = prompt_ids.spans if isinstance(prompt_ids, Prompt) else {}
         completion = await self._sample(prompt, params)
-        self.turns.append(Turn(prompt, completion, step, name, notes))
+        self.turns.append(Turn(prompt, completion, step, name, notes, spans))
         return completion
 
     def event(self, kind: str, /, **detail: Any) -> None:

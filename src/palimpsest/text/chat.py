@@ -35,6 +35,7 @@ from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, cut_at_marks, mark, marked_slots
 from palimpsest.text.tool_calls import CallStyle
+from palimpsest.types import Prompt
 
 Tokens = tuple[int, ...]
 Message = Mapping[str, Any]
@@ -73,19 +74,18 @@ class ChatPieces:
     after_user: Tokens
     """After that user message, the model's turn to speak included."""
 
-    def exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> list[int]:
+    def exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> Prompt:
         """[T] a reply with its results, up to the model's next turn."""
-        return [*self.open_exchange(reply, results), *self.last]
+        return Prompt.joined([self.open_exchange(reply, results), self.last])
 
-    def open_exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> list[int]:
+    def open_exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> Prompt:
         """[T] a reply with its results, the last of them not yet closed."""
-        ids = [*reply]
-        if not (ids and ids[-1] in self.stop_ids):
-            ids += self.end
+        parts = [reply]
+        if not (reply and reply[-1] in self.stop_ids):
+            parts.append(self.end)
         for number, result in enumerate(results):
-            ids += self.between if number else self.to_results
-            ids += result
-        return ids
+            parts += [self.between if number else self.to_results, result]
+        return Prompt.joined(parts)
 
 
 @lru_cache(maxsize=32)

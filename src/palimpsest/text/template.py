@@ -2,7 +2,7 @@
 
 A template is a user message with `{slots}`. It is rendered once through the model's chat template, cut at its
 slots, and each literal piece is tokenised once; filling it concatenates ids, so a memory that was sampled as ids
-enters the next prompt as the same ids.
+enters the next prompt as the same ids, and where each slot's ids stand is known exactly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from palimpsest.errors import ConfigError
 from palimpsest.text.codec import Codec
+from palimpsest.types import Prompt
 
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _MARK = "\ue000%s\ue001"  # private-use characters: no template text holds them
@@ -33,28 +34,17 @@ class Template:
         """Tokens of the template itself."""
         return sum(len(piece) for piece in self.pieces)
 
-    def fill(self, values: Mapping[str, Sequence[int]]) -> list[int]:
-        """[P] prompt ids. `values` holds the ids of each slot.
+    def fill(self, values: Mapping[str, Sequence[int]]) -> Prompt:
+        """[P] prompt ids, in which each slot is a piece of its name. `values` holds the ids of each slot.
 
-        >>> Template(pieces=((1, 2), (3,)), slots=("memory",)).fill({"memory": [7, 8]})
-        [1, 2, 7, 8, 3]
+        >>> prompt = Template(pieces=((1, 2), (3,)), slots=("memory",)).fill({"memory": [7, 8]})
+        >>> prompt, prompt.spans
+        ((1, 2, 7, 8, 3), {'memory': (2, 4)})
         """
-        ids = list(self.pieces[0])
+        parts: list[Sequence[int]] = [self.pieces[0]]
         for slot, piece in zip(self.slots, self.pieces[1:], strict=True):
-            ids.extend(values[slot])
-            ids.extend(piece)
-        return ids
-
-    def span(self, slot: str, values: Mapping[str, Sequence[int]]) -> tuple[int, int]:
-        """[start, end) of a slot's ids in what `fill` makes of the same values.
-
-        >>> Template(pieces=((1, 2), (3,)), slots=("memory",)).span("memory", {"memory": [7, 8]})
-        (2, 4)
-        """
-        place = self.slots.index(slot)
-        start = sum(len(piece) for piece in self.pieces[: place + 1])
-        start += sum(len(values[earlier]) for earlier in self.slots[:place])
-        return start, start + len(values[slot])
+            parts += [Prompt.named(slot, values[slot]), piece]
+        return Prompt.joined(parts)
 
 
 @lru_cache(maxsize=256)

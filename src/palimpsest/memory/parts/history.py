@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from palimpsest.text.chat import ChatPieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.edges import Edges
+from palimpsest.types import RESULT, Prompt, Span
 
-Span = tuple[int, int]
 Tokens = tuple[int, ...]
 
 _PARTING = re.compile(r"[\s;,]*")
@@ -43,6 +43,11 @@ class Result:
     """[T] as shown, its id included."""
     call: Span
     """Characters of the call in the reply's text."""
+
+    @property
+    def piece(self) -> Prompt:
+        """`ids` under the name by which a turn's spans know them."""
+        return Prompt.named(RESULT + self.id, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +99,27 @@ class History:
         """The ids in sight, oldest first."""
         return [result.id for exchange in self.exchanges for result in exchange.shown[1]]
 
-    def ids(self) -> list[int]:
-        """[P] the prompt of the model's next turn."""
-        ids = [*self.opening, *self.pieces.generation]
-        for tokens in self._exchanged():
-            ids += tokens
-        return ids
+    def ids(self) -> Prompt:
+        """[P] the prompt of the model's next turn, each result in it a piece named by its id."""
+        return Prompt.joined([self.opening, self.pieces.generation, *self._exchanged()])
 
-    def ids_with_user(self, message: Sequence[int]) -> list[int]:
+    def ids_with_user(self, message: Sequence[int]) -> Prompt:
         """[P] the prompt after a further user message, which needs an exchange before it and a template for it."""
         assert self.exchanges
         assert self.pieces.to_user is not None
-        ids = replace(self, exchanges=self.exchanges[:-1]).ids()
+        before = replace(self, exchanges=self.exchanges[:-1]).ids()
         reply, results = self.exchanges[-1].shown
-        ids += self.pieces.open_exchange(reply, [result.ids for result in results])
-        return [*ids, *self.pieces.to_user, *message, *self.pieces.after_user]
+        last = self.pieces.open_exchange(reply, [result.piece for result in results])
+        return Prompt.joined([before, last, self.pieces.to_user, message, self.pieces.after_user])
 
     def exchange_lengths(self) -> list[int]:
         """[exchanges] tokens of each."""
         return [len(tokens) for tokens in self._exchanged()]
 
-    def _exchanged(self) -> Iterator[list[int]]:
+    def _exchanged(self) -> Iterator[Prompt]:
         for exchange in self.exchanges:
             reply, results = exchange.shown
-            yield self.pieces.exchange(reply, [result.ids for result in results])
+            yield self.pieces.exchange(reply, [result.piece for result in results])
 
 
 def said_text(ids: Sequence[int], codec: Codec) -> str:

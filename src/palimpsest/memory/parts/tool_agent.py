@@ -35,7 +35,7 @@ from palimpsest.text.template import Template
 from palimpsest.text.tool_arguments import argument_fault
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, find_calls
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
-from palimpsest.types import Completion, Outcome, Problem, StopReason
+from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 Found = ToolCall | Malformed
 
@@ -140,8 +140,8 @@ class ToolAgentPolicy:
 
     def begin(self, problem: Problem, codec: Codec) -> History:
         """The history of an episode before its first turn."""
-        ids = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
-        return History(chat_pieces(codec), tuple(ids))
+        opening = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
+        return History(chat_pieces(codec), opening)
 
     def result_id(self, problem: Problem, number: int) -> str:
         """The id of an episode's result number 0, 1, ...: the same in every rollout, so that prompts are shared."""
@@ -192,7 +192,7 @@ class ToolAgentPolicy:
     async def make_room(self, episode: Episode) -> None:
         """What is done with the history before a turn: here nothing."""
 
-    async def generate(self, episode: Episode, prompt: list[int], name: str, budget: int) -> Completion | None:
+    async def generate(self, episode: Episode, prompt: Prompt, name: str, budget: int) -> Completion | None:
         """A model call with what the context leaves of its budget; None if it leaves nothing."""
         room = min(budget, self.context_tokens - len(prompt))
         if room < 1:
