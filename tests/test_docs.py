@@ -79,7 +79,7 @@ def type_words(annotation: Any, limits: str = "") -> str:
         return f"list of {type_words(arguments[0])}s"
     if origin is dict:
         return "section of policies by name" if arguments[1] is PolicyConfig else "section"
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`"}
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`", "LayerConfig": "name"}
     return names[annotation.__name__] + limits
 
 

@@ -21,7 +21,7 @@ from palimpsest.memory.check import check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.report.report import Cell, Results, lead, render
 from palimpsest.report.words import QUESTIONS
-from palimpsest.reward.grader import build_grader
+from palimpsest.reward.compose import check_reward
 
 from support.agents import base_codec  # isort: skip
 
@@ -33,7 +33,7 @@ def test_every_recipe_builds_its_policies_and_its_grader(name: str) -> None:
     config = load_recipe(name)
     for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.rivals.values()):
         build_policy(policy)
-    build_grader(config.reward)
+    check_reward(config.reward)
 
 
 def test_the_command_offers_every_method_and_each_has_its_recipe_and_labels() -> None:

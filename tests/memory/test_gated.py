@@ -15,8 +15,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.measures.memory import reply_metrics
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.reward.gates import GateGrader, gate_rewards
-from palimpsest.reward.grader import MatchGrader
+from palimpsest.reward.gates import GateLayer, gate_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.train.metrics import prompt_tokens, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -92,7 +91,7 @@ def test_gate_rewards_by_hand(tiny_codec: Any) -> None:
     rewards = gate_rewards(PROBLEM, trajectory, tiny_codec)
     assert [(r.update, r.exit, r.format) for r in rewards] == [(1, 1, 1), (0, 0, 1), (1, 0, 1), (0, 0, 0), (0, 0, 1)]
     config = GateRewardConfig(exit=0.5)
-    grade = GateGrader(MatchGrader("boxed"), tiny_codec, config).grade(PROBLEM, trajectory)
+    grade = GateLayer(tiny_codec, config)(PROBLEM, trajectory, Grade(1.0))
     assert grade.per_turn == (2.5, 1.0, 2.0, 0.0, 1.0)
     without = Problem("p", "?", ("x",), DOCUMENT)
     assert [r.total(config) for r in gate_rewards(without, trajectory, tiny_codec)] == [1.0, 1.0, 1.0, 0.0, 1.0]

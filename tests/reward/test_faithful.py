@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 
 from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.reward.faithful import FaithfulGrader
+from palimpsest.reward.faithful import FaithfulLayer
 from palimpsest.text.template import user_turn
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 
 QUESTION = "What is the color of Anna?"
 
 
-class Fixed:
-    def __init__(self, value: float | None) -> None:
-        self.value = value
-
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        return Grade(self.value, reason=None if self.value is not None else "lost", breakdown={"em": 1.0})
+PROBLEM = Problem("p", QUESTION, ("x",))
 
 
 def episode(codec: Any, *readings: tuple[str, str, str]) -> Trajectory:
@@ -47,7 +42,7 @@ def episode(codec: Any, *readings: tuple[str, str, str]) -> Trajectory:
 )
 def test_invented_sentences_cost_their_share(response: str, value: float, tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" Boris has a cat.", "- Anna is blue. Clara is in Rome.", response))
-    grade = FaithfulGrader(Fixed(1.0), tiny_codec, 0.5).grade(Problem("p", QUESTION, ("x",)), trajectory)
+    grade = FaithfulLayer(tiny_codec, 0.5)(PROBLEM, trajectory, Grade(1.0, breakdown={"em": 1.0}))
     assert grade.value == pytest.approx(value)
     assert grade.breakdown["unsupported"] == pytest.approx((1 - value) / 0.5)
     assert grade.breakdown["em"] == 1.0
@@ -55,20 +50,19 @@ def test_invented_sentences_cost_their_share(response: str, value: float, tiny_c
 
 def test_what_an_earlier_turn_invented_is_a_source_for_the_next_but_was_paid_for_once(tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."), (" Anna is red.", "- B.", " Anna is red."))
-    grade = FaithfulGrader(Fixed(1.0), tiny_codec, 1.0).grade(Problem("p", QUESTION, ("x",)), trajectory)
+    grade = FaithfulLayer(tiny_codec, 1.0)(PROBLEM, trajectory, Grade(1.0, breakdown={"em": 1.0}))
     assert grade.value == pytest.approx(0.5)
 
 
 def test_a_wrong_answer_is_not_worth_less_for_what_was_invented_and_nothing_falls_below_zero(tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
     for reward in (0.0, 1.0):
-        grade = FaithfulGrader(Fixed(reward), tiny_codec, 3.0).grade(Problem("p", QUESTION, ("x",)), trajectory)
+        grade = FaithfulLayer(tiny_codec, 3.0)(PROBLEM, trajectory, Grade(reward, breakdown={"em": 1.0}))
         assert grade.value == 0.0
         assert grade.breakdown["outcome"] == reward
 
 
 def test_an_ungraded_episode_stays_ungraded(tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
-    grade = FaithfulGrader(Fixed(None), tiny_codec, 1.0).grade(Problem("p", QUESTION, ("x",)), trajectory)
-    assert grade.value is None
-    assert grade.reason == "lost"
+    lost = Grade(None, reason="lost")
+    assert FaithfulLayer(tiny_codec, 1.0)(PROBLEM, trajectory, lost) == lost

@@ -15,13 +15,14 @@ from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.evaluate.run import evaluate
-from palimpsest.reward.grader import build_grader
-from palimpsest.reward.grading import Given, Layered, graded
-from palimpsest.reward.objectives import ConstraintGrader, FinalAnswerGrader
+from palimpsest.reward.compose import Reward, build_reward
+from palimpsest.reward.grading import graded
+from palimpsest.reward.objectives import ConstraintLayer, FinalAnswerGrader
 from palimpsest.rollout.group import Player
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 
+CODEC: Any = LetterCodec()
 ONE = Problem("one", "Where?", ("Oslo", "Kristiania"))
 GOLDS = {"Q1": "Brian Virtue", "Q2": "The Seldom Scene", "Q3": "1905"}
 
@@ -204,16 +205,16 @@ def test_an_episode_that_the_machinery_lost_is_ungraded(outcome: Outcome) -> Non
     ],
 )
 def test_the_penalty_is_for_broken_limits_alone(outcome: Outcome, value: float) -> None:
-    found = ConstraintGrader(Given(Grade(0.5, breakdown={"em": 0.5})), 0.1).grade(ONE, ended(None, outcome))
+    found = ConstraintLayer(0.1)(ONE, ended(None, outcome), Grade(0.5, breakdown={"em": 0.5}))
     assert found.value == value
     assert found.breakdown == {"em": 0.5, "outcome": 0.5}
-    lost = ConstraintGrader(Given(Grade(None, reason="judge: down")), 0.1).grade(ONE, ended(None, outcome))
+    lost = ConstraintLayer(0.1)(ONE, ended(None, outcome), Grade(None, reason="judge: down"))
     assert (lost.value, lost.reason) == (None, "judge: down")
 
 
 def test_the_worth_of_the_answer_below_another_layer_is_kept() -> None:
-    below = Given(Grade(0.3, breakdown={"outcome": 0.5}))
-    found = ConstraintGrader(below, 0.1).grade(ONE, ended(None, Outcome.OUT_OF_TURNS))
+    below = Grade(0.3, breakdown={"outcome": 0.5})
+    found = ConstraintLayer(0.1)(ONE, ended(None, Outcome.OUT_OF_TURNS), below)
     assert (found.value, found.breakdown) == (-0.1, {"outcome": 0.5})
 
 
@@ -273,21 +274,18 @@ def test_evaluation_awaits_grades() -> None:
 
 
 def test_layers_work_over_a_grade_that_is_awaited_as_over_one_that_is_not() -> None:
-    def penalty(grader: Any) -> Any:
-        return ConstraintGrader(grader, 0.1)
-
     trajectory = ended("yes", Outcome.OUT_OF_TURNS)
-    below = [Later(), AtOnce()]
-    found = [asyncio.run(graded(Layered(one, penalty), ONE, trajectory)) for one in below]
-    assert found[0] == found[1] == Grade(-0.1, breakdown={"em": 1.0, "outcome": 1.0})
+    rewards = [Reward(answer, (ConstraintLayer(0.1),)) for answer in (Later(), AtOnce())]
+    grades = [asyncio.run(graded(reward, ONE, trajectory)) for reward in rewards]
+    assert grades[0] == grades[1] == Grade(-0.1, breakdown={"em": 1.0, "outcome": 1.0})
 
 
 # ---- configuration -------------------------------------------------------------------------------------------
 
 
 def test_the_recipe_names_the_grader() -> None:
-    grader = build_grader(RewardConfig.model_validate({"name": "final_answer", "final_answer": {"match": "f1"}}))
-    assert grader == FinalAnswerGrader(FinalAnswerConfig(match="f1"))
+    config = RewardConfig.model_validate({"name": "final_answer", "final_answer": {"match": "f1"}})
+    assert build_reward(config, CODEC).answer == FinalAnswerGrader(FinalAnswerConfig(match="f1"))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """Grades: hand-worked cases, the published rules, and a list of attacks with what each rule falsely accepts."""
 
 import unicodedata
+from typing import Any
 
 import pytest
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
-from palimpsest.reward.grader import METRICS, build_grader, measure
+from palimpsest.reward.compose import build_reward, check_reward
+from palimpsest.reward.grader import METRICS, measure
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
+from support.fakes import LetterCodec
+
+CODEC: Any = LetterCodec()
 
 GOLDS = ("Gabriel García Márquez", "São Paulo", "Malmö", "New York City", "Barack Obama", "1986", "yes", "Einstein")
 """Three with an accent, four with a space."""
@@ -16,7 +21,9 @@ GOLDS = ("Gabriel García Márquez", "São Paulo", "Malmö", "New York City", "B
 def graded(text: str | None, *golds: str, outcome: Outcome = Outcome.ANSWERED, **config: object) -> Grade:
     problem = Problem("p", "Which city?", golds)
     trajectory = Trajectory("p", "g", 0, (), outcome, text)
-    return build_grader(RewardConfig.model_validate(config)).grade(problem, trajectory)
+    grade = build_reward(RewardConfig.model_validate(config), CODEC).answer.grade(problem, trajectory)
+    assert isinstance(grade, Grade)
+    return grade
 
 
 VARIANTS = {
@@ -98,7 +105,7 @@ def test_the_named_reward_is_one_of_the_metrics(config: dict[str, object], metri
 
 def test_strict_is_refused_for_another_reward() -> None:
     with pytest.raises(ConfigError, match=r"reward\.strict"):
-        build_grader(RewardConfig(name="em", strict=True))
+        check_reward(RewardConfig(name="em", strict=True))
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))

@@ -17,8 +17,7 @@ from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.state import mixed, state_advantages
 from palimpsest.errors import ConfigError
-from palimpsest.reward.grader import MatchGrader
-from palimpsest.reward.state import StateGrader, turn_rewards, word_recall
+from palimpsest.reward.state import StateLayer, turn_rewards, word_recall
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 
@@ -103,7 +102,7 @@ def test_gain_of_update_and_recall_and_format_by_hand() -> None:
     rewards = turn_rewards(problem, played, CODEC, StateRewardConfig())
     expected = [*(parts for _, parts in GAINS_BY_HAND), (0.0, 0.0, 1.0)]
     assert [(r.update, r.callback, r.format) for r in rewards] == expected
-    grade = StateGrader(MatchGrader("boxed"), CODEC, StateRewardConfig()).grade(problem, played)
+    grade = StateLayer(CODEC, StateRewardConfig())(problem, played, Grade(1.0))
     assert grade.value == 1.0
     assert grade.per_turn == tuple(sum(parts) for parts in expected)
     assert grade.breakdown["state_format"] == 7 / 8
@@ -222,8 +221,8 @@ def test_turn_weights_multiply_the_advantage_at_any_alpha() -> None:
 
 def test_action_reweight_is_half_plus_what_a_turn_had_in_sight() -> None:
     played = episode({"section": "York", "written": "b"}, {"section": "New York", "written": "b"})
-    grader = StateGrader(MatchGrader("boxed"), CODEC, StateRewardConfig(action_reweight=True))
-    assert grader.grade(Problem("p", "?", ("New York",)), played).turn_weights == (1.0, 1.5, 1.0)
+    layer = StateLayer(CODEC, StateRewardConfig(action_reweight=True))
+    assert layer(Problem("p", "?", ("New York",)), played, Grade(1.0)).turn_weights == (1.0, 1.5, 1.0)
 
 
 def test_alpha_without_turn_rewards_is_refused() -> None:

@@ -14,7 +14,8 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import DataError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.reward.objectives import ConstraintGrader
+from palimpsest.reward.compose import Reward
+from palimpsest.reward.objectives import ConstraintLayer
 from palimpsest.rollout.record import read_groups
 from palimpsest.runs.run_folder import open_run, read_rows
 from palimpsest.train.curriculum import Curriculum
@@ -137,7 +138,9 @@ class GivesUpOnNo(TwoTurnPolicy):
 
 def test_a_penalty_for_broken_limits_leaves_the_curriculum_as_it_is_without(tmp_path: Path):
     train(tmp_path / "plain", curriculum_config(), policy=GivesUpOnNo())
-    train(tmp_path / "run", curriculum_config(), policy=GivesUpOnNo(), grader=ConstraintGrader(YesGrader(), 0.5))
+    train(
+        tmp_path / "run", curriculum_config(), policy=GivesUpOnNo(), grader=Reward(YesGrader(), (ConstraintLayer(0.5),))
+    )
     plain, run = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("plain", "run"))
     sizes = [row["curriculum/chunks"] for row in plain]
     assert [row["curriculum/chunks"] for row in run] == sizes

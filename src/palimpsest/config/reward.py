@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.strict import Strict
+from palimpsest.plugins import check_name, is_own
+
+REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "final_answer")
+"""The shipped ones."""
 
 
 class StateRewardConfig(Strict):
@@ -89,10 +93,24 @@ JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "con
 """Keys of JudgeConfig that say where and how a judge is reached; the others decide what its verdicts are."""
 
 
+class LayerConfig(Strict):
+    """A layer of the user's own; its name alone stands for it where it takes no options."""
+
+    name: str = Field(pattern=r"^[^:]+:[^:]+$")
+    """my_module:my_layer."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
 class RewardConfig(Strict):
-    name: Literal["boxed", "em", "f1", "sub_em", "fraction", "final_answer"] = "boxed"
+    name: str = "boxed"
     """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
-    answer; fraction: share of golds contained (multi-value tasks); final_answer: what follows `FINAL_ANSWER:`."""
+    answer; fraction: share of golds contained (multi-value tasks); final_answer: what follows `FINAL_ANSWER:`;
+    my_module:my_reward: a function or class of your own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Those of a reward of your own."""
+    layers: tuple[LayerConfig, ...] = ()
+    """Training only: layers of your own over the shipped ones, in order: my_module:my_layer, or, with options,
+    {name: my_module:MyLayer, options: {...}}."""
     strict: bool = False
     """boxed only: exactly the original's comparison, its 300-character window included."""
     sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
@@ -104,6 +122,23 @@ class RewardConfig(Strict):
     gates: GateRewardConfig | None = None
     final_answer: FinalAnswerConfig = FinalAnswerConfig()
     judge: JudgeConfig | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return check_name(name, REWARDS, "reward.name", "reward", "my_module:my_reward")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _names_alone(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple({"name": layer} if isinstance(layer, str) else layer for layer in value)
+
+    @property
+    def rewards_turns(self) -> bool:
+        """Whether single turns may get rewards of their own."""
+        return self.state is not None or self.gates is not None or is_own(self.name) or bool(self.layers)
 
     @model_validator(mode="after")
     def _judge_where_asked_for(self) -> RewardConfig:

@@ -250,10 +250,11 @@ class RunConfig(Strict):
             )
         if self.credit.baseline == "leave_one_out" and self.train.group_size < 2:
             raise ValueError("credit.baseline=leave_one_out needs train.group_size of at least 2")
-        if self.credit.alpha < 1 and self.reward.state is None and self.reward.gates is None:
+        if self.credit.alpha < 1 and not self.reward.rewards_turns:
             raise ValueError(
                 f"credit.alpha={self.credit.alpha} mixes in rewards of turns, but there are none: "
-                "set reward.state or reward.gates, e.g. reward.state={}, or credit.alpha=1"
+                "set reward.state or reward.gates, e.g. reward.state={}, take a reward or layer of your own, or set "
+                "credit.alpha=1"
             )
         placed = self.data.order != "any" or self.data.min_distance > 0
         if placed and (self.data.source == "synthetic" or self.data.documents is None):

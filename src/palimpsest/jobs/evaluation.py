@@ -26,7 +26,7 @@ from palimpsest.jobs.show import note, progress, stdout, table
 from palimpsest.measures.memory import memory_metrics, reply_metrics
 from palimpsest.measures.tools import tool_measures
 from palimpsest.memory.registry import admit_all, build_policy
-from palimpsest.reward.grader import build_grader
+from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -39,7 +39,7 @@ SYNTHETIC_PROBLEMS = 64
 def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]:
     """Evaluate, print a table, write samples.jsonl and summary.json if there is an --out."""
     build_policy(config.policy)
-    grader = build_grader(config.reward, request.out)
+    check_reward(config.reward)
     named = read_problems(request, config)
     engine = build_engine(config, train=False)
     everything = [problem for _, problems in named for problem in problems]
@@ -48,10 +48,11 @@ def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]
     policy = build_policy(policy_config)
     admit_all(policy, everything, engine.codec, window)
     note(f"{policy_config.name}: " + ", ".join(f"{k}={v}" for k, v in policy_config.options.items()))
+    reward = build_reward(config.reward, engine.codec, request.out)
     arena = Arena(
         sampler=engine.sampler,
         codec=engine.codec,
-        grader=grader,
+        grader=reward.answer,
         sampling=config.eval_sampling,
         key=(config.seed, "eval"),
         measure=measure_memory(engine.codec),
@@ -61,7 +62,7 @@ def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]
     with progress("episodes", len(everything)) as tick:
         summaries = asyncio.run(
             closing(
-                grader,
+                reward,
                 evaluate_sets(
                     longest_first([EvalSet(name, problems, policy) for name, problems in named]),
                     arena,

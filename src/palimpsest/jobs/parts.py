@@ -10,7 +10,7 @@ from palimpsest.engines.embedded.learner import EmbeddedLearner
 from palimpsest.engines.embedded.model import model_path, trainable
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
-from palimpsest.reward.grader import build_grader
+from palimpsest.reward.compose import check_reward
 from palimpsest.rollout.variant import build_variant
 from palimpsest.text.codec import Codec
 
@@ -24,7 +24,7 @@ class Parts:
 def build_parts(config: RunConfig, *, train: bool = True) -> Parts:
     """Cheap parts first, so that a wrong option is named before a model is loaded."""
     policy = policy_of(config)
-    build_grader(config.reward)  # refuses what the run would trip over
+    check_reward(config.reward)  # refuses what the run would trip over
     return Parts(build_engine(config, train=train), policy)
 
 

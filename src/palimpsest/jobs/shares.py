@@ -38,7 +38,7 @@ from palimpsest.jobs.show import note
 from palimpsest.measures.memory import reply_metrics
 from palimpsest.measures.tools import tool_measures
 from palimpsest.memory.registry import admit_all, build_policy
-from palimpsest.reward.grader import build_grader
+from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -87,11 +87,11 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
     sets = longest_first(_sets(share, config))
     for one in sets:
         admit_all(one.policy, list(one.problems), engine.codec, engine.sampler.max_context)
-    grader = build_grader(config.reward, share.folder)
+    reward = build_reward(config.reward, engine.codec, share.folder)
     arena = Arena(
         sampler=engine.sampler,
         codec=engine.codec,
-        grader=grader,
+        grader=reward.answer,
         sampling=config.eval_sampling,
         key=(config.seed, "quickstart"),
         measure=_measure(engine.codec),
@@ -108,7 +108,7 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
         note(f"{aside}: played with other weights or settings than now, so set aside and played anew")
     asyncio.run(
         closing(
-            grader,
+            reward,
             evaluate_sets(
                 sets,
                 arena,

@@ -24,12 +24,8 @@ from palimpsest.jobs.parts import Parts, build_parts, policy_of, supervised_lear
 from palimpsest.jobs.requests import SftRequest, TrainRequest
 from palimpsest.jobs.show import note
 from palimpsest.memory.registry import admit_all
-from palimpsest.reward.faithful import FaithfulGrader
-from palimpsest.reward.gates import GateGrader
-from palimpsest.reward.grader import build_grader
-from palimpsest.reward.grading import Grader, Grades, Layered, closing
-from palimpsest.reward.objectives import ConstraintGrader
-from palimpsest.reward.state import StateGrader
+from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import Grades, closing
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.loggers import build_loggers
 from palimpsest.runs.run_folder import RunFolder, open_run
@@ -96,7 +92,7 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
     """Train `config` in an open run folder."""
     parts = prepared.parts
     assert parts.engine.learner is not None
-    grader = build_grader(config.reward, folder.path)
+    reward = build_reward(config.reward, parts.engine.codec, folder.path)
     trainer = Trainer(
         config=config,
         folder=folder,
@@ -105,28 +101,11 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
         learner=parts.engine.learner,
         policy=parts.policy,
         source=prepared.source,
-        grader=Layered(grader, _layers(config, parts.engine.codec)),
+        grader=reward,
         loggers=build_loggers(config, folder),
-        evaluate=None if prepared.held_out is None else _evaluation(config, parts, grader, prepared.held_out),
+        evaluate=None if prepared.held_out is None else _evaluation(config, parts, reward.answer, prepared.held_out),
     )
-    return asyncio.run(closing(grader, trainer.run()))
-
-
-def _layers(config: RunConfig, codec: Codec) -> Callable[[Grader], Grader]:
-    """What training adds to the grade of the answer: what single turns are worth, and penalties."""
-    reward = config.reward
-
-    def layers(grader: Grader) -> Grader:
-        if reward.state is not None:
-            grader = StateGrader(grader, codec, reward.state)
-        if reward.gates is not None:
-            grader = GateGrader(grader, codec, reward.gates)
-        if reward.unsupported_penalty:
-            grader = FaithfulGrader(grader, codec, reward.unsupported_penalty)
-        penalty = reward.final_answer.constraint_penalty
-        return ConstraintGrader(grader, penalty) if penalty else grader
-
-    return layers
+    return asyncio.run(closing(reward, trainer.run()))
 
 
 def _evaluation(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:

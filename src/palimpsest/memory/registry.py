@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from palimpsest.config.own_class import named_class
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
@@ -18,6 +17,7 @@ from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.retrieve import RetrievalPolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.memory.tool_window import ToolWindowPolicy
+from palimpsest.plugins import named_class
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 

@@ -15,25 +15,22 @@ from dataclasses import dataclass, replace
 
 from palimpsest.measures.memory import written_fidelity
 from palimpsest.measures.trace import readings
-from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class FaithfulGrader:
-    """Wraps a grader; for training only, evaluation grades the answer."""
+class FaithfulLayer:
+    """For training only, evaluation grades the answer."""
 
-    grader: Grader
     codec: Codec
     penalty: float
 
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The wrapped grade times the factor; ungraded stays ungraded.
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade times the factor.
 
-        `breakdown` keeps the share as `unsupported` and the wrapped value as `outcome`.
+        `breakdown` keeps the share as `unsupported` and the value before as `outcome`.
         """
-        grade = self.grader.grade(problem, trajectory)
         if grade.value is None:
             return grade
         fidelity = written_fidelity(readings(trajectory, self.codec), problem.question, self.codec)

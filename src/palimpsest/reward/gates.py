@@ -19,7 +19,6 @@ from statistics import fmean
 
 from palimpsest.config.reward import GateRewardConfig
 from palimpsest.measures.trace import Reading, readings
-from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -65,17 +64,15 @@ def _flat(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GateGrader:
-    """Adds gate rewards to another grader's grades; for training, evaluation needs none."""
+class GateLayer:
+    """Adds gate rewards to a grade; for training, evaluation needs none."""
 
-    grader: Grader
     codec: Codec
     config: GateRewardConfig
 
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The wrapped grade with `per_turn`; its value is untouched. Ungraded stays ungraded."""
-        grade = self.grader.grade(problem, trajectory)
-        if not grade.graded or not trajectory.turns:
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade with `per_turn`; its value is untouched."""
+        if not trajectory.turns:
             return grade
         rewards = gate_rewards(problem, trajectory, self.codec)
         parts = {f"gate_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "exit", "format")}

@@ -11,13 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from palimpsest.config.reward import RewardConfig
-from palimpsest.errors import ConfigError
 from palimpsest.reward import match
-from palimpsest.reward.grading import Grades
-from palimpsest.reward.objectives import AnswerJudge, FinalAnswerGrader
 from palimpsest.text.answers import extract
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -46,39 +41,6 @@ class MatchGrader:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
         breakdown = measure(trajectory.answer or "", problem.answers)
         return Grade(breakdown[self.metric], breakdown=breakdown)
-
-
-def build_grader(config: RewardConfig, folder: Path | None = None) -> Grades:
-    """The grader a recipe asks for; `folder` keeps a judge's verdicts where the recipe names no file.
-
-    Raises ConfigError for an option that the named reward doesn't read.
-    """
-    if config.strict and config.name != "boxed":
-        raise ConfigError(
-            f"reward.strict=true has no meaning with reward.name={config.name}: set reward.name=boxed or drop it"
-        )
-    if config.name == "boxed":
-        return MatchGrader("boxed_strict" if config.strict else "boxed")
-    if config.name == "final_answer":
-        return FinalAnswerGrader(config.final_answer, _judge(config, folder))
-    if config.name == "sub_em":
-        directions = {
-            "gold_in_answer": "sub_em",
-            "answer_in_gold": "sub_em_reverse",
-            "either": "sub_em_either",
-        }
-        return MatchGrader(directions[config.sub_em])
-    return MatchGrader(config.name)
-
-
-def _judge(config: RewardConfig, folder: Path | None) -> AnswerJudge | None:
-    if config.judge is None:
-        return None
-    try:
-        from palimpsest.reward.judge import Judge  # an extra's packages
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[judge]'") from None
-    return Judge.open(config.judge, folder)
 
 
 def measure(text: str, golds: Sequence[str]) -> dict[str, float]:

@@ -1,19 +1,18 @@
-"""What a grader is, and how graders are put on top of each other.
+"""What grades episodes, and what works on a grade that was given.
 
-    Grader    grades at once: string comparison, and whatever looks at the trajectory alone
-    Grades    what rollouts and evaluation take: a Grader, or one whose grade has to be awaited (a judge)
-    Layered   Graders on top of Grades: awaits the grade below, once, and lets them work on it as if it were given
+    Grades    grades an episode, at once or later: string comparison, a judge, a user's own function
+    Layer     takes a grade further: rewards of single turns, penalties
 
-So only what waits is a coroutine, and a layer (rewards of turns, penalties) is written and tested without one.
+So only what waits is a coroutine, and a layer is written and tested without one. They are put together in
+`reward/compose.py`.
 
-Guaranteed: the event loop goes on while a grade is awaited; an error of a grader comes out as itself.
-Not covered: a Grader that blocks; it would hold up every episode.
+Guaranteed: the event loop goes on while a grade is awaited; an error of a shipped grader comes out as itself.
+Not covered: a shipped grader that blocks; it would hold up every episode. A user's own may (`reward/own.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Coroutine
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
@@ -22,19 +21,19 @@ from palimpsest.types import Grade, Problem, Trajectory
 T = TypeVar("T")
 
 
-class Grader(Protocol):
-    """Grades at once."""
+class Grades(Protocol):
+    """Grades at once or later: what rollouts and evaluation take."""
 
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade | Awaitable[Grade]:
         """The reward of a trajectory, or why it has none."""
         ...
 
 
-class Grades(Protocol):
-    """Grades at once or later."""
+class Layer(Protocol):
+    """Takes a grade further."""
 
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade | Awaitable[Grade]:
-        """The reward of a trajectory, or why it has none."""
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade | Awaitable[Grade]:
+        """`grade`, which has a value, with what the layer adds: to the value, to the breakdown, for single turns."""
         ...
 
 
@@ -44,28 +43,13 @@ async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Gr
     return await grade if isawaitable(grade) else grade
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A grade that is known, as a grader."""
-
-    value: Grade
-
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
-class Layered:
-    """`base`, with graders on top of it."""
-
-    base: Grades
-    layers: Callable[[Grader], Grader]
-    """Puts the layers on a grader."""
-
-    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """What the topmost layer says."""
-        below = await graded(self.base, problem, trajectory)
-        return self.layers(Given(below)).grade(problem, trajectory)
+async def close(grader: object) -> None:
+    """Close what the grader or layer has open, if it has anything."""
+    closing_call = getattr(grader, "close", None)
+    if closing_call is not None:
+        result = closing_call()
+        if isawaitable(result):
+            await result
 
 
 async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
@@ -73,6 +57,4 @@ async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     finally:
-        close = getattr(grader, "close", None)
-        if close is not None:
-            await close()
+        await close(grader)

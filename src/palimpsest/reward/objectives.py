@@ -25,7 +25,6 @@ from typing import Protocol
 from palimpsest.config.reward import FinalAnswerConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward import match
-from palimpsest.reward.grading import Grader
 from palimpsest.text.final_answer import NamedAnswers, final_answer, named_answers
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
@@ -165,18 +164,16 @@ def _breakdown(marked: Sequence[Marked], given: NamedAnswers, rule: str) -> dict
 
 
 @dataclass(frozen=True, slots=True)
-class ConstraintGrader:
+class ConstraintLayer:
     """Makes an episode that broke a limit worth minus `penalty`; for training only, evaluation grades the answer."""
 
-    grader: Grader
     penalty: float
 
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The wrapped grade; ungraded stays ungraded.
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade with the penalty in place of its value where a limit was broken.
 
         `breakdown` keeps the worth of the answer as `outcome`, of every episode, so that its mean is one over all.
         """
-        grade = self.grader.grade(problem, trajectory)
         if grade.value is None:
             return grade
         value = -self.penalty if trajectory.outcome in CONSTRAINTS else grade.value

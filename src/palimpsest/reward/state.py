@@ -30,7 +30,6 @@ from statistics import fmean
 
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.measures.trace import Reading, readings
-from palimpsest.reward.grading import Grader
 from palimpsest.text.codec import Codec
 from palimpsest.text.normalize import fold, normalize, tokens
 from palimpsest.types import Grade, Problem, Trajectory, Turn
@@ -126,17 +125,15 @@ def _answer_format(turn: Turn, codec: Codec) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class StateGrader:
-    """Adds turn rewards to another grader's grades; for training, evaluation needs none."""
+class StateLayer:
+    """Adds turn rewards to a grade; for training, evaluation needs none."""
 
-    grader: Grader
     codec: Codec
     config: StateRewardConfig
 
-    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The wrapped grade with `per_turn`; its value is untouched. Ungraded stays ungraded."""
-        grade = self.grader.grade(problem, trajectory)
-        if not grade.graded or not trajectory.turns:
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade with `per_turn`; its value is untouched."""
+        if not trajectory.turns:
             return grade
         rewards = turn_rewards(problem, trajectory, self.codec, self.config)
         parts = {f"state_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "callback", "format")}

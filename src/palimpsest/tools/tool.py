@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from palimpsest.config.own_class import named_class
 from palimpsest.errors import ConfigError
+from palimpsest.plugins import named_class
 from palimpsest.text.tool_arguments import Schema, check_schema
 from palimpsest.types import Problem
 

@@ -1,0 +1,235 @@
+"""`my_module:MyThing`: what a configuration takes from a user's own file, whatever kind of thing it is.
+
+    policy.name=my_module:MyPolicy        reward.name=my_module:my_reward       credit.rule=my_module:my_rule
+    data.format=my_module:MyFormat        logging.sinks=[my_module:MySink]      engine.name=my_module:MyEngine
+
+A module is looked for in the current folder too. A class is constructed with the options given for it; a function gets
+them as keyword arguments.
+
+Guaranteed: what is wrong is a ConfigError of one line that begins with the key that named the thing: no such module, an
+error in the module, no such name in it (with the nearest one), an unknown or missing option, a thing of another shape.
+Not covered: a module that changed after it was imported; what a module does when it is imported, which is the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from palimpsest.errors import ConfigError, PalimpsestError, nearest
+
+Signature = inspect.Signature
+
+
+def is_own(name: str) -> bool:
+    """Whether `name` is of the form `my_module:MyThing`."""
+    return ":" in name
+
+
+def check_name(name: str, shipped: Iterable[str], where: str, what: str, example: str) -> str:
+    """`name`, if it is shipped or has the form of a user's own; nothing is imported. Raises ValueError in words.
+
+    >>> check_name("my_module:mine", ["mean"], "credit.rule", "rule", "my_module:my_rule")
+    'my_module:mine'
+    """
+    known = tuple(shipped)
+    if is_own(name) or name in known:
+        return name
+    raise ValueError(
+        f"{where}={name!r}: no such {what}{nearest(name, known)}; choose one of {', '.join(known)}, or {example}"
+    )
+
+
+def named_class(name: str, shipped: Mapping[str, type[Any]], where: str, what: str) -> type[Any]:
+    """The class called `name`: one of `shipped`, or the user's own. `where`: the key that named it; `what` it is.
+
+    >>> from collections import Counter
+    >>> named_class("counter", {"counter": Counter}, "policy.name", "policy").__name__
+    'Counter'
+    """
+    if is_own(name):
+        return own_class(name, where)
+    if name not in shipped:
+        raise ConfigError(
+            f"{where}: no such {what}{nearest(name, shipped)}; choose one of {', '.join(shipped)}, "
+            f"or my_module:My{what.capitalize()}"
+        )
+    return shipped[name]
+
+
+def own_class(name: str, where: str) -> type[Any]:
+    """The class at `name`. `where`: the key that named it, which begins the ConfigError.
+
+    >>> own_class("collections:Counter", "policy.name").__name__
+    'Counter'
+    """
+    thing = own(name, where, "class ")
+    if not isinstance(thing, type):
+        raise ConfigError(f"{where}: {name} is {_article(type(thing).__name__)}, not a class")
+    return thing
+
+
+def own(name: str, where: str, kind: str = "") -> Any:
+    """Whatever stands at `name`; `kind` is what a message says it should be.
+
+    >>> own("math:pi", "reward.name")
+    3.141592653589793
+    >>> own("math:sqroot", "reward.name")
+    Traceback (most recent call last):
+    palimpsest.errors.ConfigError: reward.name: math has no 'sqroot'; did you mean sqrt?
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{where}: {name!r} is not of the form my_module:MyThing")
+    module = _imported(module_name, where)
+    if not hasattr(module, attribute):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise ConfigError(f"{where}: {module_name} has no {kind}{attribute!r}{nearest(attribute, public)}")
+    return getattr(module, attribute)
+
+
+def _imported(name: str, where: str) -> ModuleType:
+    """The module, with the current folder on the path. Its own errors are told with file and line."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(f"{where}: no module {error.name!r} here or on PYTHONPATH") from None
+        raise ConfigError(f"{where}: {name} imports {error.name!r}, which is not installed") from None
+    except PalimpsestError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where}: importing {name} raised {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    """The error's kind, first line and place.
+
+    >>> _told(KeyError("size"))
+    "KeyError: 'size'"
+    """
+    message = (str(error) or "no message").splitlines()[0]
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {message}"  # which has the file and the line
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message}{place}"
+
+
+def build(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    where: str,
+    arguments: tuple[str, ...],
+    method: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    options_key: str = "options",
+) -> Callable[..., Any]:
+    """What stands at `name` as something to call with `arguments`.
+
+    A function is called as it is, `options` as keyword arguments. Of a class an object is made with them, and its
+    method `method` is called if it has one, else the object itself. `given` are values that it gets besides, if it has
+    parameters of these names, such as the model's codec. `options_key` is what messages call the options.
+    """
+    target = own(name, where)
+    check_shape(name, target, options, where=where, arguments=arguments, given=given or {}, options_key=options_key)
+    signature = _signature(target)
+    known = signature.parameters if signature else {}
+    values = {**{key: value for key, value in (given or {}).items() if key in known}, **options}
+    if not isinstance(target, type):
+        return functools.partial(target, **values) if values else target
+    try:
+        made = target(**values)
+    except PalimpsestError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where}: {name} could not be made with its options: {_told(error)}") from error
+    call = getattr(made, method, None) if method else None
+    call = made if call is None else call
+    if not callable(call):
+        alternative = f"a method {method}, or " if method else ""
+        raise ConfigError(f"{where}: {name} needs {alternative}to be called, with ({', '.join(arguments)})")
+    _refuse_arguments(call, name, arguments, {}, where)
+    return call
+
+
+def check_shape(
+    name: str,
+    target: Any,
+    options: Mapping[str, Any],
+    *,
+    where: str,
+    arguments: tuple[str, ...],
+    given: Iterable[str] = (),
+    options_key: str = "options",
+) -> None:
+    """Raise ConfigError if what stands at `name` is no class or function for these options, before anything is made."""
+    if not callable(target):
+        raise ConfigError(f"{where}: {name} is {_article(type(target).__name__)}, not a class or a function")
+    signature = _signature(target)
+    if signature is None:
+        return
+    if not isinstance(target, type):
+        _refuse_arguments(target, name, arguments, options, where, given)
+    keywords = [
+        parameter.name
+        for parameter in list(signature.parameters.values())[0 if isinstance(target, type) else len(arguments) :]
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and parameter.name not in given
+    ]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        for key in options:
+            if key not in keywords:
+                known = f"; known: {', '.join(keywords)}" if keywords else "; it takes none"
+                raise ConfigError(f"{options_key}.{key} is unknown to {name}{nearest(key, keywords)}{known}")
+    for key in keywords:
+        if signature.parameters[key].default is inspect.Parameter.empty and key not in options:
+            raise ConfigError(f"{options_key}.{key} is missing: {name} needs it")
+
+
+def _refuse_arguments(
+    call: Any, name: str, arguments: tuple[str, ...], options: Mapping[str, Any], where: str, given: Iterable[str] = ()
+) -> None:
+    """Raise ConfigError if `call` can't be called with as many positional arguments."""
+    signature = _signature(call)
+    if signature is None:
+        return
+    positional = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variable = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+    taken = [p.name for p in positional if p.name not in given]
+    needed = [p.name for p in positional[len(arguments) :] if p.default is p.empty]
+    needed = [key for key in needed if key not in options and key not in given]
+    if (len(taken) < len(arguments) and not variable) or needed:
+        raise ConfigError(f"{where}: {name} takes {signature}, and is called with ({', '.join(arguments)})")
+
+
+def _signature(target: Any) -> Signature | None:
+    """None for what doesn't tell, as some things written in C."""
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def own_name(thing: Any) -> str:
+    """What messages call a function or an object.
+
+    >>> own_name(len), own_name(Path("x")) in ("PosixPath", "WindowsPath")
+    ('len', True)
+    """
+    inner = thing.func if isinstance(thing, functools.partial) else thing
+    plain = isinstance(inner, FunctionType | MethodType | type) or inspect.isbuiltin(inner)
+    return str(inner.__name__ if plain else type(inner).__name__)
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

@@ -1,0 +1,120 @@
+"""The reward a recipe asks for: what the answer is worth, and the layers that training puts on top.
+
+    answer    reward.name: a shipped comparison, a judge, or the user's own function or class
+    layers    in this order: reward.state, reward.gates, reward.unsupported_penalty,
+              reward.final_answer.constraint_penalty, then those of reward.layers
+
+Evaluation asks for the answer alone: `reward.answer`. Training asks for all of it: `reward`.
+
+Guaranteed: an ungraded episode goes through no layer and stays ungraded; each layer gets what the one before it gave.
+Not covered: layers in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import isawaitable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palimpsest import plugins
+from palimpsest.config.reward import RewardConfig
+from palimpsest.errors import ConfigError
+from palimpsest.reward import own
+from palimpsest.reward.faithful import FaithfulLayer
+from palimpsest.reward.gates import GateLayer
+from palimpsest.reward.grader import MatchGrader
+from palimpsest.reward.grading import Grades, Layer, close, graded
+from palimpsest.reward.objectives import AnswerJudge, ConstraintLayer, FinalAnswerGrader
+from palimpsest.reward.state import StateLayer
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory
+
+if TYPE_CHECKING:
+    from palimpsest.reward.judge import Judge
+
+_SUB_EM = {"gold_in_answer": "sub_em", "answer_in_gold": "sub_em_reverse", "either": "sub_em_either"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What training takes for a grader; `answer` is what evaluation takes."""
+
+    answer: Grades
+    layers: tuple[Layer, ...] = ()
+
+    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """The grade of the answer, taken through the layers."""
+        grade = await graded(self.answer, problem, trajectory)
+        for layer in self.layers:
+            if not grade.graded:
+                break
+            further = layer(problem, trajectory, grade)
+            grade = await further if isawaitable(further) else further
+        return grade
+
+    async def close(self) -> None:
+        """Close what the answer's grader and the layers have open: connections, threads."""
+        for part in (self.answer, *self.layers):
+            await close(part)
+
+
+def build_reward(config: RewardConfig, codec: Codec, folder: Path | None = None) -> Reward:
+    """The reward of a recipe, for a model with this codec; `folder` keeps a judge's verdicts where the recipe names no
+    file.
+
+    Raises ConfigError for an option that the named reward doesn't read, and for an own one that can't be used.
+    """
+    check_reward(config)
+    return Reward(_answer(config, codec, folder), tuple(_layers(config, codec)))
+
+
+def check_reward(config: RewardConfig) -> None:
+    """Refuse, before a model is loaded, what `build_reward` would refuse. Raises ConfigError."""
+    if config.strict and config.name != "boxed":
+        raise ConfigError(
+            f"reward.strict=true has no meaning with reward.name={config.name}: set reward.name=boxed or drop it"
+        )
+    if plugins.is_own(config.name):
+        own.check_reward(config.name, config.options)
+    elif config.options:
+        raise ConfigError(
+            f"reward.options are those of a reward of your own; reward.name={config.name} has none: drop them"
+        )
+    if config.judge is not None:
+        _judge_class()
+    for layer in config.layers:
+        own.check_layer(layer.name, layer.options)
+
+
+def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
+    if plugins.is_own(config.name):
+        return own.own_reward(config.name, config.options, codec)
+    if config.name == "boxed":
+        return MatchGrader("boxed_strict" if config.strict else "boxed")
+    if config.name == "final_answer":
+        judge: AnswerJudge | None = _judge_class().open(config.judge, folder) if config.judge else None
+        return FinalAnswerGrader(config.final_answer, judge)
+    return MatchGrader(_SUB_EM[config.sub_em] if config.name == "sub_em" else config.name)
+
+
+def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
+    if config.state is not None:
+        yield StateLayer(codec, config.state)
+    if config.gates is not None:
+        yield GateLayer(codec, config.gates)
+    if config.unsupported_penalty:
+        yield FaithfulLayer(codec, config.unsupported_penalty)
+    if config.final_answer.constraint_penalty:
+        yield ConstraintLayer(config.final_answer.constraint_penalty)
+    for layer in config.layers:
+        yield own.own_layer(layer.name, layer.options, codec)
+
+
+def _judge_class() -> type[Judge]:
+    try:
+        from palimpsest.reward.judge import Judge  # an extra's packages
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[judge]'") from None
+    return Judge

@@ -1,0 +1,220 @@
+"""Rewards and layers of a user's own, made safe to train with.
+
+    reward   (problem, trajectory) -> a number or a Grade
+    layer    (problem, trajectory, grade) -> a number, which replaces the grade's value, or a Grade
+
+Each is a function, plain or async, or a class: made with its options, then called; `grade` is called in its place where
+it has such a method. A parameter called `codec` gets the model's codec, which turns token ids into text.
+
+Guaranteed: what raises, or returns something else (NaN, a text, None), is an ungraded episode with the reason, never a
+zero and never the end of the run; an episode that the machinery lost is ungraded before anybody is asked; a plain
+function runs on one thread of its own, a call at a time, so that it may block without stopping other episodes and needs
+no lock. A function of the episode alone gives the same grades in every run, whatever order episodes end in.
+Not covered: a function that never returns, which holds up the run; one that draws at random or reads a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+from palimpsest import plugins
+from palimpsest.errors import being_cancelled
+from palimpsest.reward.grader import measure
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory
+
+REWARD = ("problem", "trajectory")
+LAYER = ("problem", "trajectory", "grade")
+_REASON_CHARS = 300
+
+
+def check_reward(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `name` is no reward that takes these options; nothing is made."""
+    where = f"reward.name={name}"
+    target = plugins.own(name, where)
+    plugins.check_shape(
+        name, target, options, where=where, arguments=REWARD, given=("codec",), options_key="reward.options"
+    )
+
+
+def check_layer(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `name` is no layer that takes these options; nothing is made."""
+    target = plugins.own(name, where := f"reward.layers={name}")
+    plugins.check_shape(
+        name, target, options, where=where, arguments=LAYER, given=("codec",), options_key=f"reward.layers.{name}"
+    )
+
+
+def own_reward(name: str, options: Mapping[str, Any], codec: Codec) -> OwnReward:
+    """The reward at `name`. Raises ConfigError."""
+    call = plugins.build(
+        name,
+        options,
+        where=f"reward.name={name}",
+        arguments=REWARD,
+        method="grade",
+        given={"codec": codec},
+        options_key="reward.options",
+    )
+    return OwnReward(name, Caller(call))
+
+
+def own_layer(name: str, options: Mapping[str, Any], codec: Codec) -> OwnLayer:
+    """The layer at `name`. Raises ConfigError."""
+    call = plugins.build(
+        name,
+        options,
+        where=f"reward.layers={name}",
+        arguments=LAYER,
+        method="grade",
+        given={"codec": codec},
+        options_key=f"reward.layers.{name}",
+    )
+    return OwnLayer(name, Caller(call))
+
+
+def _is_async(call: Callable[..., Any]) -> bool:
+    """Also where it is an object whose class defines `async def __call__`."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
+
+class Caller:
+    """A function, plain or async, to be awaited."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self._waits = _is_async(call)
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def __call__(self, *arguments: Any) -> Any:
+        """What it returns. What it raises comes out as itself, but for a CancelledError that nobody asked for."""
+        if self._waits:
+            return await self._call(*arguments)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
+        outcome = await asyncio.get_running_loop().run_in_executor(self._thread, self._outcome, arguments)
+        if isinstance(outcome, _Raised):
+            raise outcome.error
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    def _outcome(self, arguments: tuple[Any, ...]) -> Any:
+        try:
+            return self._call(*arguments)
+        except Exception as error:  # noqa: BLE001  a future can't carry every kind of error (StopIteration)
+            return _Raised(error)
+
+    async def close(self) -> None:
+        """Let go of the thread, and close what the object has open."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+        owner = getattr(self._call, "__self__", self._call)
+        closing_call = getattr(owner, "close", None)
+        if closing_call is not None:
+            result = closing_call()
+            if inspect.isawaitable(result):
+                await result
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReward:
+    """A user's reward as a grader. Each grade has all of `METRICS` in its breakdown, beside what the user put there."""
+
+    name: str
+    caller: Caller
+
+    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """What the function makes of the episode, or why nothing came of it."""
+        if not trajectory.outcome.gradable:
+            return Grade(None, reason=f"episode ended as {trajectory.outcome}")
+        grade = await _asked(self.name, self.caller, Grade(0.0), problem, trajectory)
+        if grade.value is None:
+            return grade
+        return replace(grade, breakdown={**measure(trajectory.answer or "", problem.answers), **grade.breakdown})
+
+    async def close(self) -> None:
+        await self.caller.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayer:
+    """A user's layer."""
+
+    name: str
+    caller: Caller
+
+    async def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """What the function makes of the grade, or why nothing came of it."""
+        return await _asked(self.name, self.caller, grade, problem, trajectory, grade)
+
+    async def close(self) -> None:
+        await self.caller.close()
+
+
+async def _asked(name: str, caller: Caller, below: Grade, *arguments: Any) -> Grade:
+    """The grade that comes back; a bare number is `below` with that value."""
+    trajectory = arguments[1]
+    try:
+        result = await caller(*arguments)
+    except (Exception, asyncio.CancelledError) as error:  # the border around a user's own code
+        if being_cancelled():
+            raise
+        return _ungraded(f"{name} raised {type(error).__name__}: {error}")
+    if isinstance(result, Grade) and result.value is None:
+        return _ungraded(result.reason or f"{name} gave no grade and no reason")
+    grade = result if isinstance(result, Grade) else replace(below, value=result)
+    fault = fault_of(grade, trajectory)
+    return _ungraded(f"{name} returned {fault}") if fault else _plain(grade)
+
+
+def _ungraded(reason: str) -> Grade:
+    line = " ".join(reason.split())
+    return Grade(None, reason=line[:_REASON_CHARS])
+
+
+def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
+    """What is wrong with a grade that should have a value, None if nothing.
+
+    >>> from palimpsest.types import Outcome
+    >>> fault_of(Grade("yes"), Trajectory("p", "g", 0, (), Outcome.ANSWERED))
+    "'yes', not a number: return a finite number, or Grade(None, reason=...)"
+    """
+    if not isinstance(grade.value, Real):
+        return f"{grade.value!r:.60}, not a number: return a finite number, or Grade(None, reason=...)"
+    numbers = {"value": grade.value, **{f"breakdown[{key!r}]": value for key, value in grade.breakdown.items()}}
+    turns = len(trajectory.turns)
+    for field in ("per_turn", "turn_weights"):
+        values: Sequence[Any] | None = getattr(grade, field)
+        if values is None:
+            continue
+        if len(values) != turns:
+            return f"{len(values)} numbers as {field} for {turns} turns"
+        numbers |= {f"{field}[{at}]": value for at, value in enumerate(values)}
+    for key, value in numbers.items():
+        if not isinstance(value, Real) or not math.isfinite(value):
+            return f"{value!r:.60} as {key}: a finite number is needed"
+    return None
+
+
+def _plain(grade: Grade) -> Grade:
+    """With Python's own numbers in place of numpy's and of True."""
+    assert grade.value is not None
+    return replace(
+        grade,
+        value=float(grade.value),
+        breakdown={key: float(value) for key, value in grade.breakdown.items()},
+        per_turn=None if grade.per_turn is None else tuple(map(float, grade.per_turn)),
+        turn_weights=None if grade.turn_weights is None else tuple(map(float, grade.turn_weights)),
+    )
