@@ -36,7 +36,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug_needs:Thing", "credit.rule: plug_needs imports 'a_package_that_is_not_there', which is not installed"),
         ("plug_syntax:Thing", r"credit.rule: importing plug_syntax raised SyntaxError: .*plug_syntax.py, line 1"),
         ("plug_raises:VALUE", r"importing plug_raises raised ValueError: .* \(plug_raises.py, line 3\)"),
-        ("plug_fine:Thin", "credit.rule: plug_fine has no 'Thin'; did you mean Thing?"),
+        ("plug_fine:Thin", r"credit.rule: plug_fine has no 'Thin'; did you mean Thing\?"),
         ("plug_fine:", "credit.rule: 'plug_fine:' is not of the form my_module:MyThing"),
     ],
 )
