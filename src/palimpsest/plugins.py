@@ -18,14 +18,16 @@ import importlib
 import inspect
 import sys
 import traceback
+from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from palimpsest.errors import ConfigError, PalimpsestError, nearest
 
 Signature = inspect.Signature
+Contract = TypeVar("Contract", bound=ABC)
 
 
 def is_own(name: str) -> bool:
@@ -62,6 +64,31 @@ def named_class(name: str, shipped: Mapping[str, type[Any]], where: str, what: s
             f"or my_module:My{what.capitalize()}"
         )
     return shipped[name]
+
+
+def completed(cls: type[Any], contract: type[Contract]) -> type[Contract]:
+    """`cls`, or a subclass of it with the defaults of `contract` for what it doesn't define.
+
+    `contract` has empty slots, and no constructor.
+
+    >>> class Shape(ABC):
+    ...     __slots__ = ()
+    ...     sides = 4
+    >>> class Square: ...
+    >>> completed(Square, Shape)().sides, completed(Square, Shape).__name__
+    (4, 'Square')
+    """
+    if issubclass(cls, contract):
+        return cls
+    key: Any = cls
+    return _completed(key, contract)
+
+
+@functools.lru_cache(maxsize=256)
+def _completed(cls: Any, contract: Any) -> Any:
+    """The same subclass each time, so that objects of it are of one class."""
+    names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return ABCMeta(cls.__name__, (cls, contract), names)
 
 
 def own_class(name: str, where: str) -> type[Any]:

@@ -19,7 +19,7 @@ from palimpsest.evaluate.samples import IDENTITY, SAMPLES, Sample, SampleLog, re
 from palimpsest.evaluate.summary import EvalSummary, score, summarise, wilson
 from palimpsest.jobs.quickstart import quickstart_config
 from palimpsest.jobs.shares import Share, play_share, samples_of
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
 
@@ -51,7 +51,7 @@ class EchoSampler:
 
 
 @dataclass
-class OneCall:
+class OneCall(MemoryPolicy):
     """Asks once with the question's tokens."""
 
     async def run(self, problem: Problem, model: Model) -> Answered:

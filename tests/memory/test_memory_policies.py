@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import palimpsest
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.chunks import split, truncate
-from palimpsest.memory.policy import Answered
+from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.types import Outcome, Problem
 
@@ -170,9 +173,17 @@ def test_budgets_larger_than_the_window_are_refused_with_the_sum(tiny_codec: Any
         ("overwrite", {"chunk_size": 0}, "policy.options.chunk_size=0: must be at least 1"),
         ("overwrite", {"layout": "x"}, "policy.options.layout='x': choose one of memory_first, section_first"),
         ("overwrite", {"prompts": "x"}, "policy.options.prompts='x': choose one of standard, short"),
+        ("overwrite", {"chunk_size": 2.5}, "policy.options.chunk_size=2.5: must be a whole number"),
+        ("overwrite", {"chunk_size": "48"}, "policy.options.chunk_size='48': must be a whole number"),
+        ("overwrite", {"max_chunks": True}, "policy.options.max_chunks=True: must be a whole number or null"),
+        ("recall", {"min_similarity": "0"}, "policy.options.min_similarity='0': must be a number or null"),
+        ("recall", {"retriever": "word"}, "policy.options.retriever='word': choose one of words, jaccard, tfidf, bm25"),
+        ("gated", {"early_exit": 1}, "policy.options.early_exit=1: must be true or false"),
+        ("prune", {"tools": ["search"]}, "policy.options.tools=['search']: must be a mapping"),
+        ("prune", {"tools": {"search": {"topk": 2.5}}}, "policy.options.tools.search.topk=2.5: must be a whole number"),
         ("no_such_module:P", {}, "no module 'no_such_module'"),
         ("palimpsest.types:P", {}, "palimpsest.types has no class 'P'"),
-        ("palimpsest.types:Turn", {}, "policy.options of palimpsest.types:Turn"),
+        ("palimpsest.types:Turn", {}, "policy.name='palimpsest.types:Turn': the class has no coroutine run"),
     ],
 )
 def test_a_wrong_policy_is_refused_in_one_line(name: str, options: dict[str, Any], message: str) -> None:
@@ -182,7 +193,41 @@ def test_a_wrong_policy_is_refused_in_one_line(name: str, options: dict[str, Any
     assert "\n" not in str(error.value)
 
 
-class Forgetful:
+def test_a_class_with_run_alone_has_the_defaults_of_the_contract(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "plain_policy.py").write_text(
+        "class Plain:\n"
+        "    reward = 'f1'\n"
+        "    def __init__(self, lines: int = 2, share: float = 0.5, other=None):\n"
+        "        self.lines, self.share = lines, share\n"
+        "    async def run(self, problem, model):\n"
+        "        raise NotImplementedError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy: Any = build_policy(PolicyConfig(name="plain_policy:Plain", options={"lines": 3, "share": 1}))
+    assert isinstance(policy, MemoryPolicy)
+    assert (policy.lines, policy.share, type(policy).__name__) == (3, 1, "Plain")
+    assert (policy.reward, policy.reads_documents, policy.required_context(None)) == ("f1", True, 0)
+    for wrong, message in (
+        ({"lines": 2.5}, "policy.options.lines=2.5: must be a whole number"),
+        ({"lnies": 2}, "policy.options.lnies is unknown to plain_policy:Plain; did you mean lines?"),
+        ({"share": "x"}, "policy.options.share='x': must be a number"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            build_policy(PolicyConfig(name="plain_policy:Plain", options=wrong))
+        assert str(error.value).startswith(message)
+
+
+def test_nobody_reads_a_policy_but_through_the_contract() -> None:
+    """An optional member found by `getattr` has its default where it's read, and another where it's read next."""
+    package = Path(palimpsest.__file__).parent
+    members = [name for name in vars(MemoryPolicy) if not name.startswith("_")]
+    text = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
+    asked = re.findall(r"(?:getattr|hasattr)\([^()]*, *[\"'](\w+)[\"']", text)
+    assert not {name for name in asked if name in members} - {"run"}  # `run` is what makes a class a policy
+
+
+class Forgetful(MemoryPolicy):
     """Breaks the contract in every way the checker looks for."""
 
     def __init__(self) -> None:

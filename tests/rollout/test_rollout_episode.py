@@ -10,7 +10,7 @@ import pytest
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import PromptTooLong, SamplerError
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.episode import play
 from palimpsest.seeding import derive_seed
 from palimpsest.types import Completion, Outcome, Problem, SamplingParams, StopReason, Trajectory
@@ -94,7 +94,7 @@ def test_a_prompt_beyond_the_window_ends_as_out_of_context():
 
 
 def test_an_error_in_the_policy_is_an_outcome_with_type_and_message():
-    class Faulty:
+    class Faulty(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             raise KeyError("memory")
 
@@ -113,7 +113,7 @@ def test_an_error_in_the_policy_is_an_outcome_with_type_and_message():
     ],
 )
 def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned: Any, message: str):
-    class Careless:
+    class Careless(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Any:
             await model.generate([1], name="answer", max_tokens=8)
             return returned
@@ -124,7 +124,7 @@ def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned
 
 
 def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other():
-    class WaitsForTheCancelled:
+    class WaitsForTheCancelled(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             other = asyncio.create_task(asyncio.sleep(60))
             other.cancel()
@@ -136,7 +136,7 @@ def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other():
     assert trajectory.events[-1].detail["type"] == "CancelledError"
 
 
-class Sleeper:
+class Sleeper(MemoryPolicy):
     async def run(self, problem: Problem, model: Model) -> Answered:
         await model.generate([1], name="read", max_tokens=8)
         await asyncio.sleep(60)
@@ -150,7 +150,7 @@ def test_an_episode_over_its_time_limit_keeps_its_turns():
 
 
 def test_a_timeout_raised_by_the_policy_itself_is_not_the_time_limit():
-    class OwnTimeout:
+    class OwnTimeout(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             raise TimeoutError("tool")
 

@@ -9,7 +9,7 @@ import pytest
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import SamplerError
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.group import Player
 from palimpsest.types import Grade, Group, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy, YesGrader
@@ -28,7 +28,7 @@ def groups(**options: Any) -> list[Group]:
     return asyncio.run(player(**options).batch(PROBLEMS, key=(0, 1), on_episode=on_episode))
 
 
-class LaterFirst:
+class LaterFirst(MemoryPolicy):
     """Finishes in an order of its own."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, 
 from palimpsest.errors import ConfigError
 from palimpsest.evaluate.run import evaluate
 from palimpsest.jobs.quickstart import _rivals
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.registry import POLICIES, build_policy
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
@@ -32,7 +32,7 @@ CODEC: Any = LetterCodec()
 
 
 @dataclass(frozen=True)
-class Shouting:
+class Shouting(MemoryPolicy):
     """Asks with its options in the prompt, so that a turn says which policy played it."""
 
     tool: bool = True

@@ -12,7 +12,7 @@ from typing import Any
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import StepBatch
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.train.loop import Trainer
@@ -72,7 +72,7 @@ class SeedSampler:
         return {"generated_tokens": 4.0 * len(self.calls)}
 
 
-class TwoTurnPolicy:
+class TwoTurnPolicy(MemoryPolicy):
     """Reads, then answers."""
 
     async def run(self, problem: Problem, model: Model) -> Answered:

@@ -15,8 +15,9 @@ from palimpsest.errors import ConfigError, DataError
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.search import Hit
 from palimpsest.seeding import keyed_random
+from palimpsest.tools.registry import build_tools
 from palimpsest.tools.search_tool import PassageIndex, SearchTool
-from palimpsest.tools.tool import ToolError, build_tools
+from palimpsest.tools.tool import ToolError
 from palimpsest.types import Problem
 from support.agents import FACTS, PASSAGES, world
 
@@ -70,7 +71,9 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
             "policy.options.tools.search.source='http://localhost:notaport': Invalid port: 'notaport'; give http://host",
         ),
         ({"search": {"source": "http://h:1", "token": "ä"}}, "policy.options.tools.search.token: no client can send"),
-        ({"search": {"tpok": 3}}, "unexpected keyword argument 'tpok'"),
+        ({"search": {"tpok": 3}}, r"policy.options.tools.search.tpok is unknown to search; did you mean topk"),
+        ({"search": {"topk": "3"}}, r"policy.options.tools.search.topk='3': must be a whole number"),
+        ({"search": {"titles": 1}}, r"policy.options.tools.search.titles=1: must be true or false"),
         ({"nowhere:Tool": {}}, "no module 'nowhere'"),
         ({"{}:Addr": {}}, "has no class 'Addr'; did you mean Adder?"),
         ({"{}:NoTool": {}}, "a tool needs `spec`"),

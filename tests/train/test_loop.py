@@ -13,7 +13,7 @@ import pytest
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import DataError, ModelError, RunError, SamplerError
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.compose import Reward
 from palimpsest.reward.objectives import ConstraintLayer
 from palimpsest.rollout.record import read_groups
@@ -307,7 +307,7 @@ def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path):
 
 
 def test_a_policy_that_always_raises_is_named(tmp_path: Path):
-    class Faulty:
+    class Faulty(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             raise KeyError("memory")
 

@@ -5,7 +5,7 @@
 Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
 refused in one line that names key, value and what is allowed; `parse_config(dump_config(c)) == c`.
 Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
-Not covered: the options of a memory policy, which the policy checks when it is built.
+Not covered: the options of a memory policy, which are checked when it is built (config/options.py).
 """
 
 from __future__ import annotations

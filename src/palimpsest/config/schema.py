@@ -1,7 +1,7 @@
 """The typed configuration of a run. Every recipe under recipes/ is an instance of `RunConfig`.
 
 Guaranteed: unknown keys are refused; the resolved configuration written to a run folder reproduces the run.
-Not covered: options of a memory policy (the policy's own dataclass checks them when it is built).
+Not covered: options of a memory policy, which are checked when it is built (config/options.py).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class ModelConfig(Strict):
 
 class PolicyConfig(Strict):
     name: str = "overwrite"
-    """overwrite, recall, retrieval, gated, full_context, sliding_window, prune, tool_window, summary, or
-    my_module:MyPolicy."""
+    """A shipped policy (their options stand below), or my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -8,11 +8,11 @@ Not covered: policies without these options, which are taken as they are.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from palimpsest.config.load import load_recipe
+from palimpsest.config.options import options_of
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.text.codec import Codec
@@ -28,12 +28,12 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
     if max_context < SMALL_WINDOW:
         options = {**_small_options(config.name), **options}
     chosen = PolicyConfig(name=config.name, options=options)
-    known = _option_names(config.name)
+    known = options_of(policy_class(config.name))
     if "question_tokens" in known and "question_tokens" not in config.options:
         longest = max((len(codec.encode(problem.question)) for problem in problems), default=0)
         chosen = _with(chosen, question_tokens=max(longest, _value(chosen, "question_tokens")))
     if "chunk_size" in known and "chunk_size" not in config.options:
-        over = build_policy(chosen).required_context(codec) - max_context  # type: ignore[attr-defined]
+        over = build_policy(chosen).required_context(codec) - max_context
         size = _value(chosen, "chunk_size")
         if 0 < over < size:
             chosen = _with(chosen, chunk_size=size - over)
@@ -49,13 +49,8 @@ def _small_options(name: str) -> dict[str, Any]:
     return {}
 
 
-def _option_names(name: str) -> set[str]:
-    cls = policy_class(name)
-    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
-
-
 def _value(config: PolicyConfig, option: str) -> int:
-    return int(getattr(build_policy(config), option))
+    return int(config.options.get(option, options_of(policy_class(config.name))[option].default))
 
 
 def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:

@@ -148,9 +148,9 @@ class EvalRequest:
 
     def _reward(self, settings: Sequence[str]) -> list[str]:
         """The policy's own reward, where neither a recipe nor a setting names one."""
-        own = getattr(policy_class(self.policy), "reward", None)
+        own = policy_class(self.policy).reward
         named = self.recipe or any(split_override(setting)[0] == "reward.name" for setting in settings)
-        return [] if named or not isinstance(own, str) else [f"reward.name={own}"]
+        return [] if named or own is None else [f"reward.name={own}"]
 
 
 def model_folder(path: str) -> str:

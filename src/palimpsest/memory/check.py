@@ -96,7 +96,7 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
         findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
     findings.append(_budget(played))
     findings.append(await _determinism(policy, problem, codec, max_context))
-    if _reads(policy):
+    if policy.reads_documents:
         findings.append(await _document(policy, played["answers briefly"], words))
     findings.append(await _adversarial(policy, codec, max_context))
     empty = _problem(policy, "check-empty", problem.question, "")
@@ -105,14 +105,9 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
     return findings
 
 
-def _reads(policy: MemoryPolicy) -> bool:
-    """Whether it is a document that the policy is for."""
-    return bool(getattr(policy, "reads_documents", True))
-
-
 def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> Problem:
     """The document, or passages of twelve words of it."""
-    if _reads(policy):
+    if policy.reads_documents:
         return Problem(name, question, ("none",), document)
     words = document.split() or ["nothing"]
     passages = [

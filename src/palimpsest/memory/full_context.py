@@ -7,23 +7,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import admit_question, answered
 from palimpsest.memory.parts.chunks import truncate
 from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
 from palimpsest.types import Outcome, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class FullContextPolicy:
+class FullContextPolicy(MemoryPolicy):
     """One call over the whole document, its middle left out where it exceeds the window."""
 
-    reads_documents: ClassVar[bool] = True
     window_tokens: int | None = None
     """Document tokens per prompt; None: all that the model's context leaves."""
     question_tokens: int = 1024

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.prompts import Layout, prompt_set
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, user_turn
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
@@ -37,10 +37,9 @@ def newline_ids(codec: Codec) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class OverwritePolicy:
+class OverwritePolicy(MemoryPolicy):
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
-    reads_documents: ClassVar[bool] = True
     chunk_size: int = 5000
     question_tokens: int = 1024
     """A longer question is refused when its data is loaded."""
@@ -53,7 +52,7 @@ class OverwritePolicy:
     """`section_first` lets all rollouts of a group, and all questions on a document, share every section's prefix."""
     chunk_boundary: Boundary = "token"
     """`line` cuts after the last line break that fits; `token` at exactly chunk_size, as published."""
-    empty_memory: str = "overwrite"
+    empty_memory: Literal["overwrite", "keep"] = "overwrite"
     """What an empty response does: `overwrite` empties the memory (MemAgent), `keep` leaves it (vime port)."""
     prompts: str = "standard"
 
@@ -63,15 +62,6 @@ class OverwritePolicy:
                 raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1 token")
         if self.max_chunks is not None and self.max_chunks < 1:
             raise ConfigError(f"policy.options.max_chunks={self.max_chunks}: must be at least 1, or null for no limit")
-        choices = {
-            "overlong": ("centre", "tail", "refuse"),
-            "layout": ("memory_first", "section_first"),
-            "chunk_boundary": ("token", "line"),
-            "empty_memory": ("overwrite", "keep"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"policy.options.{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
         prompt_set(self.prompts)
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:

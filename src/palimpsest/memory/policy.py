@@ -1,16 +1,23 @@
-"""The contract of a memory policy, and how one is found by name.
+"""The contract of a memory policy: all that the rest of the library knows of one.
 
-A policy is a dataclass of options with one coroutine, `run`. It builds prompts in token space with `model.codec`
-and calls `model.generate`; every call is recorded as a turn. It knows nothing of training, so the same object runs
-in training, in evaluation and behind a server. One policy object serves many episodes at once: it keeps no state
-of an episode on itself.
+A policy is a class of options with one coroutine, `run`. It builds prompts in token space with `model.codec` and calls
+`model.generate`; every call is recorded as a turn. It knows nothing of training, so the same object runs in training,
+in evaluation and behind a server. One policy object serves many episodes at once: it keeps no state of an episode on
+itself.
+
+    class MyPolicy(MemoryPolicy):       inherits the default of whatever it doesn't say
+    class MyPolicy:                     the same: memory/registry.py completes it, where it is named
+
+Its options are the parameters of its constructor (the fields of a dataclass), checked by their annotations when
+it is built.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, Problem
@@ -47,8 +54,27 @@ class Answered:
     outcome: Outcome = Outcome.ANSWERED
 
 
-@runtime_checkable
-class MemoryPolicy(Protocol):
+class MemoryPolicy(ABC):
+    """What a policy may say of itself, with what holds where it doesn't, and the one thing it must do."""
+
+    __slots__ = ()
+
+    reads_documents: ClassVar[bool] = True
+    """False: it finds out what it needs to know, with tools say, and takes problems that have no document."""
+
+    reward: ClassVar[str | None] = None
+    """The `reward.name` that reads the form of answer its prompts ask for, where nobody names one; None: any does."""
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs, in tokens: the longest prompt of any episode plus its completion.
+
+        A run on a model with less is refused at its start. 0: not known.
+        """
+        return 0
+
+    def admit(self, problem: Problem, codec: Codec) -> None:  # noqa: B027  most policies refuse nothing
+        """Refuse, with DataError, a problem that breaks a budget. Called for every problem before it is played."""
+
+    @abstractmethod
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Play one episode."""
-        ...

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from palimpsest.errors import ConfigError
 from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.memory.parts.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.parts.tagged import TaggedPolicy
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
@@ -61,24 +61,19 @@ class RecallPolicy(TaggedPolicy):
     memory_tokens: int = 2048
     """Of a memory, and of a recalled one: what doesn't fit is cut off its end, which an event tells."""
     answer_tokens: int = 2048
-    retriever: str = "words"
+    retriever: Retriever = "words"
     """`words`: share of the query's words, the paper's; `tfidf`: the code's; `bm25`; `jaccard`."""
     min_similarity: float | None = 0.0
     """A recalled memory must be more similar than this; null takes the top one even at 0, as the code does."""
-    query: str = "model"
+    query: Literal["model", "question"] = "model"
     """`model`: what its reply asks for; `question`: the question, each turn, whatever it asks (rule-based recall)."""
-    next_memory: str = "update"
+    next_memory: Literal["update", "reply"] = "update"
     """What enters the next prompt: the `update` alone, or the whole `reply` without its recall (the code)."""
-    malformed: str = "keep"
+    malformed: Literal["keep", "accept"] = "keep"
     """`keep` the old memory; `accept` a reply without exactly one update as the memory (the code; needs `reply`)."""
 
     def __post_init__(self) -> None:
         TaggedPolicy.__post_init__(self)
-        check_retriever(self.retriever)
-        choices = {"query": ("model", "question"), "next_memory": ("update", "reply"), "malformed": ("keep", "accept")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"policy.options.{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
         if self.malformed == "accept" and self.next_memory == "update":
             raise ConfigError(
                 "policy.options.malformed=accept needs policy.options.next_memory=reply: "

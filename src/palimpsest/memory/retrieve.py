@@ -11,11 +11,11 @@ Not covered: an agent that chooses its query; that is memory/recall.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.memory.parts.retrievers import RETRIEVERS, History, check_retriever
+from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Prompt
@@ -25,18 +25,12 @@ from palimpsest.types import Problem, Prompt
 class RetrievalPolicy(OverwritePolicy):
     """Options of `overwrite`, and how it looks back; all lengths in tokens."""
 
-    retriever: str = "jaccard"
+    retriever: Retriever = "jaccard"
     """`jaccard`: the published baseline's; `words`, `tfidf`, `bm25`."""
     min_similarity: float | None = 0.0
     """A memory must be more similar to the question than this; null takes the top one even at 0."""
-    look_up: str = "every"
+    look_up: Literal["every", "answer"] = "every"
     """`every` prompt, or the `answer`'s alone."""
-
-    def __post_init__(self) -> None:
-        OverwritePolicy.__post_init__(self)
-        check_retriever(self.retriever)
-        if self.look_up not in ("every", "answer"):
-            raise ConfigError(f"policy.options.look_up={self.look_up!r}: choose one of every, answer")
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs: `overwrite`'s and one more memory, on a line of its own."""

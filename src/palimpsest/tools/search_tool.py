@@ -18,7 +18,7 @@ from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.retrieval.bm25 import Bm25Index, indexed, ranked
 from palimpsest.retrieval.search import Hit, LocalSearch, Search, check_token
-from palimpsest.tools.tool import ToolError, ToolSpec
+from palimpsest.tools.tool import Tool, ToolError, ToolSpec
 from palimpsest.types import Problem
 
 _KEPT_WORLDS = 256
@@ -45,7 +45,7 @@ class PassageIndex:
         ]
 
 
-class SearchTool:
+class SearchTool(Tool):
     """Options: where to search, how many passages, how they are shown."""
 
     def __init__(

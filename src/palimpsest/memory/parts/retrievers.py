@@ -21,10 +21,9 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
-
-from palimpsest.errors import ConfigError
 
 _WORD = re.compile(r"\w+")
 
@@ -147,13 +146,8 @@ class Bm25(Index):
         return scores
 
 
-RETRIEVERS: dict[str, type[Index]] = {"words": WordRecall, "jaccard": Jaccard, "tfidf": TfIdf, "bm25": Bm25}
-
-
-def check_retriever(name: str) -> None:
-    """Raise ConfigError for a rule that isn't there."""
-    if name not in RETRIEVERS:
-        raise ConfigError(f"policy.options.retriever={name!r}: choose one of {', '.join(RETRIEVERS)}")
+Retriever = Literal["words", "jaccard", "tfidf", "bm25"]
+RETRIEVERS: dict[Retriever, type[Index]] = {"words": WordRecall, "jaccard": Jaccard, "tfidf": TfIdf, "bm25": Bm25}
 
 
 @dataclass

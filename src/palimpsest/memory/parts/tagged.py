@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import OverwritePolicy
@@ -14,7 +14,7 @@ from palimpsest.memory.policy import Model
 class TaggedPolicy(OverwritePolicy):
     """Options of `overwrite`, and the budget of a reply; all lengths in tokens."""
 
-    empty_memory: str = "overwrite"
+    empty_memory: Literal["overwrite", "keep"] = "overwrite"
     """`overwrite` only: an empty reply is malformed here."""
     reply_tokens: int | None = None
     """Budget of a whole reply, tags and thinking included; None: memory_tokens."""

@@ -22,19 +22,20 @@ import json
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
 from palimpsest.memory.parts.tool_prompts import described_tools, tool_prompts
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.seeding import keyed_random
 from palimpsest.text.chat import call_style, chat_pieces, opening
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
 from palimpsest.text.tool_arguments import argument_fault
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, find_calls
-from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
+from palimpsest.tools.registry import build_tools
+from palimpsest.tools.tool import Tool, ToolError, ToolSpec
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 Found = ToolCall | Malformed
@@ -65,16 +66,16 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolAgentPolicy:
+class ToolAgentPolicy(MemoryPolicy):
     """Options, with MemAct's published defaults; lengths in tokens unless the name says otherwise."""
 
     reads_documents: ClassVar[bool] = False
     """What it knows it finds with its tools."""
     reward: ClassVar[str] = "final_answer"
     """Reads the form of answer that its prompts ask for."""
-    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"search": {}})
+    tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=lambda: {"search": {}})
     """Name, or my_module:MyTool, to options (tools/tool.py)."""
-    call_style: str = "auto"
+    call_style: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
     """How calls are written: hermes, llama3, mistral; auto asks the model's chat template."""
     max_turns: int = 40
     """Model calls at the most; an episode that needs more ends as out_of_turns."""
@@ -97,11 +98,7 @@ class ToolAgentPolicy:
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1")
         if not self.tool_timeout_s > 0:
-            raise ConfigError(f"policy.options.tool_timeout_s={self.tool_timeout_s}: must be above 0 seconds")
-        if self.call_style not in ("auto", "hermes", "llama3", "mistral"):
-            raise ConfigError(
-                f"policy.options.call_style={self.call_style!r}: choose one of auto, hermes, llama3, mistral"
-            )
+            raise ConfigError(f"policy.options.tool_timeout_s={self.tool_timeout_s:g}: must be above 0 seconds")
         if self.turn_tokens >= self.context_tokens:
             raise ConfigError(
                 f"policy.options.turn_tokens={self.turn_tokens} leaves no room for a prompt in "
@@ -136,7 +133,7 @@ class ToolAgentPolicy:
 
     def style(self, codec: Codec) -> CallStyle:
         """How calls are written."""
-        return call_style(codec) if self.call_style == "auto" else self.call_style  # type: ignore[return-value]
+        return call_style(codec) if self.call_style == "auto" else self.call_style
 
     def begin(self, problem: Problem, codec: Codec) -> History:
         """The history of an episode before its first turn."""
@@ -167,9 +164,7 @@ class ToolAgentPolicy:
                 "raise the last or lower the second"
             )
         for tool in self.built:
-            admit = getattr(tool, "admit", None)
-            if admit is not None:
-                admit(problem)
+            tool.admit(problem)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,108 @@
+"""Options of a class that a recipe names are checked by the annotations of its constructor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from palimpsest.config.options import build, options_of, untyped
+from palimpsest.errors import ConfigError
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    size: int
+    share: float = 0.5
+    name: str = "x"
+    on: bool = False
+    mode: Literal["a", "b"] | None = None
+    sizes: tuple[int, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+    words: Sequence[str] | None = None
+    made: int = field(init=False, default=7)
+
+
+class Plain:
+    def __init__(self, size: int = 1, anything=None, **more: Any) -> None:  # type: ignore[no-untyped-def]
+        self.size, self.anything, self.more = size, anything, more
+
+
+class Hidden:
+    def __init__(self, price: Decimal) -> None:
+        self.price = price
+
+
+class Refusing:
+    def __init__(self, size: int = 1) -> None:
+        raise ValueError(f"size={size} is\nnot to my liking")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 2.5}, "o.size=2.5: must be a whole number"),
+        ({"size": 2.0}, "o.size=2.0: must be a whole number"),
+        ({"size": "2"}, "o.size='2': must be a whole number"),
+        ({"size": True}, "o.size=True: must be a whole number"),
+        ({"size": None}, "o.size=None: must be a whole number"),
+        ({"share": "0.5"}, "o.share='0.5': must be a number"),
+        ({"share": False}, "o.share=False: must be a number"),
+        ({"share": float("nan")}, "o.share=nan: must be a number"),
+        ({"name": 3}, "o.name=3: must be text"),
+        ({"on": 1}, "o.on=1: must be true or false"),
+        ({"on": "true"}, "o.on='true': must be true or false"),
+        ({"mode": "c"}, "o.mode='c': choose one of a, b, null"),
+        ({"sizes": [1, "2"]}, "o.sizes=[1, '2']: must be a list, each a whole number"),
+        ({"sizes": 1}, "o.sizes=1: must be a list, each a whole number"),
+        ({"weights": {"a": "b"}}, "o.weights={'a': 'b'}: must be a mapping, each value a number"),
+        ({"words": "abc"}, "o.words='abc': must be a list, each text or null"),
+        ({"made": 1}, "o.made is unknown to Typed; did you mean mode?; known: size, share, name"),
+        ({"sise": 1}, "o.sise is unknown to Typed; did you mean size?"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_key_value_and_type(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(Typed, {"size": 1, **options}, "o")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_what_yaml_can_say_of_a_type_is_taken() -> None:
+    made = build(
+        Typed,
+        {"size": 2, "share": 1, "mode": None, "sizes": [1, 2], "weights": {"a": 1}, "folder": "here", "words": ["w"]},
+        "o",
+    )
+    assert made == Typed(2, 1.0, sizes=(1, 2), weights={"a": 1.0}, folder=Path("here"), words=["w"])
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^o\.size is missing: typed has no default for it$"):
+        build(Typed, {}, "o", "typed")
+
+
+def test_a_constructor_of_the_users_own_is_read_as_well() -> None:
+    made = build(Plain, {"size": 3, "anything": [1], "further": "x"}, "o")
+    assert (made.size, made.anything, made.more) == (3, [1], {"further": "x"})
+    with pytest.raises(ConfigError, match=r"o\.size='3': must be a whole number"):
+        build(Plain, {"size": "3"}, "o")
+    assert untyped(Plain) == ["anything"]
+
+
+def test_an_annotation_for_type_checkers_alone_is_left_unchecked_and_named() -> None:
+    assert build(Hidden, {"price": "3"}, "o").price == "3"  # type: ignore[comparison-overlap]
+    assert untyped(Hidden) == ["price"]
+    assert list(options_of(Hidden)) == ["price"]
+
+
+def test_what_the_constructor_refuses_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^o of Refusing: size=2 is not to my liking$"):
+        build(Refusing, {"size": 2}, "o")
