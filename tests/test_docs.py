@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import shlex
+import sys
 import textwrap
 import types
 import typing
@@ -173,11 +174,18 @@ def example() -> str:
     return f"```python\n{page('examples/quotes.py')}```"
 
 
+def answer_pairs() -> str:
+    from tests.support.answer_pairs import table
+
+    return table()
+
+
 GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/recipes.md", "keys"): key_tables,
     ("docs/recipes.md", "options"): option_tables,
     ("docs/base-model.md", "base-model-config"): base_model_table,
     ("docs/own-policy.md", "example"): example,
+    ("docs/evaluation.md", "pairs"): answer_pairs,
 }
 
 
@@ -407,4 +415,5 @@ def write_tables() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(ROOT))  # for what the tests share
     write_tables()

@@ -54,10 +54,20 @@ def test_an_object_of_answers_is_read_in_the_published_form_and_beside_it(text: 
     assert (named.missing, named.extra, named.fault) == ((), (), None)
 
 
-def test_values_that_are_no_strings_become_their_json_text() -> None:
+def test_numbers_and_booleans_become_their_json_text_and_arrays_are_no_answer() -> None:
     said = '{"Q1": 1834, "Q2": ["a", "é"], "Q3": true, "Q4": [null], "Q5": 1.5}'
     named = named_answers(said, ["Q1", "Q2", "Q3", "Q4", "Q5"])
-    assert named.answers == {"Q1": "1834", "Q2": '["a", "é"]', "Q3": "true", "Q4": "[null]", "Q5": "1.5"}
+    assert named.answers == {"Q1": "1834", "Q3": "true", "Q5": "1.5"}
+    assert named.missing == ("Q2", "Q4")
+    assert named.fault == "the answer to Q2 is an array; expected text or a number"
+
+
+@pytest.mark.parametrize("value", ['{"a": "Paris"}', '["Paris"]', '[["Paris"]]', "{}", "[]"])
+def test_an_answer_inside_an_object_or_an_array_is_none(value: str) -> None:
+    named = named_answers(f'{{"Q1": {value}, "Q2": "Rome"}}', ["Q1", "Q2"])
+    assert (dict(named.answers), named.missing) == ({"Q2": "Rome"}, ("Q1",))
+    assert named.fault is not None
+    assert named.fault.startswith("the answer to Q1 is a")
 
 
 def test_null_is_a_missing_answer() -> None:
@@ -107,8 +117,8 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["Q1", "Q2", "Q3"]), JSON), st.booleans())
 def test_whatever_is_written_as_json_is_read_back(values: dict[str, object], ascii_only: bool) -> None:
     named = named_answers(json.dumps(values, ensure_ascii=ascii_only), ["Q1", "Q2", "Q3"])
-    assert named.fault is None
-    given = {name: value for name, value in values.items() if value is not None}
+    assert (named.fault is not None) == any(isinstance(value, dict | list) for value in values.values())
+    given = {name: value for name, value in values.items() if value is not None and not isinstance(value, dict | list)}
     expected = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in given.items()}
     assert named.answers == expected
 

@@ -20,9 +20,9 @@ from typing import Literal
 from palimpsest.text.thinking import spoken
 
 _BRACED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BARE = re.compile(r"\\(?:boxed|fbox)[ \t]+([^$\n]*)")
+_BARE = re.compile(r"\\(?:boxed|fbox)[ \t]+((?:\\\$|[^$\n])*)")
 _ANSWER_IS = re.compile(r"the answer is\b[ \t]*:?", re.IGNORECASE)
-_ORNAMENT = " \t\"'`“”‘’«»$"
+_DRESS = (("**", "**"), ("*", "*"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"), ("$", "$"))
 PUBLISHED_WINDOW = 300
 """Characters at the end of a response that MemAgent's training reward looked at."""
 
@@ -88,12 +88,23 @@ def _braced(text: str, start: int) -> str:
 
 
 def stated_answer(text: str) -> str | None:
-    """What follows the last "the answer is" on its line, without emphasis, quotes and the final period."""
+    """What follows the last "the answer is" on its line, without the emphasis, quotes and period around it.
+
+    >>> [stated_answer(f"The answer is {said}") for said in ("**Paris.**", "$5.", "$5$", "3*4!")]
+    ['Paris', '$5', '5', '3*4']
+    """
     start = _last_end(_ANSWER_IS, text)
     if start is None:
         return None
-    stated = text[start:].partition("\n")[0]
-    return stated.replace("*", "").strip(_ORNAMENT).rstrip(".").strip(_ORNAMENT)
+    stated = _unended(text[start:].partition("\n")[0])
+    for opening, closing in _DRESS * 2:
+        if len(stated) > 1 and stated.startswith(opening) and stated.endswith(closing):
+            stated = _unended(stated[len(opening) : -len(closing)])
+    return stated
+
+
+def _unended(sentence: str) -> str:
+    return sentence.strip().rstrip(".!").strip()
 
 
 def published_box(text: str) -> str | None:

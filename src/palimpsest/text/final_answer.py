@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from palimpsest.text.strict_json import Unreadable, end_of_value, loaded, shown
+from palimpsest.text.strict_json import Unreadable, end_of_value, kind, loaded, shown
 from palimpsest.text.thinking import spoken
 
 MARKER = "FINAL_ANSWER:"
@@ -52,13 +52,14 @@ class NamedAnswers:
     extra: tuple[str, ...] = ()
     """Names given that no one asked for."""
     fault: str | None = None
-    """Why there is no object, None if there is one."""
+    """Why there is no object, or why one of its values is no answer; None if nothing is wrong."""
 
 
 def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
     r"""The answers to the questions `names`, from what follows the marker.
 
-    A value that is no string is its JSON text; null is no answer.
+    A number or a boolean is its JSON text; null is no answer, and an object or an array neither: which part of it would
+    be meant?
 
     >>> named_answers('```json\n{"Q1": "Oslo", "Q2": 1905}\n```', ["Q1", "Q2"]).answers
     {'Q1': 'Oslo', 'Q2': '1905'}
@@ -66,15 +67,20 @@ def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
     NamedAnswers(answers={'Q1': 'Oslo'}, missing=('Q2',), extra=('Q3',), fault=None)
     >>> named_answers("Oslo and 1905", ["Q1"]).fault
     'expected a JSON object, found "Oslo and 1905"'
+    >>> named_answers('{"Q1": {"a": "Paris"}}', ["Q1"]).fault
+    'the answer to Q1 is an object; expected text or a number'
     """
     try:
         given = _object(said)
     except Unreadable as unreadable:
         return NamedAnswers({}, tuple(names), fault=unreadable.reason)
+    values = {name: given[name] for name in names if given.get(name) is not None}
+    unclear = {name: kind(value) for name, value in values.items() if isinstance(value, dict | list)}
     return NamedAnswers(
-        {name: _text(given[name]) for name in names if given.get(name) is not None},
-        tuple(name for name in names if given.get(name) is None),
+        {name: _text(value) for name, value in values.items() if name not in unclear},
+        tuple(name for name in names if name not in values or name in unclear),
         tuple(name for name in given if name not in names),
+        next((f"the answer to {name} is {what}; expected text or a number" for name, what in unclear.items()), None),
     )
 
 

@@ -1,14 +1,14 @@
-"""Forms of a text in which two answers are compared.
+r"""Forms of a text in which two answers are compared.
 
-    fold        case, unicode form, invisible characters, TeX wrappers and spaces do not count
-    normalize   fold, and punctuation and English articles do not count either (SQuAD's rule made unicode-aware)
+    fold        case, unicode form, invisible characters, TeX and HTML dress and spaces do not count (markup.py)
+    normalize   fold, and marks that mean nothing and English articles do not count either (signs.py)
     squad       SQuAD's rule to the letter: what the published evaluations used (arXiv 1606.05250)
     hendrycks   the clean-up of Hendrycks-MATH that MemAgent's training reward used (arXiv 2103.03874)
 
-Guaranteed: every function is pure and total; `fold` and `normalize` give canonically equivalent texts (NFC, NFD) one
-form.
+Guaranteed: every function is pure and total and takes linear time; `fold` and `normalize` give canonically equivalent
+texts (NFC, NFD) one form. What is an object of JSON stays as it is written: its text is no answer by itself.
 Not covered: spelling variants, diacritics left out, numbers in words, units, dates written another way; look-alike
-letters of another script stay different (Cyrillic U+0430 is not Latin a). Superscripts are digits here: x² is x2.
+letters of another script stay different (Cyrillic U+0430 is not Latin a).
 """
 
 from __future__ import annotations
@@ -18,46 +18,39 @@ import string
 import unicodedata
 from functools import lru_cache
 
+from palimpsest.text.markup import plain
+from palimpsest.text.signs import undressed
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|emph|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
-_TEX_SPACE = re.compile(r"\\[ ,;:!~]|\\q?quad\b|(?<!\\)~")
-_DECIMAL = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)")
-_POINT_FIRST = re.compile(r"(?<![\w.])\.(?=\d)")
-_MINUS = re.compile(r"(?<!\S)[-−](?=\d)")
-_KEPT = {"\ue000": ".", "\ue001": "-"}  # private-use stand-ins while punctuation is removed
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
+_VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")  # one and a half is not 11/2
+_OBJECT = re.compile(r"""[\[ ]*+\{ ?(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\w+) ?:""")
 _IDEOGRAPH = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
 
 
 def fold(text: str) -> str:
-    r"""Caseless NFKC text without invisible characters and TeX wrappers, single spaces.
+    r"""Caseless NFKC text without invisible characters and dress of TeX and HTML, single spaces.
 
-    >>> fold("  \\text{Cafe\u0301}\u00a0Noir ")
-    'café noir'
+    >>> fold("  \\text{Cafe\u0301}\u00a0Noir "), fold("<b>x²</b>")
+    ('café noir', 'x^2')
     """
+    text = _VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
     # Case folding can undo NFKC and NFKC can undo case folding, hence once on either side (Unicode 3.13, D146).
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    text = "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in _KEPT)
-    text = _TEX_SPACE.sub(" ", text)
-    unwrapped = _WRAPPER.sub(r"\1", text)
-    while unwrapped != text:
-        text, unwrapped = unwrapped, _WRAPPER.sub(r"\1", unwrapped)
+    text = plain("".join(c for c in text if unicodedata.category(c) != "Cf"))
     return unicodedata.normalize("NFKC", " ".join(text.split()))
 
 
 @lru_cache(maxsize=1024)  # one answer is compared with many golds by many metrics
 def normalize(text: str) -> str:
-    r"""`fold` without punctuation and articles; a decimal point and a minus sign are kept, they are the number.
+    r"""`fold` without punctuation and articles; signs that mean something are kept.
 
-    >>> normalize("The $\\text{U.S.}$ Open."), normalize("-3.50"), normalize("1,000")
-    ('us open', '-3.50', '1000')
+    >>> normalize("The $\\text{U.S.}$ Open."), normalize("-3.50"), normalize("1,000"), normalize("C++!")
+    ('us open', '-3.50', '1000', 'c++')
     """
-    text = _POINT_FIRST.sub("0.", fold(text))
-    text = _MINUS.sub("\ue001", _DECIMAL.sub("\\1\ue000\\2", text))
-    text = "".join(c for c in text if c not in string.punctuation and unicodedata.category(c)[0] != "P")
-    for stand_in, character in _KEPT.items():
-        text = text.replace(stand_in, character)
-    return " ".join(_ARTICLES.sub(" ", text).split())
+    folded = fold(text)
+    return folded if _OBJECT.match(folded) else undressed(folded)
 
 
 def tokens(text: str) -> list[str]:
