@@ -130,5 +130,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in `folder` and below, by its path relative to it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
+
+
 def _trash(path: Path) -> Path:
     return path.with_name(f"{_TRASH}{path.name}")

@@ -141,7 +141,13 @@ class Completion:
     """[T] nats; the sampler's log-probability of each id at the sampling temperature, before top-p."""
     stop_reason: StopReason
     policy_version: int = 0
-    """Number of optimiser steps the sampling weights had seen."""
+    """Number of optimiser steps that the weights which sampled the first token had seen."""
+    last_policy_version: int = -1
+    """The same of the last token; where it isn't given, the first's."""
+
+    def __post_init__(self) -> None:
+        if self.last_policy_version < 0:
+            object.__setattr__(self, "last_policy_version", self.policy_version)
 
 
 @dataclass(frozen=True, slots=True)

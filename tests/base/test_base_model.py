@@ -11,9 +11,9 @@ import pytest
 
 from palimpsest.base.figures import skill_figures
 from palimpsest.base.make import BaseModelConfig, Stage, train_base_model
+from palimpsest.config.models import model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.data.world import PEOPLE, RELATIONS
-from palimpsest.engines.embedded.model import model_path
 from palimpsest.text.codec import Codec
 
 FOLDER = Path(model_path(ModelConfig()))

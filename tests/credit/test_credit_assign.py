@@ -101,8 +101,8 @@ def test_each_trajectory_counts_once_however_many_segments_it_has(baseline: str,
 def test_an_ungraded_trajectory_is_left_out_and_counted_never_a_zero() -> None:
     batch = only(assign([group([1, None, 0])], credit(aggregate="trajectory"), 1))
     assert [trained(s) for s in batch.segments] == [[(0.5, 0.5)], [(-0.5, 0.5)]]
-    assert batch.metrics["ungraded_sum"] == 1
-    assert batch.metrics["reward_mean"] == 0.5
+    assert batch.counts["ungraded"] == 1
+    assert batch.means["reward_mean"] == 0.5
 
 
 def test_the_only_graded_trajectory_of_a_group_that_failed_is_not_rewarded_for_surviving() -> None:
@@ -127,8 +127,8 @@ def test_a_graded_episode_without_a_turn_counts_in_the_baseline_alone() -> None:
 def test_mini_batches_are_whole_groups_of_nearly_equal_number(groups: int, sizes: list[int]) -> None:
     made = [group([1, 0], [(1,) * (n + 1), (1,)]) for n in range(groups)]  # agents fracture more and more
     batches = assign(made, credit(), 4)
-    assert [b.metrics["groups_sum"] for b in batches] == sizes
-    assert [b.metrics["segments_sum"] for b in batches] == [len(b.segments) for b in batches]
+    assert [b.counts["groups"] for b in batches] == sizes
+    assert [b.counts["segments"] for b in batches] == [len(b.segments) for b in batches]
     lengths = [n + 2 for n in range(groups)]
     starts = [sum(sizes[:i]) for i in range(4)]
     assert [len(b.segments) for b in batches] == [
@@ -144,15 +144,15 @@ def test_each_mini_batch_has_its_own_denominator() -> None:
 def test_with_fewer_groups_than_steps_the_last_batches_are_empty() -> None:
     batches = assign([group([1, 0]), group([0, 1])], credit(), 4)
     assert [len(b.segments) for b in batches] == [2, 2, 0, 0]
-    assert "reward_mean" not in batches[3].metrics
+    assert "reward_mean" not in batches[3].means
     assert [len(b.segments) for b in assign([], credit(), 3)] == [0, 0, 0]
 
 
 def test_a_group_without_a_grade_takes_up_no_place_in_a_mini_batch() -> None:
     batches = assign([group([None, None]), group([1, 0])], credit(), 2)
     assert [len(b.segments) for b in batches] == [2, 0]
-    assert batches[0].metrics["groups_untrainable_sum"] == 1
-    assert batches[0].metrics["ungraded_sum"] == 2
+    assert batches[0].counts["groups_untrainable"] == 1
+    assert batches[0].counts["ungraded"] == 2
 
 
 def test_dynamic_sampling_drops_groups_of_equal_reward_from_batch_and_denominator() -> None:
@@ -161,8 +161,8 @@ def test_dynamic_sampling_drops_groups_of_equal_reward_from_batch_and_denominato
     dynamic = only(assign(groups, credit(dynamic_sampling={}), 1))
     assert len(plain.segments) == 7
     assert [trained(s) for s in dynamic.segments] == [[(0.5, 0.5)], [(-0.5, 0.5)]]
-    assert (dynamic.metrics["groups_sum"], dynamic.metrics["groups_dropped_sum"]) == (1, 3)
-    assert plain.metrics["groups_with_signal_sum"] == 1
+    assert (dynamic.counts["groups"], dynamic.counts["groups_dropped"]) == (1, 3)
+    assert plain.counts["groups_with_signal"] == 1
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_overlong_penalty_enters_the_rewards_before_the_statistics() -> None:
     batch = only(assign([group([1] * 4, [(6,), (8,), (10,), (12,)])], config, 1))
     rewards = [1, 0.9, 0.8, 0.8]
     assert [trained(s)[0][0] for s in batch.segments] == pytest.approx([r - 0.875 for r in rewards])
-    assert batch.metrics["reward_mean"] == 1
-    assert batch.metrics["overlong_penalty_mean"] == pytest.approx(0.125)
+    assert batch.means["reward_mean"] == 1
+    assert batch.means["overlong_penalty_mean"] == pytest.approx(0.125)
 
 
 def test_dynamic_sampling_looks_at_rewards_before_the_overlong_penalty() -> None:
@@ -215,24 +215,26 @@ def test_a_buffer_above_the_maximum_is_refused_naming_key_and_fix() -> None:
 
 def test_metrics_of_a_batch() -> None:
     batch = only(assign([group([1, 0, None], [(1, 3), (2,), (9,)]), group([1, 1])], credit(), 1))
-    assert batch.metrics == pytest.approx(
+    assert batch.counts == {
+        "groups": 2,
+        "groups_with_signal": 1,
+        "trajectories": 4,
+        "ungraded": 1,
+        "segments": 5,
+        "trained_tokens": 8,
+        "groups_dropped": 0,
+        "groups_untrainable": 0,
+    }
+    assert batch.means == pytest.approx(
         {
-            "groups_sum": 2,
-            "groups_with_signal_sum": 1,
-            "trajectories_sum": 4,
-            "ungraded_sum": 1,
-            "segments_sum": 5,
-            "trained_tokens_sum": 8,
-            "groups_dropped_sum": 0,
-            "groups_untrainable_sum": 0,
             "reward_mean": 0.75,
             "reward_std": math.sqrt(3) / 4,
             "advantage_abs_mean": 0.25,
             "segments_per_trajectory": 1.25,  # 5 segments of the 4 graded trajectories
-            "effective_weight_max": 2,  # 4 tokens of 8 in one trajectory of four
-            "effective_weight_min": 0.5,
         }
     )
+    assert batch.maxima == {"effective_weight_max": 2}  # 4 tokens of 8 in one trajectory of four
+    assert batch.minima == {"effective_weight_min": 0.5}
 
 
 @st.composite
@@ -263,5 +265,5 @@ def test_uneven_groups_give_every_nonempty_batch_a_total_weight_of_one(
         if grade.graded
         for turn in played.turns
     )
-    assert sum(b.metrics["trained_tokens_sum"] for b in batches) == sampled
-    assert sum(b.metrics["ungraded_sum"] for b in batches) == sum(g.value is None for one in groups for g in one.grades)
+    assert sum(b.counts["trained_tokens"] for b in batches) == sampled
+    assert sum(b.counts["ungraded"] for b in batches) == sum(g.value is None for one in groups for g in one.grades)

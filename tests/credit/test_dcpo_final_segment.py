@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from palimpsest.config.schema import CreditConfig, LossConfig, OptimConfig
 from palimpsest.credit.assign import assign
-from palimpsest.engines.embedded.learner import EmbeddedLearner
+from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -121,12 +121,12 @@ def test_tokens_trained_again_get_their_trajectorys_advantage() -> None:
 def test_rows_drawn_are_counted_repeated_and_unused() -> None:
     config = CreditConfig(baseline="mean_std", segments=6)
     (batch,) = assign([group([1, 0], pruning(), other())], config, 1, (0, "dcpo", 1))
-    metrics = batch.metrics
-    assert (metrics["segments_sum"], metrics["segments_repeated_sum"], metrics["segments_unused_sum"]) == (6, 3, 0)
+    counts = batch.counts
+    assert (counts["segments"], counts["segments_repeated"], counts["segments_unused"]) == (6, 3, 0)
     (few,) = assign([group([1, 0], pruning(), other())], CreditConfig(segments=1), 1, (0, "dcpo", 1))
-    assert (few.metrics["segments_repeated_sum"], few.metrics["segments_unused_sum"]) == (0, 2)
-    assert few.metrics["effective_weight_min"] == 0  # the trajectory that was not drawn
-    assert few.metrics["effective_weight_max"] == 2
+    assert (few.counts["segments_repeated"], few.counts["segments_unused"]) == (0, 2)
+    assert few.minima["effective_weight_min"] == 0  # the trajectory that was not drawn
+    assert few.maxima["effective_weight_max"] == 2
 
 
 def test_draws_are_keyed_by_what_a_group_is_and_not_by_its_place_in_the_batch() -> None:
@@ -195,8 +195,7 @@ def test_a_segment_drawn_twice_is_computed_once_and_pulls_twice() -> None:
 def learnt(rows: Sequence[TrainSegment]) -> tuple[list[object], float]:
     """Gradients and the number of tokens computed."""
     model = build_llama(64)
-    learner = EmbeddedLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=4096)
+    learner = ForestLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=4096)
     batch = StepBatch(tuple(rows))
-    learner.prepare([batch])
-    stats = learner.forward_backward(batch)
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None], stats["physical_tokens_sum"]
+    stats = learner.accumulate(batch)
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None], stats.physical_tokens

@@ -215,19 +215,18 @@ def test_gradient_of_whole_groups_equals_the_loops(case: Case, baseline: Any, ag
 
 @pytest.mark.parametrize(("baseline", "aggregate"), [("mean", "token"), ("leave_one_out", "trajectory")])
 def test_gradient_of_the_embedded_learner_equals_the_loops(case: Case, baseline: Any, aggregate: Any) -> None:
-    from palimpsest.engines.embedded.learner import EmbeddedLearner
+    from palimpsest.engines.embedded.learner import ForestLearner
 
     looped = exact(case.model)
     expected = looped_loss(case, looped, baseline, aggregate)
     expected.backward()
     (batch,) = assign(case.groups, CreditConfig(baseline=baseline, aggregate=aggregate), 1)
     model = copy.deepcopy(case.reference)  # the KL term compares with what the learner begins with
-    learner = EmbeddedLearner(model, optim=OptimConfig(), loss=LOSS, micro_batch_tokens=40)
+    learner = ForestLearner(model, optim=OptimConfig(), loss=LOSS, micro_batch_tokens=40)
     model.load_state_dict(case.model.state_dict())
-    learner.prepare([batch])
-    stats = learner.forward_backward(batch)
-    assert stats["loss_sum"] == pytest.approx(expected.item(), rel=1e-5)
-    assert stats["clip_fraction_sum"] > stats["dual_clip_sum"] > 0  # the case does meet every branch
+    stats = learner.accumulate(batch)
+    assert stats.loss == pytest.approx(expected.item(), rel=1e-5)
+    assert stats.token_sums["clip_fraction"] > stats.token_sums["dual_clip"] > 0  # the case does meet every branch
     theirs = gradients(looped)
     for name, gradient in gradients(model).items():
         bound = 1e-5 * theirs[name].abs().max().item()

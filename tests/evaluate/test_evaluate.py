@@ -35,7 +35,7 @@ class EchoSampler:
     flying: int = 0
     most: int = 0
 
-    async def generate(self, prompt_ids: Any, params: SamplingParams) -> Completion:
+    async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
         self.calls += 1
         if self.stops_after is not None and self.calls > self.stops_after:
             raise KeyboardInterrupt

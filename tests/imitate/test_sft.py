@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import DataError, RunError
 from palimpsest.imitate.supervised import SupervisedTrainer, audible, fingerprint, read_trajectories
 from palimpsest.rollout.record import encode_groups
@@ -29,9 +29,9 @@ class Watching(HashLearner):
         super().__init__()
         self.batches: list[StepBatch] = []
 
-    def forward_backward(self, batch: StepBatch) -> dict[str, float]:
+    def step(self, batch: StepBatch) -> UpdateStats:
         self.batches.append(batch)
-        return super().forward_backward(batch)
+        return super().step(batch)
 
 
 def run(path: Path, config: RunConfig | None = None, *, resume: bool = False, stop_after: int | None = None) -> Any:
@@ -45,10 +45,10 @@ def run(path: Path, config: RunConfig | None = None, *, resume: bool = False, st
 
 
 def _dies_at(save: Any, step: int) -> Any:
-    def call(folder: Path) -> None:
+    async def call(folder: Path) -> dict[str, str]:
         if folder.name == f".step-{step:06d}.partial":
             raise KeyboardInterrupt
-        save(folder)
+        return await save(folder)
 
     return call
 

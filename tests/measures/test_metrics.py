@@ -8,7 +8,7 @@ import pytest
 
 from palimpsest.measures.memory import copied, evidence_retention, memory_metrics
 from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.train.metrics import group_metrics, merged
+from palimpsest.train.metrics import group_metrics
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 
@@ -121,11 +121,3 @@ def test_ungraded_episodes_are_counted_and_leave_the_mean_alone():
     two = Group(one.problem, one.trajectories * 2, (Grade(1.0), Grade(None, "judge down")))
     metrics = group_metrics([two], CODEC)
     assert (metrics["reward/mean"], metrics["reward/ungraded"]) == (1.0, 1.0)
-
-
-def test_sums_add_up_maxima_are_maxima_and_the_rest_is_averaged():
-    assert merged([{"a_sum": 1, "b_max": 5, "c": 1}, {"a_sum": 2, "b_max": 3, "c": 3}]) == {
-        "a_sum": 3,
-        "b_max": 5,
-        "c": 2,
-    }

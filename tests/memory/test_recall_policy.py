@@ -46,7 +46,7 @@ class Script:
     max_context: int = WINDOW
     prompts: list[tuple[int, ...]] = field(default_factory=list)
 
-    async def generate(self, prompt_ids: Sequence[int], params: Any) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Completion:
         await asyncio.sleep(0)
         text = self.replies[len(self.prompts)] if len(self.prompts) < len(self.replies) else "\\boxed{x}"
         self.prompts.append(tuple(prompt_ids))

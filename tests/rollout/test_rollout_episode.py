@@ -57,10 +57,10 @@ def test_a_retried_request_has_the_same_seed_and_the_same_tokens():
 
 def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far():
     class FailsOnTheSecondTurn(SeedSampler):
-        async def generate(self, prompt_ids: Any, params: SamplingParams) -> Completion:
+        async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
             if self.calls:
                 raise SamplerError("server gone")
-            return await super().generate(prompt_ids, params)
+            return await super().generate(prompt_ids, params, **options)
 
     trajectory = episode(FailsOnTheSecondTurn(), retries=1)
     assert trajectory.outcome is Outcome.SAMPLER_FAILED
@@ -79,7 +79,7 @@ def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far():
 )
 def test_a_malformed_completion_is_a_sampler_failure_and_never_a_turn(change: dict[str, Any]):
     class Broken(SeedSampler):
-        async def generate(self, prompt_ids: Any, params: SamplingParams) -> Completion:
+        async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
             return replace(Completion((1, 2, 3, 4), (-0.5,) * 4, StopReason.STOP), **change)
 
     trajectory = episode(Broken(), retries=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import resource
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 from palimpsest import files
 from palimpsest.errors import CheckpointError
-from palimpsest.runs.checkpoint import Checkpoints, verify
+from palimpsest.runs.checkpoint import Checkpoints, Write, verify
 
 OPERATIONS = ("write_file", "write_plain", "sync", "rename", "remove_tree")
 
@@ -27,13 +28,14 @@ def content(step: int) -> bytes:
     return random.Random(step).randbytes(3000)
 
 
-def write_state(step: int) -> Callable[[Path], None]:
+def write_state(step: int) -> Write:
     """What a learner writes: two files, one of them in a folder."""
 
-    def write(folder: Path) -> None:
+    async def write(folder: Path) -> dict[str, str]:
         files.write_plain(folder / "model.safetensors", content(step))
         (folder / "learner").mkdir()
         files.write_plain(folder / "learner" / "optimizer.safetensors", content(-step))
+        return files.hashes(folder)
 
     return write
 
@@ -45,7 +47,7 @@ def checkpoints(folder: Path, warnings: list[str] | None = None, **options: Any)
 
 def save(store: Checkpoints, *steps: int) -> None:
     for step in steps:
-        store.save(step, write_state(step), {"stage": step})
+        asyncio.run(store.save(step, write_state(step), {"stage": step}))
 
 
 def holds(folder: Path, step: int) -> bool:
@@ -211,6 +213,28 @@ def file_size_limit(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.parametrize(
+    ("claimed", "reason"),
+    [
+        ({}, "model.safetensors was written, but its SHA-256 not given"),
+        ({"model.safetensors": "0" * 64}, "its SHA-256 is not the manifest's"),
+        ({"model.safetensors": None, "more": "0" * 64}, "more was not written, but its SHA-256 given"),
+    ],
+)
+def test_a_learner_that_says_something_else_than_it_wrote_saves_nothing(
+    tmp_path: Path, claimed: dict[str, Any], reason: str
+):
+    async def write(folder: Path) -> dict[str, str]:
+        (folder / "model.safetensors").write_bytes(b"weights")
+        true = files.hashes(folder)
+        return {name: digest or true[name] for name, digest in claimed.items()}
+
+    save(checkpoints(tmp_path), 20)
+    with pytest.raises(CheckpointError, match=reason):
+        asyncio.run(checkpoints(tmp_path).save(40, write, {}))
+    assert holds(tmp_path, 20)
+
+
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: Path):
     save(checkpoints(tmp_path), 20)
     before = sorted(tmp_path.rglob("*"))
@@ -226,11 +250,12 @@ def test_a_full_disk_met_by_safetensors_itself_is_told_in_one_line(tmp_path: Pat
     import numpy as np
     from safetensors.numpy import save_file
 
-    def write(folder: Path) -> None:
+    async def write(folder: Path) -> dict[str, str]:
         save_file({"weights": np.zeros(4000, np.float32)}, folder / "model.safetensors")
+        return files.hashes(folder)
 
     save(checkpoints(tmp_path), 20)
     with pytest.raises(CheckpointError, match="can't be written") as error, file_size_limit(5000):
-        checkpoints(tmp_path).save(40, write, {})
+        asyncio.run(checkpoints(tmp_path).save(40, write, {}))
     assert "\n" not in str(error.value)
     assert holds(tmp_path, 20)

@@ -64,7 +64,7 @@ class Script:
     max_context: int = 4000
     prompts: list[tuple[int, ...]] = field(default_factory=list)
 
-    async def generate(self, prompt_ids: Sequence[int], params: Any) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Completion:
         await asyncio.sleep(0)
         reply = self.replies[len(self.prompts)] if len(self.prompts) < len(self.replies) else "FINAL_ANSWER: tea"
         self.prompts.append(tuple(prompt_ids))

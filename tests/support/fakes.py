@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats, StepBatch, UpdateStats
+from palimpsest.files import hashes
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
 from palimpsest.runs.run_folder import RunFolder
@@ -59,17 +60,33 @@ class SeedSampler:
         self._fail = list(fail)
         self._learner = learner
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
         self.calls.append((tuple(prompt_ids), params))
         await asyncio.sleep(0)
         if self._fail:
             raise self._fail.pop(0)
         word = "yes" if params.seed % 2 else "no "
-        version = self._learner.version if self._learner else 0
-        return Completion((*map(ord, word), 0), (-0.5,) * 4, StopReason.STOP, version)
+        return Completion((*map(ord, word), 0), (-0.5,) * 4, StopReason.STOP, self.version)
 
-    def stats(self) -> dict[str, float]:
-        return {"generated_tokens": 4.0 * len(self.calls)}
+    @property
+    def version(self) -> int:
+        return self._learner.version if self._learner else 0
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        completion = await self.generate(prompt_ids, params, session=session)
+        for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
+            yield CompletionDelta((token,), (logprob,))
+        yield CompletionDelta(completion=completion)
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        return (-0.5,) * len(ids)
+
+    def stats(self) -> SamplerStats:
+        return SamplerStats(requests=len(self.calls), generated_tokens=4 * len(self.calls))
 
 
 class TwoTurnPolicy(MemoryPolicy):
@@ -94,36 +111,33 @@ class YesGrader:
 class HashLearner:
     """Its weights are a hash of everything it was ever given: any difference in order or content shows."""
 
+    limits = Limits(vocab=256, max_context=1000)
+
     def __init__(self) -> None:
         self.version = 0
         self.weights = ""
-        self._pending: list[str] = []
 
-    def prepare(self, batches: Sequence[StepBatch]) -> None:
-        self._prepared = list(batches)
+    async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+        return [self.step(batch) for batch in steps]
 
-    def forward_backward(self, batch: StepBatch) -> dict[str, float]:
-        assert any(batch is one for one in self._prepared)
-        self._pending.append(repr(batch.segments))
-        tokens = float(sum(sum(row.segment.loss_mask) for row in batch.segments))
-        return {"loss_sum": 1.0, "kl_sum": 0.25 * tokens, "tokens_sum": tokens, "learner_s_sum": 0.1}
-
-    def step(self) -> dict[str, float]:
-        self.weights = hashlib.sha256("".join([self.weights, *self._pending]).encode()).hexdigest()
-        self._pending = []
+    def step(self, batch: StepBatch) -> UpdateStats:
+        self.weights = hashlib.sha256((self.weights + repr(batch.segments)).encode()).hexdigest()
         self.version += 1
-        return {"grad_norm": int(self.weights[:4], 16) / 1000}
+        tokens = sum(sum(row.segment.loss_mask) for row in batch.segments)
+        norm = int(self.weights[:4], 16) / 1000
+        return UpdateStats(loss=1.0, tokens=tokens, token_sums={"kl": 0.25 * tokens}, grad_norm=norm, seconds=0.1)
 
-    def save(self, folder: Path) -> None:
+    async def save(self, folder: Path) -> dict[str, str]:
         (folder / "model.safetensors").write_text(self.weights)
         (folder / "learner").mkdir()
         (folder / "learner" / "state.json").write_text(json.dumps({"version": self.version}))
+        return hashes(folder)
 
-    def load(self, folder: Path) -> None:
+    async def load(self, folder: Path) -> None:
         self.weights = (folder / "model.safetensors").read_text()
         self.version = json.loads((folder / "learner" / "state.json").read_text())["version"]
 
-    def publish(self) -> int:
+    async def publish(self) -> int:
         return self.version
 
 

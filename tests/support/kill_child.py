@@ -32,18 +32,19 @@ class ParityGrader:
 class SlowSampler(SeedSampler):
     """Takes long enough for a kill to land anywhere in a step."""
 
-    async def generate(self, prompt_ids: Any, params: Any) -> Any:
+    async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
         time.sleep(0.001)
-        return await super().generate(prompt_ids, params)
+        return await super().generate(prompt_ids, params, **options)
 
 
 class SlowLearner(HashLearner):
     """Writes long enough for a kill to land in a save."""
 
-    def save(self, folder: Path) -> None:
+    async def save(self, folder: Path) -> dict[str, str]:
         time.sleep(0.01)
-        super().save(folder)
+        written = await super().save(folder)
         time.sleep(0.01)
+        return written
 
 
 def config(model: str) -> RunConfig:
@@ -77,10 +78,10 @@ def config(model: str) -> RunConfig:
 
 def engine_parts(run: RunConfig) -> dict[str, Any]:
     from palimpsest.data.source import build_source
-    from palimpsest.engines.embedded.build import build_engine
+    from palimpsest.engines.open import open_engine
     from palimpsest.memory.registry import build_policy
 
-    engine = build_engine(run)
+    engine = open_engine(run, objective="policy")
     return {
         "codec": engine.codec,
         "sampler": engine.sampler,

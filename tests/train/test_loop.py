@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import DataError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.compose import Reward
@@ -95,10 +96,10 @@ class Killed(BaseException):
 @pytest.mark.parametrize("calls", [1, 9, 30, 50, 70])
 def test_a_run_killed_in_any_step_resumes_to_the_same_bytes(tmp_path: Path, calls: int):
     class DiesLater(SeedSampler):
-        async def generate(self, prompt_ids: Any, params: Any) -> Any:
+        async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
             if len(self.calls) == calls:
                 raise Killed
-            return await super().generate(prompt_ids, params)
+            return await super().generate(prompt_ids, params, **options)
 
     config = curriculum_config()
     learner = HashLearner()
@@ -233,24 +234,20 @@ def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path):
     assert read_rows(tmp_path / "run" / "metrics.jsonl")[0]["optim/steps_left_out"] == 1
 
 
-def test_all_batches_are_prepared_before_the_first_is_learnt_from(tmp_path: Path):
-    seen: list[str] = []
+def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_publishes_after_them(tmp_path: Path):
+    calls: list[str] = []
 
     class Watching(HashLearner):
-        def prepare(self, batches: Any) -> None:
-            seen.append(f"prepare {len(batches)}")
-            super().prepare(batches)
+        async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+            calls.append(f"update {len(steps)}")
+            return await super().update(steps)
 
-        def forward_backward(self, batch: StepBatch) -> dict[str, float]:
-            seen.append("learn")
-            return super().forward_backward(batch)
-
-        def publish(self) -> int:
-            seen.append("publish")
-            return super().publish()
+        async def publish(self) -> int:
+            calls.append("publish")
+            return await super().publish()
 
     train(tmp_path / "run", small_config(steps=1, optimizer_steps=2), learner=Watching())
-    assert seen == ["prepare 2", "learn", "learn", "publish"]
+    assert calls == ["update 2", "publish"]
 
 
 def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_path: Path):
@@ -267,10 +264,10 @@ def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_pat
 
 def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp_path: Path):
     class FailsBetween(HashLearner):
-        def forward_backward(self, batch: StepBatch) -> dict[str, float]:
+        def step(self, batch: StepBatch) -> UpdateStats:
             if self.version == 5:  # the second of two optimiser steps of step 3
                 raise ModelError("a segment is longer than the context")
-            return super().forward_backward(batch)
+            return super().step(batch)
 
     config = small_config(save_every=6, optimizer_steps=2)
     with pytest.raises(ModelError):
@@ -279,7 +276,7 @@ def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp
 
 
 class AlwaysDown(SeedSampler):
-    async def generate(self, prompt_ids: Any, params: Any) -> Any:
+    async def generate(self, prompt_ids: Any, params: Any, *, session: str | None = None) -> Any:
         raise SamplerError("connection refused")
 
 
@@ -292,10 +289,10 @@ def test_a_sampler_that_is_down_ends_the_run_with_the_reason_and_never_trains_on
 
 def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path):
     class GoesDown(SeedSampler):
-        async def generate(self, prompt_ids: Any, params: Any) -> Any:
+        async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
             if len(self.calls) >= 48:  # three steps of 2 x 4 episodes of 2 turns
                 raise SamplerError("gone")
-            return await super().generate(prompt_ids, params)
+            return await super().generate(prompt_ids, params, **options)
 
     config, learner = small_config(save_every=6, sampler_retries=0, keep_checkpoints=1), HashLearner()
     train(tmp_path / "whole", config)

@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from palimpsest.config.schema import ModelConfig, RunConfig
-from palimpsest.engines.embedded.build import Engine, build_engine
+from palimpsest.engines.open import open_engine
+from palimpsest.engines.protocol import Engine
 from palimpsest.imitate.skills import Example, Skills
 from palimpsest.measures.memory import copy_fidelity
 from palimpsest.seeding import derive_seed, keyed_random
@@ -23,7 +24,7 @@ EXAMPLES = 512
 
 def skill_figures(path: str, seed: int = 0, count: int = EXAMPLES) -> dict[str, float]:
     """The figures of the model in folder `path`, each over `count` examples."""
-    engine = build_engine(RunConfig(model=ModelConfig(path=path)), train=False)
+    engine = open_engine(RunConfig(model=ModelConfig(path=path)), objective=None)
     skills = Skills(engine.codec)
 
     def sample(draw: Callable[[random.Random], Example], temperature: float) -> list[tuple[Example, Completion]]:

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.base.tokenizer import build_tokenizer
+from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.imitate.skills import Example, Skills
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.text.codec import Codec
@@ -220,6 +221,7 @@ def train_base_model(
     """Train, write the Hugging Face folder with `training.json` beside the weights, return its content."""
     from transformers.utils.logging import disable_progress_bar
 
+    set_threads(1)  # the number decides the last bits: one is the same everywhere
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer(folder, config.vocab_size)
     skills = Skills(Codec.load(folder))

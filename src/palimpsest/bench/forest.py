@@ -37,6 +37,7 @@ from typing import Any
 from palimpsest.bench.padded import padded_gradient, plain_gradient
 from palimpsest.bench.process import measured, module, peak_mb, serve
 from palimpsest.bench.shapes import Shapes
+from palimpsest.engines.protocol import UpdateStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def run(*, sizes: Sizes | None = None, model: str = "embedded", trl_python: str 
     import torch
 
     from palimpsest.bench import grpo_step
-    from palimpsest.engines.embedded.build import set_threads
+    from palimpsest.engines.embedded.thread import set_threads
 
     sizes = sizes or Sizes()
     set_threads(1)
@@ -97,8 +98,8 @@ def build_model(name: str, window: int) -> Any:
     """A model of the shape of `name` with random weights and a longer window."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from palimpsest.config.models import model_path
     from palimpsest.config.schema import ModelConfig
-    from palimpsest.engines.embedded.model import model_path
 
     config = AutoConfig.from_pretrained(model_path(ModelConfig(path=name)))
     config.max_position_embeddings = window
@@ -107,9 +108,9 @@ def build_model(name: str, window: int) -> Any:
 
 def build_learner(net: Any, micro_batch_tokens: int) -> Any:
     from palimpsest.config.schema import LossConfig, OptimConfig
-    from palimpsest.engines.embedded.learner import EmbeddedLearner
+    from palimpsest.engines.embedded.learner import ForestLearner
 
-    return EmbeddedLearner(net, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=micro_batch_tokens)
+    return ForestLearner(net, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=micro_batch_tokens)
 
 
 def best_of(rounds: int, ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -151,7 +152,7 @@ def gradient_error(depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6)) -> float:
         plain_gradient(net, batch)
         expected = {name: p.grad.clone() for name, p in net.named_parameters()}
         net.zero_grad(set_to_none=True)
-        learner.forward_backward(batch)
+        learner.accumulate(batch)
         for name, p in net.named_parameters():
             gap = (p.grad - expected[name]).abs().max() / expected[name].abs().max()
             largest = max(largest, float(gap))
@@ -179,10 +180,10 @@ def _memact(net: Any, shapes: Shapes, sizes: Sizes) -> dict[str, Any]:
     part = batch.segments[: max(1, len(batch.segments) // sizes.padded_share)]
     physical = sizes.prompt + len(batch.segments) * sizes.own
     rows = shapes.rows(max(1, physical // width), width, width * (physical - sizes.prompt) // (2 * physical))
-    stats: dict[str, float] = {}
+    passes: list[UpdateStats] = []
 
     def ours() -> None:
-        stats.update(learner.forward_backward(batch))
+        passes.append(learner.accumulate(batch))
 
     seconds = best_of(
         sizes.rounds,
@@ -196,9 +197,9 @@ def _memact(net: Any, shapes: Shapes, sizes: Sizes) -> dict[str, Any]:
     padded = seconds["padded"] * len(batch.segments) / len(part)
     plain = seconds["plain"] / (len(rows.segments) * width)
     return {
-        "memact_reuse": stats["logical_tokens_sum"] / stats["physical_tokens_sum"],
+        "memact_reuse": passes[-1].reuse,
         "memact_learner_speedup": padded / seconds["forest"],
-        "time_per_physical_token_ratio": seconds["forest"] / stats["physical_tokens_sum"] / plain,
+        "time_per_physical_token_ratio": seconds["forest"] / passes[-1].physical_tokens / plain,
         "memact_forest_s": seconds["forest"],
         "memact_padded_s": padded,
     }
@@ -209,22 +210,22 @@ def _layouts(net: Any, shapes: Shapes, sizes: Sizes) -> dict[str, Any]:
     lengths = (sizes.group, sizes.section, sizes.memory, sizes.memory, sizes.question)
     memory_first, section_first = shapes.reading(*lengths)
     learner = build_learner(net, sizes.micro_batch_tokens)
-    stats: dict[str, float] = {}
+    passes: list[UpdateStats] = []
 
     def section() -> None:
-        stats.update(learner.forward_backward(section_first))
+        passes.append(learner.accumulate(section_first))
 
     part = memory_first.segments[: max(1, sizes.group // 4)]
     width = len(part[0].segment.token_ids)
     ways = {
-        "memory": lambda: learner.forward_backward(memory_first),
+        "memory": lambda: learner.accumulate(memory_first),
         "section": section,
         "padded": lambda: padded_gradient(net, part, width, sizes.micro_batch_tokens),
     }
     seconds = best_of(sizes.rounds + 1, ways)
     net.zero_grad(set_to_none=True)
     return {
-        "section_first_reuse": stats["logical_tokens_sum"] / stats["physical_tokens_sum"],
+        "section_first_reuse": passes[-1].reuse,
         "section_first_learner_speedup": seconds["memory"] / seconds["section"],
         "section_first_over_padded": seconds["padded"] * sizes.group / len(part) / seconds["section"],
         "section_first_prefill_ratio": _computed(net, memory_first) / _computed(net, section_first),
@@ -247,7 +248,7 @@ def _computed(net: Any, batch: Any, sampled: int = 4) -> float:
         )
 
     asyncio.run(go())
-    return sampler.stats()["computed_prompt_tokens"]
+    return sampler.stats().computed_prompt_tokens
 
 
 def _depth(net: Any, shapes: Shapes, sizes: Sizes) -> list[list[float]]:
@@ -256,7 +257,7 @@ def _depth(net: Any, shapes: Shapes, sizes: Sizes) -> list[list[float]]:
     physical: dict[int, float] = {}
 
     def once(level: int) -> None:
-        physical[level] = learner.forward_backward(batches[level])["physical_tokens_sum"]
+        physical[level] = learner.accumulate(batches[level]).physical_tokens
 
     seconds = best_of(sizes.rounds + 1, {str(level): partial(once, level) for level in sizes.levels})
     net.zero_grad(set_to_none=True)
@@ -269,9 +270,9 @@ def _scaling(net: Any, shapes: Shapes, sizes: Sizes) -> list[list[float]]:
     result = []
     for count in sizes.scaling:
         batch = shapes.star(count, sizes.section, sizes.memory)
-        stats = learner.forward_backward(batch)
-        seconds = best_of(sizes.rounds, {"": partial(learner.forward_backward, batch)})[""]
-        result.append([count, int(stats["physical_tokens_sum"]), seconds])
+        stats = learner.accumulate(batch)
+        seconds = best_of(sizes.rounds, {"": partial(learner.accumulate, batch)})[""]
+        result.append([count, int(stats.physical_tokens), seconds])
     net.zero_grad(set_to_none=True)
     return result
 
@@ -294,7 +295,7 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 def _peak(way: str, model: str, sizes: Mapping[str, Any]) -> float:
     """Megabytes above the loaded model after a pass over MemAct's shape."""
-    from palimpsest.engines.embedded.build import set_threads
+    from palimpsest.engines.embedded.thread import set_threads
 
     of = Sizes(**sizes)
     set_threads(1)
@@ -302,10 +303,10 @@ def _peak(way: str, model: str, sizes: Mapping[str, Any]) -> float:
     batch = Shapes(net.config.vocab_size).memact(of.trajectories, of.prompt, of.segments, of.own, of.own // 2)
     width = of.prompt + of.own
     learner = build_learner(net, of.micro_batch_tokens)
-    learner.forward_backward(Shapes(net.config.vocab_size).rows(1, 64, 8))  # what the first pass of all loads
+    learner.accumulate(Shapes(net.config.vocab_size).rows(1, 64, 8))  # what the first pass of all loads
     before = peak_mb()
     if way == "forest":
-        learner.forward_backward(batch)
+        learner.accumulate(batch)
     else:  # two micro-batches: the peak does not grow with more of them
         rows = 2 * max(1, of.micro_batch_tokens // width)
         padded_gradient(net, batch.segments[:rows], width, of.micro_batch_tokens)

@@ -21,7 +21,7 @@ from typing import Any
 from palimpsest.bench.forest import build_learner
 from palimpsest.bench.padded import plain_gradient
 from palimpsest.bench.shapes import Shapes
-from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.protocol import StepBatch, UpdateStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ def _one(net: Any, sizes: GpuSizes, physical: int, device: str, rate: float) -> 
     count = (physical - sizes.prompt) // sizes.own
     batch = Shapes(sizes.vocab).star(count, sizes.prompt, sizes.own)
     learner = build_learner(net, 2 * physical)
-    stats: dict[str, float] = {}
+    passes: list[UpdateStats] = []
 
     def forest() -> None:
-        stats.update(learner.forward_backward(batch))
+        passes.append(learner.accumulate(batch))
 
     ways: dict[str, Callable[[], object]] = {"forest": forest, "rows": lambda: plain_gradient(net, batch)}
     result: dict[str, Any] = {}
@@ -102,11 +102,11 @@ def _one(net: Any, sizes: GpuSizes, physical: int, device: str, rate: float) -> 
         result[f"{name}_s"], result[f"{name}_peak_mb"] = _timed(net, way, sizes.rounds, device)
     result["varlen_s"] = _varlen(net, batch, sizes.rounds, device)
     best = min(result[name] for name in ("rows_s", "varlen_s") if result[name] is not None)
-    flop = _flop(sizes, stats["physical_tokens_sum"], count)
+    flop = _flop(sizes, passes[-1].physical_tokens, count)
     return {
         "segments": count,
-        "physical_tokens": int(stats["physical_tokens_sum"]),
-        "reuse": stats["logical_tokens_sum"] / stats["physical_tokens_sum"],
+        "physical_tokens": int(passes[-1].physical_tokens),
+        "reuse": passes[-1].reuse,
         **result,
         "speedup": best / result["forest_s"],
         "matrix_share": flop / result["forest_s"] / rate,

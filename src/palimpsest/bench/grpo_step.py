@@ -34,8 +34,8 @@ def ratio(model: str, prompts: int, tokens: int, python: str | None = None) -> f
     python = python or os.environ.get(TRL_PYTHON) or (sys.executable if importlib.util.find_spec("trl") else None)
     if not python:
         return None
+    from palimpsest.config.models import model_path
     from palimpsest.config.schema import ModelConfig
-    from palimpsest.engines.embedded.model import model_path
 
     task = {"texts": [TEXT.format(i) * 2 for i in range(prompts)], "tokens": tokens, "group": GROUP, "steps": STEPS}
     with Worker(module("grpo_step"), {"model": model, **task}, what="bench forest, our step,") as ours:
@@ -57,11 +57,12 @@ def trl(python: str, task: Mapping[str, Any], timeout_s: float = 150.0) -> float
 
 def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     """Rounds of our steps, the model loaded."""
+    from palimpsest.config.models import model_path
     from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
-    from palimpsest.engines.embedded.build import set_threads
-    from palimpsest.engines.embedded.learner import EmbeddedLearner
-    from palimpsest.engines.embedded.model import load_model, model_path
+    from palimpsest.engines.embedded.learner import ForestLearner
+    from palimpsest.engines.embedded.model import load_model
     from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+    from palimpsest.engines.embedded.thread import set_threads
     from palimpsest.text.codec import Codec
 
     config = ModelConfig(path=task["model"])
@@ -69,20 +70,18 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     net = load_model(config)
     codec = Codec.load(model_path(config))
     sampler = EmbeddedSampler(net)
-    learner = EmbeddedLearner(
+    learner = ForestLearner(
         net,
         optim=OptimConfig(learning_rate=1e-6),
         loss=LossConfig(),
         micro_batch_tokens=2048,
-        on_publish=sampler.publish,
     )
     prompts = [codec.encode(text) for text in task["texts"] for _ in range(GROUP)]
 
     def step(number: int) -> float:
         started = time.perf_counter()
-        learner.forward_backward(asyncio.run(_rollouts(sampler, prompts, task["tokens"], number)))
-        learner.step()
-        learner.publish()
+        learner.update([asyncio.run(_rollouts(sampler, prompts, task["tokens"], number))])
+        asyncio.run(sampler.publish(learner.version))
         return time.perf_counter() - started
 
     return lambda: {"seconds": min(step(number) for number in range(STEPS))}

@@ -25,7 +25,7 @@ VLLM = "vllm"
 
 def contestant(name: str, config: Any, plan: Plan, vllm_python: str | None = None) -> Worker:
     """A process whose rounds play the plan on engine `name`, one of WAYS or VLLM, and tell the seconds."""
-    from palimpsest.engines.embedded.model import model_path
+    from palimpsest.config.models import model_path
 
     if name == VLLM:
         command = [str(vllm_python), str(Path(__file__).with_name("vllm_worker.py"))]
@@ -38,8 +38,8 @@ def contestant(name: str, config: Any, plan: Plan, vllm_python: str | None = Non
 def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     """The model loaded, and a few turns played."""
     from palimpsest.config.schema import RunConfig
-    from palimpsest.engines.embedded.build import set_threads
     from palimpsest.engines.embedded.model import load_model
+    from palimpsest.engines.embedded.thread import set_threads
 
     config = RunConfig.model_validate(task["config"])
     set_threads(config.engine.threads)

@@ -19,7 +19,8 @@ from typing import Any
 from palimpsest.bench.replay import VLLM, WAYS, Plan, contestant
 from palimpsest.config.load import load_recipe
 from palimpsest.data.synthetic import SyntheticSource
-from palimpsest.engines.embedded.build import Engine, build_engine
+from palimpsest.engines.open import open_engine
+from palimpsest.engines.protocol import Engine
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.episode import play
 from palimpsest.types import Problem
@@ -41,7 +42,7 @@ def run(
     `ratio_transformers` is ours over the better of the two transformers paths.
     """
     config = load_recipe("memagent-quickstart", [f"model.path={model}", f"policy.options.layout={layout}"])
-    engine = build_engine(config, train=False)
+    engine = open_engine(config, objective=None)
     plan = asyncio.run(_record(engine, config, chunks, group_size))
     python = vllm_python or os.environ.get(VLLM_PYTHON)
     names = [*WAYS, *([VLLM] if python else [])]

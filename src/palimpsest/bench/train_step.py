@@ -43,17 +43,16 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any]:
     from palimpsest.config.load import load_recipe
-    from palimpsest.engines.embedded.build import build_engine
+    from palimpsest.engines.embedded.engine import EmbeddedEngine
 
     config = load_recipe("memagent-quickstart", [f"model.path={model}"])
-    engine = build_engine(config)
+    engine = EmbeddedEngine(config, objective="policy")
     batch = _batch(engine.codec.vocab_size, segments, config.policy.options)
     width = max(len(item.segment.token_ids) for item in batch.segments) + 24  # room that a budget leaves unused
 
     def once() -> float:
         if way == "ours":
-            assert engine.learner is not None
-            return float(engine.learner.forward_backward(batch)["loss_sum"])
+            return engine.trainer.accumulate(batch).loss
         return padded_gradient(engine.model, batch.segments, width, config.engine.micro_batch_tokens, config.loss)
 
     before, best, loss = peak_mb(), float("inf"), 0.0

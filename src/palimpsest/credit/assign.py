@@ -19,7 +19,7 @@ alone, so a group of equal rewards is dropped though its turns may differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pstdev
 
@@ -63,14 +63,13 @@ def assign(
     `key` is the step's, e.g. (run seed, "dcpo", step): what `credit.segments` draws of a group is keyed by it and the
     group's own name, so neither other groups nor their order matter.
 
-    Each batch's metrics are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
-    before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured; `segments_per_trajectory`;
-    `effective_weight_max` and `effective_weight_min`, the largest and the smallest share of the step's loss that a
-    trajectory has, as a multiple of an equal share; and counts: `groups_sum`, `groups_with_signal_sum`,
-    `trajectories_sum` (graded), `ungraded_sum`, `segments_sum` (rows), `trained_tokens_sum`, and under
-    `credit.segments` also `segments_repeated_sum` and `segments_unused_sum`. What gave no segments at all is counted
-    in the first batch, so that counts add up over the batches: `groups_dropped_sum` (by dynamic sampling),
-    `groups_untrainable_sum` (nothing graded, or nothing sampled).
+    Each batch's `means` are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
+    before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its
+    `maxima` hold `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of
+    the step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`, `groups_with_signal`, `trajectories`
+    (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under `credit.segments` also `segments_repeated` and
+    `segments_unused`. What gave no segments at all is counted in the first batch, so that counts add up over the
+    batches: `groups_dropped` (by dynamic sampling), `groups_untrainable` (nothing graded, or nothing sampled).
     """
     if optimizer_steps < 1:
         raise ValueError(f"optimizer_steps={optimizer_steps}: at least 1")
@@ -79,7 +78,7 @@ def assign(
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
     batches = [_batch(part, config) for part in _whole_groups(trainable, optimizer_steps)]
-    batches[0] = StepBatch(batches[0].segments, _add_left_out(batches[0].metrics, dropped, untrainable))
+    batches[0] = replace(batches[0], counts=_add_left_out(batches[0].counts, dropped, untrainable))
     return tuple(batches)
 
 
@@ -183,54 +182,52 @@ def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
     rows = [row for one in credited for row in one.rows]
     segments = weigh(rows, config.aggregate)
     rewards = [reward for one in credited for reward in graded_rewards(one.group)]
-    metrics = {
-        "groups_sum": float(len(credited)),
-        "groups_with_signal_sum": float(sum(has_signal(one.group) for one in credited)),
-        "trajectories_sum": float(len(rewards)),
-        "ungraded_sum": float(sum(_ungraded(one.group) for one in credited)),
-        "segments_sum": float(len(segments)),
-        "trained_tokens_sum": float(sum(sum(one.segment.loss_mask) for one in segments)),
+    counts = {
+        "groups": float(len(credited)),
+        "groups_with_signal": float(sum(has_signal(one.group) for one in credited)),
+        "trajectories": float(len(rewards)),
+        "ungraded": float(sum(_ungraded(one.group) for one in credited)),
+        "segments": float(len(segments)),
+        "trained_tokens": float(sum(sum(one.segment.loss_mask) for one in segments)),
     }
     if config.segments is not None:
         drawn = sum(one.drawn for one in credited)
-        metrics["segments_repeated_sum"] = float(len(rows) - drawn)
-        metrics["segments_unused_sum"] = float(sum(sum(one.segments) for one in credited) - drawn)
+        counts["segments_repeated"] = float(len(rows) - drawn)
+        counts["segments_unused"] = float(sum(sum(one.segments) for one in credited) - drawn)
     if not credited:
-        return StepBatch(segments, metrics)  # an average over nothing is left out rather than 0
+        return StepBatch(segments, counts)  # an average over nothing is left out rather than 0
     advantages = [abs(share) for one in credited for share in one.advantages if share is not None]
-    metrics |= {
+    means = {
         "reward_mean": fmean(rewards),
         "reward_std": pstdev(rewards),
         "advantage_abs_mean": fmean(advantages),
-        **_weights(credited, rows, segments),
+        "segments_per_trajectory": fmean(count for one in credited for count in one.segments if count),
     }
     if config.overlong is not None:
-        metrics["overlong_penalty_mean"] = fmean(rewards) - fmean(
+        means["overlong_penalty_mean"] = fmean(rewards) - fmean(
             reward for one in credited for reward in _rewards(one.group, config) if reward is not None
         )
-    return StepBatch(segments, metrics)
+    lowest, highest = _weights(credited, rows, segments)
+    return StepBatch(segments, counts, means, {"effective_weight_max": highest}, {"effective_weight_min": lowest})
 
 
 def _weights(
     credited: list[Credited], rows: Sequence[CreditedSegment], weighed: Sequence[TrainSegment]
-) -> dict[str, float]:
-    """How unevenly trajectories that sampled anything weigh; one that gave no row weighs 0."""
-    counts = [count for one in credited for count in one.segments if count]
+) -> tuple[float, float]:
+    """Smallest and largest weight of the trajectories that sampled anything; one that gave no row weighs 0."""
+    trajectories = sum(count > 0 for one in credited for count in one.segments)
     shares = list(effective_weights(rows, weighed).values())
-    return {
-        "segments_per_trajectory": fmean(counts),
-        "effective_weight_max": max(shares) * len(counts),
-        "effective_weight_min": (min(shares) if len(shares) == len(counts) else 0.0) * len(counts),
-    }
+    lowest = min(shares) if len(shares) == trajectories else 0.0
+    return lowest * trajectories, max(shares) * trajectories
 
 
-def _add_left_out(metrics: Mapping[str, float], dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:
+def _add_left_out(counts: Mapping[str, float], dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:
     ungraded = sum(_ungraded(group) for group in (*dropped, *untrainable))
     return {
-        **metrics,
-        "ungraded_sum": metrics["ungraded_sum"] + ungraded,
-        "groups_dropped_sum": float(len(dropped)),
-        "groups_untrainable_sum": float(len(untrainable)),
+        **counts,
+        "ungraded": counts["ungraded"] + ungraded,
+        "groups_dropped": float(len(dropped)),
+        "groups_untrainable": float(len(untrainable)),
     }
 
 

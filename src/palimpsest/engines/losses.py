@@ -5,9 +5,8 @@ global over the optimiser step (credit/aggregate.py), so a loss here is the plai
 loss and the losses of micro-batches add up: nothing is averaged a second time, however tokens are spread over
 micro-batches.
 
-Guaranteed: no gradient flows through anything but `logprobs` and `entropy`; keys of the returned metrics end
-in `_sum` and add up over micro-batches (divide by `tokens_sum`, but for `loss_sum`, which has its denominator);
-they are detached scalars on the inputs' device.
+Guaranteed: no gradient flows through anything but `logprobs` and `entropy`; the metrics returned beside a loss are
+sums over its N tokens, so they add up over micro-batches too; they are detached scalars on the inputs' device.
 
 Not covered: sequence-level ratios (GSPO), which have no agreed meaning over several segments of one
 trajectory; non-finite inputs, which give a non-finite loss for the learner to skip.
@@ -24,6 +23,7 @@ _LOG_RATIO_BOUND = 20.0  # exp stays finite in float32; as in verl
 _K3_BOUND = 10.0  # per token, as in verl: one stray token can't own the KL term; its gradient is 0 beyond
 
 Sums = dict[str, Tensor]
+"""Name to [] sum over the tokens of a loss."""
 
 
 def policy_loss(
@@ -53,7 +53,7 @@ def policy_loss(
     truncated weight is a constant of the gradient and weighs the policy term alone.
 
     Sums: ratio, clip_fraction (tokens whose clipped branch was taken), dual_clip, approx_kl (k3 to the old
-    policy), kl (k3 to the reference), entropy, tis_capped, logprob_gap (|learner - sampler|), loss, tokens.
+    policy), kl (k3 to the reference), entropy, tis_capped, logprob_gap (|learner - sampler|).
 
     >>> def t(*values): return torch.tensor(values)
     >>> loss, sums = policy_loss(
@@ -62,8 +62,8 @@ def policy_loss(
     ... )
     >>> round(loss.item(), 6)  # 0.5 * (-0.5 * 1) + 0.5 * (-0.5 * 1.2): the second ratio is e, clipped
     -0.55
-    >>> sums["clip_fraction_sum"].item(), sums["tokens_sum"].item()
-    (1.0, 2.0)
+    >>> sums["clip_fraction"].item(), sums["approx_kl"].item() > 0
+    (1.0, True)
     """
     _check_inputs(config, ref_logprobs, entropy)
     old_logprobs, sampler_logprobs = old_logprobs.detach(), sampler_logprobs.detach()
@@ -72,31 +72,31 @@ def policy_loss(
     if config.tis_cap is not None:
         importance = _bounded(old_logprobs - sampler_logprobs).exp()
         token_loss = token_loss * importance.clamp(max=config.tis_cap)
-        sums["tis_capped_sum"] = (importance > config.tis_cap).sum()
+        sums["tis_capped"] = (importance > config.tis_cap).sum()
     if ref_logprobs is not None:
         kl = _k3(_bounded(ref_logprobs.detach() - logprobs)).clamp(max=_K3_BOUND)
         token_loss = token_loss + config.kl_coef * kl
-        sums["kl_sum"] = kl.sum()
+        sums["kl"] = kl.sum()
     if entropy is not None:
         if config.entropy_coef:
             token_loss = token_loss - config.entropy_coef * entropy
-        sums["entropy_sum"] = entropy.sum()
+        sums["entropy"] = entropy.sum()
     loss = (weights * token_loss).sum()
     # Recomputed old ones are the learner's before any update; else only the current ones can tell a gap.
     learner = old_logprobs if config.old_logprobs == "recompute" else logprobs
-    sums["logprob_gap_sum"] = (learner - sampler_logprobs).abs().sum()
-    return loss, _finish(sums, loss, logprobs)
+    sums["logprob_gap"] = (learner - sampler_logprobs).abs().sum()
+    return loss, _detached(sums, logprobs)
 
 
 def nll_loss(*, logprobs: Tensor, weights: Tensor) -> tuple[Tensor, Sums]:
     """Weighted negative log-likelihood [] of [N] tokens, for training on the same segments and weights.
 
     >>> loss, sums = nll_loss(logprobs=torch.tensor([-1.0, -3.0]), weights=torch.tensor([0.5, 0.5]))
-    >>> loss.item(), sums["nll_sum"].item()
+    >>> loss.item(), sums["nll"].item()
     (2.0, 4.0)
     """
     loss = -(weights * logprobs).sum()
-    return loss, _finish({"nll_sum": -logprobs.sum()}, loss, logprobs)
+    return loss, _detached({"nll": -logprobs.sum()}, logprobs)
 
 
 def _clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Sums]:
@@ -106,15 +106,15 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple
     clipped = -advantages * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     token_loss = torch.maximum(unclipped, clipped)
     sums = {
-        "ratio_sum": ratio.sum(),
-        "approx_kl_sum": _k3(log_ratio).sum(),  # k3 to the old policy, whose samples these are
-        "clip_fraction_sum": (clipped > unclipped).sum(),
+        "ratio": ratio.sum(),
+        "approx_kl": _k3(log_ratio).sum(),  # k3 to the old policy, whose samples these are
+        "clip_fraction": (clipped > unclipped).sum(),
     }
     if config.dual_clip is not None:
         bound = -advantages * config.dual_clip
         over = (advantages < 0) & (token_loss > bound)
         token_loss = torch.where(over, bound, token_loss)
-        sums["dual_clip_sum"] = over.sum()
+        sums["dual_clip"] = over.sum()
     return token_loss, sums
 
 
@@ -135,7 +135,6 @@ def _check_inputs(config: LossConfig, ref_logprobs: Tensor | None, entropy: Tens
         raise ValueError(f"loss.entropy_coef={config.entropy_coef} needs entropy")
 
 
-def _finish(sums: Sums, loss: Tensor, logprobs: Tensor) -> Sums:
-    """Detached, in floating point, with the loss and the number of tokens."""
-    sums |= {"loss_sum": loss, "tokens_sum": logprobs.new_tensor(float(logprobs.numel()))}
+def _detached(sums: Sums, logprobs: Tensor) -> Sums:
+    """In the floating point of `logprobs`, without history."""
     return {name: value.detach().to(logprobs.dtype) for name, value in sums.items()}

@@ -1,16 +1,73 @@
-"""What rollout, training and evaluation know of an engine: two protocols and the batch between them.
+"""What every other part knows of an engine: `Engine`, its `Sampler` and its `Learner`, and what passes between.
+
+Everything that computes is awaited, and nothing an engine does may stop the event loop, on which episodes, judges and
+tools live. What these protocols don't name isn't used by anybody, so an engine is whatever satisfies them
+(docs/own-engine.md). `engines/open.py` opens the one that a configuration names.
 
 Standard library only, so that any layer may name these types without importing torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from palimpsest.types import Completion, SamplingParams, Segment
+
+if TYPE_CHECKING:
+    from palimpsest.text.codec import Codec
+
+Objective = Literal["policy", "nll"]
+"""What a learner descends: the clipped policy gradient, or the negative log-likelihood of imitation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can take."""
+
+    vocab: int
+    """Token ids are below it."""
+    max_context: int
+    """Longest prompt plus completion, and longest segment, in tokens."""
+    concurrency: int = 64
+    """Requests that are worth having in flight at once."""
+
+
+# ---- sampling -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """What a stream gives next: one or several tokens, or how the completion ended."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """Nats, one for each of `token_ids`."""
+    completion: Completion | None = None
+    """The whole of it: in the last delta, which has no tokens of its own, and in no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerStats:
+    """What a sampler has done since it was opened; every counter only grows."""
+
+    requests: int = 0
+    """Requests begun."""
+    failed: int = 0
+    cancelled: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    """Tokens of the prompts of all requests begun."""
+    computed_prompt_tokens: int = 0
+    """Those of them that were computed: the others were in the prefix cache."""
+    evicted_tokens: int = 0
+    """Tokens that left the prefix cache to make room."""
+    steps: int = 0
+    """Calls of the model."""
+    busy_s: float = 0.0
+    """Seconds spent computing."""
 
 
 class Sampler(Protocol):
@@ -21,12 +78,44 @@ class Sampler(Protocol):
         """Longest prompt plus completion, in tokens."""
         ...
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """Complete one prompt.
+    @property
+    def version(self) -> int:
+        """Optimiser steps that the weights now sampled from have seen."""
+        ...
 
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        """Complete one prompt. Cancelling the caller frees what the request holds.
+
+        `session` is the same for the requests of one episode, whose prompts often begin alike; an engine with several
+        replicas may send them to one. It changes no token.
         Raises PromptTooLong if prompt and budget exceed `max_context`, SamplerError if the engine failed.
         """
         ...
+
+    def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """`generate`, token by token: the same ids and log-probabilities, in deltas as they are sampled.
+
+        Leaving the iteration early, by `aclose` or by cancelling the caller, frees what the request holds.
+        """
+        ...
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """[T] nats of each of `ids` [T], where it follows the prompt and those before it, at temperature 1.
+
+        Raises as `generate` does.
+        """
+        ...
+
+    def stats(self) -> SamplerStats:
+        """Counters since the engine was opened."""
+        ...
+
+
+# ---- learning -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +130,57 @@ class TrainSegment:
     step, so the loss of a step is the plain sum of weight times token loss over all its segments."""
 
 
-Stats = Mapping[str, float]
-"""Metric name to value. Keys ending in `_sum` add up over micro-batches; others are averages or extremes."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """All segments of one optimiser step, and the metrics its maker wants logged beside the learner's."""
 
     segments: tuple[TrainSegment, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that add up over the optimiser steps of a rollout batch."""
+    means: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that are averaged over those steps that have them."""
+    maxima: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of which the largest of the steps counts."""
+    minima: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of which the smallest of the steps counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStats:
+    """What one optimiser step did.
+
+    Segments whose gradient is exactly 0 need not be computed, and then count nowhere here.
+    """
+
+    loss: float = 0.0
+    """The step's; its denominators are in the segments' weights."""
+    tokens: int = 0
+    """Trained tokens."""
+    segments: int = 0
+    logical_tokens: int = 0
+    """Tokens of the segments."""
+    physical_tokens: int = 0
+    """Tokens computed: what segments share from their start counts once."""
+    token_sums: Mapping[str, float] = field(default_factory=dict)
+    """Sums over the trained tokens, of which means over tokens are logged: ratio, kl, entropy, clip_fraction..."""
+    maxima: Mapping[str, float] = field(default_factory=dict)
+    """Largest values over the trained tokens, e.g. logprob_gap."""
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    """Before clipping; None where it was not finite."""
+    skipped: bool = False
+    """The gradient was not finite: it was dropped, the weights are as before, and `version` did not grow."""
+    skipped_total: int = 0
+    """Steps skipped since training began, resumed runs included."""
+    seconds: float = 0.0
+    """Spent on the gradient."""
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Whatever else an engine wants logged; averaged over the steps that have it."""
+
+    @property
+    def reuse(self) -> float:
+        """Segments' tokens for each computed one; 1 where nothing was computed."""
+        return self.logical_tokens / self.physical_tokens if self.physical_tokens else 1.0
 
 
 class Learner(Protocol):
@@ -58,33 +188,53 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps taken."""
+        """Optimiser steps taken; skipped ones don't count."""
         ...
 
-    def prepare(self, batches: Sequence[StepBatch]) -> None:
-        """Called once per rollout batch with all its optimiser steps, before the first `forward_backward`.
+    @property
+    def limits(self) -> Limits: ...
 
-        Where the loss takes its old log-probabilities from the learner (`loss.old_logprobs=recompute`), they are
-        computed here, with the weights as they now are. Batches are known again by identity.
+    async def update(self, steps: Sequence[StepBatch]) -> Sequence[UpdateStats]:
+        """Take all optimiser steps of one rollout batch, in order; one `UpdateStats` for each.
+
+        Where the loss takes its old log-probabilities from the learner (`loss.old_logprobs=recompute`), those of all
+        `steps` are of the weights before the first. A non-finite gradient is skipped and counted, never applied.
         """
         ...
 
-    def forward_backward(self, batch: StepBatch) -> Stats:
-        """Accumulate the gradient of one optimiser step, in micro-batches bounded by tokens."""
+    async def save(self, folder: Path) -> Mapping[str, str]:
+        """Write weights and optimiser state into an existing folder, without pickle.
+
+        Returns the SHA-256, in hex, of every file written by its path relative to `folder` (`files.hashes` does).
+        """
         ...
 
-    def step(self) -> Stats:
-        """Clip, update, zero the gradient. A non-finite gradient is skipped and counted, never applied."""
+    async def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError if it can't."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimiser state as safetensors into an existing folder."""
+    async def publish(self) -> int:
+        """Make the present weights the sampler's; returns the version now sampled from."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit."""
+
+class Engine(Protocol):
+    """A model that can be sampled from and, if it was opened for that, trained."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def sampler(self) -> Sampler: ...
+
+    @property
+    def learner(self) -> Learner | None:
+        """None where the engine was opened for sampling alone."""
         ...
 
-    def publish(self) -> int:
-        """Make the current weights the sampler's; returns the version now sampled from."""
+    @property
+    def limits(self) -> Limits: ...
+
+    async def close(self) -> None:
+        """Let go of threads, processes and devices. A second call does nothing."""
         ...

@@ -4,7 +4,7 @@
     -> batches of `train.prompts_per_step` trajectories -> segments, weighed by `credit.aggregate` -> nll -> update
 
 Same run folder, checkpoints and resume as training with rewards (runs/driver.py). `train.steps` is the number of
-optimiser steps. The learner must have been built with objective="nll".
+optimiser steps. The engine must have been opened with objective="nll".
 
 Guaranteed: every sampled token of a chosen episode is imitated once an epoch, in the context it was sampled in.
 Not covered: checking that records were made with this model's tokenizer, beyond what `check_fit` sees.
@@ -72,10 +72,8 @@ class SupervisedTrainer:
         """One optimiser step."""
         start = time.perf_counter()
         batch = StepBatch(self._segments(step))
-        self.learner.prepare([batch])
-        passed = self.learner.forward_backward(batch)
-        metrics, timings = learner_metrics([passed], [self.learner.step()])
-        self.learner.publish()
+        metrics, timings = learner_metrics(await self.learner.update([batch]))
+        await self.learner.publish()
         seconds = time.perf_counter() - start
         metrics["data/epoch"] = step * self.config.train.prompts_per_step / len(self.trajectories)
         tokens = sum(len(row.segment.token_ids) for row in batch.segments)

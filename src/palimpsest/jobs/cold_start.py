@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.models import model_path
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
-from palimpsest.engines.embedded.model import model_path
+from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
 from palimpsest.imitate.lessons import Lessons
 from palimpsest.imitate.supervised import SupervisedTrainer, check_fit
 from palimpsest.imitate.tool_lessons import ToolLessons
-from palimpsest.jobs.parts import policy_of, supervised_learner
+from palimpsest.jobs.parts import policy_of
 from palimpsest.jobs.requests import TrainRequest
 from palimpsest.jobs.show import note
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
@@ -72,15 +73,17 @@ def run_cold_start(
 ) -> Finished:
     """Train on the lessons in `run`/cold-start, or find it done."""
     settings = _settings(config, wanted)
-    learner = supervised_learner(settings)
-    check = partial(check_fit, vocab=learner.vocab, max_context=learner.max_context)
-    lessons = Drawn(build_lessons(config, wanted, policy, codec, learner.max_context), wanted, check)
+    engine = open_engine(settings, objective="nll")
+    assert engine.learner is not None
+    limits = engine.limits
+    check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
+    lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
     with open_run(run / FOLDER, settings, resume=True, on_warning=warn) as folder:
         loggers = build_loggers(settings, folder)
         trainer = SupervisedTrainer(
-            config=settings, folder=folder, learner=learner, trajectories=lessons, loggers=loggers
+            config=settings, folder=folder, learner=engine.learner, trajectories=lessons, loggers=loggers
         )
-        return asyncio.run(trainer.run())
+        return asyncio.run(using(engine, trainer.run()))
 
 
 def run_lessons(request: TrainRequest) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.models import model_path
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.source import build_source
-from palimpsest.engines.embedded.build import build_engine
-from palimpsest.engines.embedded.model import model_path
+from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluate.run import Arena, EvalSet, Measure, evaluate_sets
 from palimpsest.evaluate.samples import IDENTITY, SAMPLES, write_json
@@ -41,7 +41,7 @@ def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]
     build_policy(config.policy)
     check_reward(config.reward)
     named = read_problems(request, config)
-    engine = build_engine(config, train=False)
+    engine = open_engine(config, objective=None)
     everything = [problem for _, problems in named for problem in problems]
     window = engine.sampler.max_context
     policy_config = fitted(config.policy, problems=everything, codec=engine.codec, max_context=window)
@@ -60,20 +60,16 @@ def run_evaluation(request: EvalRequest, config: RunConfig) -> list[EvalSummary]
     if request.out is not None and request.force:
         _clear(request.out)
     with progress("episodes", len(everything)) as tick:
-        summaries = asyncio.run(
-            closing(
-                reward,
-                evaluate_sets(
-                    longest_first([EvalSet(name, problems, policy) for name, problems in named]),
-                    arena,
-                    out=request.out,
-                    concurrency=config.engine.batch_slots,
-                    identity=_identity(config, policy_config, request),
-                    on_progress=lambda _: tick(),
-                    on_warning=note,
-                ),
-            )
+        played = evaluate_sets(
+            longest_first([EvalSet(name, problems, policy) for name, problems in named]),
+            arena,
+            out=request.out,
+            concurrency=engine.limits.concurrency,
+            identity=_identity(config, policy_config, request),
+            on_progress=lambda _: tick(),
+            on_warning=note,
         )
+        summaries = asyncio.run(using(engine, closing(reward, played)))
     _publish(request, config, policy_config, summaries)
     return summaries
 

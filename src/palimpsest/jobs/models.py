@@ -8,9 +8,8 @@ from pathlib import Path
 from palimpsest.base.figures import skill_figures
 from palimpsest.base.make import BaseModelConfig, train_base_model
 from palimpsest.config.load import split_override
+from palimpsest.config.models import model_path
 from palimpsest.config.schema import ModelConfig, PolicyConfig
-from palimpsest.engines.embedded.build import set_threads
-from palimpsest.engines.embedded.model import model_path
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.jobs.show import note, progress, stdout
 from palimpsest.memory.check import check_policy
@@ -26,7 +25,6 @@ def run_base_model(out: Path, *, seed: int, force: bool) -> None:
     if out.exists() and any(out.iterdir()) and not force:
         raise RunError(f"{out} is not empty: give another --out, or --force to write over the model in it")
     config = BaseModelConfig(seed=seed)
-    set_threads(1)  # the number decides the last bits: one is the same everywhere
     with progress("base model", config.total_steps) as tick:
         report = train_base_model(
             out,

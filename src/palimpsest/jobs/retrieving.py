@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from palimpsest.engines.open import open_encoder
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.jobs.show import Tick, progress
 from palimpsest.retrieval.bm25 import Bm25Index
@@ -71,10 +72,8 @@ def _check(backend: str, dense: Dense) -> None:
 
 
 def _dense(corpus: Path, folder: Path, dense: Dense) -> DenseIndex:
-    from palimpsest.engines.embedded.encoder import TextEncoder, reading_of
-
     assert dense.encoder
-    encoder = TextEncoder(dense.encoder, reading_of(dense.encoder, dense.preset, **dense.changes), device=dense.device)
+    encoder = open_encoder(dense.encoder, dense.preset, dense.changes, device=dense.device)
     with ExitStack() as stack:
         ticks: list[Tick] = []
         before = 0

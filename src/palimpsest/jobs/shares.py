@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from palimpsest.config.load import parse_config
+from palimpsest.config.models import model_path
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.engines.embedded.build import build_engine
-from palimpsest.engines.embedded.model import model_path
+from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluate.run import Arena, EvalSet, Measure, evaluate_sets
 from palimpsest.evaluate.samples import SAMPLES, Sample, read_samples, set_aside_other
@@ -83,7 +83,7 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
     """Play what the share's log does not hold yet."""
     config = parse_config(share.config)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": share.model})})
-    engine = build_engine(config, train=False)
+    engine = open_engine(config, objective=None)
     sets = longest_first(_sets(share, config))
     for one in sets:
         admit_all(one.policy, list(one.problems), engine.codec, engine.sampler.max_context)
@@ -96,7 +96,7 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
         key=(config.seed, "quickstart"),
         measure=_measure(engine.codec),
     )
-    concurrency = config.engine.batch_slots
+    concurrency = engine.limits.concurrency
     identity = {
         "weights": weights_fingerprint(model_path(config.model)),
         "policies": {name: _policy(name, config).model_dump(mode="json") for name in share.policies},
@@ -106,20 +106,16 @@ def play_share(share: Share, on_episode: Callable[[], None]) -> None:
     }
     if aside := set_aside_other(share.path, identity):
         note(f"{aside}: played with other weights or settings than now, so set aside and played anew")
-    asyncio.run(
-        closing(
-            reward,
-            evaluate_sets(
-                sets,
-                arena,
-                out=share.path,
-                concurrency=concurrency,
-                identity=identity,
-                on_progress=lambda _: on_episode(),
-                on_warning=note,
-            ),
-        )
+    played = evaluate_sets(
+        sets,
+        arena,
+        out=share.path,
+        concurrency=concurrency,
+        identity=identity,
+        on_progress=lambda _: on_episode(),
+        on_warning=note,
     )
+    asyncio.run(using(engine, closing(reward, played)))
 
 
 def samples_of(shares: Sequence[Share]) -> dict[str, list[Sample]]:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import FileSource, ProblemSource, build_source
-from palimpsest.engines.embedded.model import model_path
+from palimpsest.engines.open import open_engine, using
 from palimpsest.evaluate.run import evaluate
 from palimpsest.imitate.conversations import load_conversations
 from palimpsest.imitate.supervised import (
@@ -20,7 +21,7 @@ from palimpsest.imitate.supervised import (
     read_trajectories,
 )
 from palimpsest.jobs.cold_start import run_cold_start
-from palimpsest.jobs.parts import Parts, build_parts, policy_of, supervised_learner
+from palimpsest.jobs.parts import Parts, build_parts, policy_of
 from palimpsest.jobs.requests import SftRequest, TrainRequest
 from palimpsest.jobs.show import note
 from palimpsest.memory.registry import admit_all
@@ -105,7 +106,7 @@ def train_in(folder: RunFolder, config: RunConfig, prepared: Prepared) -> Finish
         loggers=build_loggers(config, folder),
         evaluate=None if prepared.held_out is None else _evaluation(config, parts, reward.answer, prepared.held_out),
     )
-    return asyncio.run(closing(reward, trainer.run()))
+    return asyncio.run(using(parts.engine, closing(reward, trainer.run())))
 
 
 def _evaluation(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
@@ -120,7 +121,7 @@ def _evaluation(config: RunConfig, parts: Parts, grader: Grades, problems: Seque
             grader=grader,
             sampling=config.eval_sampling,
             key=(config.seed, "eval"),
-            concurrency=config.engine.batch_slots,
+            concurrency=parts.engine.limits.concurrency,
         )
         accuracy = {} if summary.accuracy.mean is None else {"accuracy": summary.accuracy.mean}
         return {**accuracy, **summary.metrics, "ungraded": float(summary.ungraded)}
@@ -132,21 +133,23 @@ def run_sft(request: TrainRequest, lessons: SftRequest) -> Finished:
     """Imitate trajectories; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
     config = request.config
     chosen = _recorded(lessons)  # before the model: what is wrong with the records is said at once
-    learner = supervised_learner(config)
-    trajectories = audible(chosen.trajectories if chosen else _conversations(config, lessons, learner.max_context))
-    check_fit(trajectories, vocab=learner.vocab, max_context=learner.max_context)
+    engine = open_engine(config, objective="nll")
+    assert engine.learner is not None
+    limits = engine.limits
+    trajectories = audible(chosen.trajectories if chosen else _conversations(config, lessons, limits.max_context))
+    check_fit(trajectories, vocab=limits.vocab, max_context=limits.max_context)
     if chosen:
         note(f"{lessons.records}: {chosen}")
     with open_run(request.out, config, resume=request.resume, force=request.force, on_warning=note) as folder:
         trainer = SupervisedTrainer(
             config=config,
             folder=folder,
-            learner=learner,
+            learner=engine.learner,
             trajectories=trajectories,
             loggers=build_loggers(config, folder),
             fingerprint=fingerprint(trajectories),
         )
-        finished = asyncio.run(trainer.run())
+        finished = asyncio.run(using(engine, trainer.run()))
     note(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}")
     return finished
 

@@ -46,6 +46,7 @@ class Recorder:
         self._sampler = sampler
         self._sampling = sampling
         self._key = key
+        self._session = "/".join(map(str, key))
         self._retries = retries
         self._calls = 0
 
@@ -75,7 +76,7 @@ class Recorder:
     async def _sample(self, prompt: tuple[int, ...], params: SamplingParams) -> Completion:
         for attempt in range(self._retries + 1):
             try:
-                return _checked(await self._sampler.generate(prompt, params), params)
+                return _checked(await self._sampler.generate(prompt, params, session=self._session), params)
             except SamplerError as error:
                 self.event("sampler_error", attempt=attempt, message=str(error))
                 if attempt == self._retries:

@@ -88,8 +88,15 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "logprobs": list(completion.logprobs),
         "stop_reason": completion.stop_reason.value,
         "policy_version": completion.policy_version,
+        **_last_version(completion),
         "notes": dict(turn.notes),
     }
+
+
+def _last_version(completion: Completion) -> dict[str, int]:
+    """Written only where new weights came while the completion was sampled."""
+    last = completion.last_policy_version
+    return {} if last == completion.policy_version else {"last_policy_version": last}
 
 
 def _turn_from_json(data: Mapping[str, Any]) -> Turn:
@@ -98,6 +105,7 @@ def _turn_from_json(data: Mapping[str, Any]) -> Turn:
         logprobs=tuple(data["logprobs"]),
         stop_reason=StopReason(data["stop_reason"]),
         policy_version=data["policy_version"],
+        last_policy_version=data.get("last_policy_version", data["policy_version"]),
     )
     return Turn(tuple(data["prompt_ids"]), completion, data["step"], data["name"], data["notes"])
 

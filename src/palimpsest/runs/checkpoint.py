@@ -1,8 +1,8 @@
 """Checkpoints that survive a crash at any moment, and never load silently when they are damaged.
 
 A checkpoint is a folder `step-000040` holding what the learner wrote and `manifest.json`: size and SHA-256 of every
-file, the step, the state of the loop, and the identity of the configuration. It is written in a hidden folder,
-flushed, verified, and published by one rename. A resume takes the newest that verifies.
+file (the learner says what it wrote), the step, the state of the loop, and the identity of the configuration. It is
+written in a hidden folder, flushed, verified, and published by one rename. A resume takes the newest that verifies.
 
 Guaranteed: a save that fails (disk full, crash) leaves older checkpoints as they were; a flipped bit or a missing
 byte anywhere, the manifest included, makes a checkpoint unusable, and the one before it is taken with a warning;
@@ -13,10 +13,11 @@ that).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from palimpsest.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+Write = Callable[[Path], Awaitable[Mapping[str, str]]]
+"""Writes files into an empty folder; returns the SHA-256 of each by its path relative to it."""
+
 _NAME = re.compile(r"step-(\d{6,})")
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
@@ -57,26 +61,27 @@ class Checkpoints:
         self._keep = keep
         self._warn = warn
 
-    def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Checkpoint:
+    async def save(self, step: int, write: Write, state: Mapping[str, Any]) -> Checkpoint:
         """Publish a checkpoint: `write` puts the learner's files into an empty folder, `state` must be JSON.
 
-        Raises CheckpointError, leaving everything as it was, if the files can't be written.
+        Raises CheckpointError, leaving everything as it was, if the files can't be written, or are not what `write`
+        says it wrote.
         """
         path = self.folder / f"step-{step:06d}"
         self.folder.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(self.folder)
         hidden = files.hidden_folder(path)
         try:
-            write(hidden)
-            files.write_plain(hidden / MANIFEST, _manifest(hidden, step, self._identity, state))
-            saved = verify(hidden, step=step)  # read back before it can replace anything
-            files.publish_folder(hidden, path)
+            written = await write(hidden)
+            files.write_plain(hidden / MANIFEST, _manifest(hidden, written, step, self._identity, state))
+            saved = await asyncio.to_thread(verify, hidden, step=step)  # read back before it can replace anything
+            await asyncio.to_thread(files.publish_folder, hidden, path)
         except Exception as error:  # whatever it was, no half checkpoint stays behind
-            written = _size(hidden)
+            size = _size(hidden)
             shutil.rmtree(hidden, ignore_errors=True)
             if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
                 raise
-            raise CheckpointError(self._no_room(path, written, error)) from error
+            raise CheckpointError(self._no_room(path, size, error)) from error
         self.prune()
         return replace(saved, path=path)
 
@@ -120,13 +125,17 @@ class Checkpoints:
         return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{free:,} are free on the disk"
 
 
-def _manifest(folder: Path, step: int, identity: str, state: Mapping[str, Any]) -> bytes:
-    """Manifest of every file in `folder`. `checksum` is the SHA-256 of the manifest without it."""
-    entries = {
-        path.relative_to(folder).as_posix(): {"sha256": files.sha256(path), "size": path.stat().st_size}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
+def _manifest(folder: Path, written: Mapping[str, str], step: int, identity: str, state: Mapping[str, Any]) -> bytes:
+    """Manifest of the files in `folder`, whose SHA-256 is what their writer says.
+
+    `checksum` is the SHA-256 of the manifest without it.
+    """
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    if strange := sizes.keys() ^ written.keys():
+        name = min(strange)
+        what = "was written, but its SHA-256 not given" if name in sizes else "was not written, but its SHA-256 given"
+        raise CheckpointError(f"{folder}: the learner's save() is at fault: {name} {what}")
+    entries = {name: {"sha256": written[name], "size": sizes[name]} for name in sorted(sizes)}
     body = {"format": FORMAT, "step": step, "identity": identity, "state": dict(state), "files": entries}
     return _sealed(body)
 

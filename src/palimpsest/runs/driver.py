@@ -54,11 +54,11 @@ class Saves(Protocol):
     @property
     def version(self) -> int: ...
 
-    def save(self, folder: Path) -> None: ...
+    async def save(self, folder: Path) -> Mapping[str, str]: ...
 
-    def load(self, folder: Path) -> None: ...
+    async def load(self, folder: Path) -> None: ...
 
-    def publish(self) -> int: ...
+    async def publish(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +86,30 @@ class Driver:
     async def run(self) -> Finished:
         """Go on from the newest checkpoint to `config.steps`. Closes the loggers, not the folder."""
         try:
-            step, saved = self._resume()
+            step, saved = await self._resume()
             with GracefulStop(self._on_signal) as stop:
                 while step < self.config.steps and not stop.requested:
                     await self._one(step + 1, saved)
                     step += 1
                     if self._due(self.config.save_every, step):
-                        saved = self._save(step)
+                        saved = await self._save(step)
                 if saved is None or saved.name != f"step-{step:06d}":
-                    saved = self._save(step)
+                    saved = await self._save(step)
             interrupted = step < self.config.steps
             self.folder.event("interrupted" if interrupted else "finished", step=step)
             return Finished(step, interrupted, saved)
         finally:
             self.loggers.close()
 
-    def _resume(self) -> tuple[int, Path | None]:
+    async def _resume(self) -> tuple[int, Path | None]:
         """Put learner, job and folder where the newest good checkpoint left them."""
         found = self.folder.checkpoints.latest()
         step = found.step if found else 0
         self.folder.rewind(step)
         if found is None:
             return 0, None
-        self.learner.load(found.path)
-        self.learner.publish()
+        await self.learner.load(found.path)
+        await self.learner.publish()
         self.job.restore(found.state)
         self.folder.event("resumed", step=step)
         self.loggers.message(f"resumed after step {step} from {found.path}")
@@ -122,7 +122,7 @@ class Driver:
         except PalimpsestError:
             unsaved = saved is None or saved.name != f"step-{step - 1:06d}"
             if step > 1 and unsaved and self.learner.version == version:
-                self._save(step - 1)
+                await self._save(step - 1)
             raise
         metrics = dict(report.metrics)
         if self.evaluate is not None and self._due(self.config.eval_every, step):
@@ -133,9 +133,9 @@ class Driver:
         timings = {**report.timings, "sink_failures": float(self.loggers.failures)}
         self.loggers.log(step, metrics, timings)
 
-    def _save(self, step: int) -> Path:
+    async def _save(self, step: int) -> Path:
         self.folder.flush()
-        saved = self.folder.checkpoints.save(step, self.learner.save, self.job.state())
+        saved = await self.folder.checkpoints.save(step, self.learner.save, self.job.state())
         self.folder.event("saved", step=step, bytes=saved.size)
         return saved.path
 

@@ -77,19 +77,19 @@ class Trainer:
     async def step(self, step: int) -> Report:
         """One rollout batch and its optimiser steps."""
         size = self.curriculum.size if self.curriculum else None
-        counters = _counters(self.sampler)
+        counters = self.sampler.stats()
         start = time.perf_counter()
         played = await self._collect(step, size)
         rollout_s = time.perf_counter() - start
         self._refuse_ungraded(step, played)
-        sampler_rates = rates(counters, _counters(self.sampler), rollout_s)
+        sampler_rates = rates(counters, self.sampler.stats(), rollout_s)
         metrics = group_metrics(played, self.codec)
         key = (self.config.seed, "dcpo", step)
         batches = assign(played, self.config.credit, self.config.train.optimizer_steps, key)
         start = time.perf_counter()
-        learnt, learner_timings = self._learn(batches)
+        learnt, learner_timings = await self._learn(batches)
         learn_s = time.perf_counter() - start
-        metrics |= credit_metrics(batch.metrics for batch in batches) | learnt
+        metrics |= credit_metrics(batches) | learnt
         if self.curriculum and size is not None:
             unit = self.curriculum.unit
             metrics |= {f"curriculum/{unit}": float(size), "curriculum/stage": float(self.curriculum.stage)}
@@ -164,18 +164,13 @@ class Trainer:
             on_episode=on_episode,
         )
 
-    def _learn(self, batches: tuple[StepBatch, ...]) -> tuple[Metrics, Metrics]:
+    async def _learn(self, batches: tuple[StepBatch, ...]) -> tuple[Metrics, Metrics]:
         """The optimiser steps; a batch without segments takes none, for even a zero gradient moves the weights."""
         full = [batch for batch in batches if batch.segments]
-        if full:
-            self.learner.prepare(full)
-        passes, updates = [], []
-        for number, batch in enumerate(full):
-            self.loggers.progress("learn", number, len(full))
-            passes.append(self.learner.forward_backward(batch))
-            updates.append(self.learner.step())
-        self.learner.publish()
-        metrics, timings = learner_metrics(passes, updates)
+        self.loggers.progress("learn", 0, len(full))
+        updates = await self.learner.update(full) if full else []
+        await self.learner.publish()
+        metrics, timings = learner_metrics(updates)
         return {**metrics, "optim/steps_left_out": float(len(batches) - len(full))}, timings
 
     def _refuse_ungraded(self, step: int, played: list[Group]) -> None:
@@ -203,12 +198,6 @@ def _why(played: list[Group]) -> str:
                 if "message" in event.detail:
                     return f" ({event.detail.get('type', event.kind)}: {event.detail['message']})"
     return ""
-
-
-def _counters(sampler: Sampler) -> dict[str, float]:
-    """The sampler's own counters, if it keeps any."""
-    stats = getattr(sampler, "stats", None)
-    return dict(stats()) if stats is not None else {}
 
 
 def _stage_timings(played: list[Group], learnt: float, rollout_s: float, learn_s: float) -> dict[str, float]:

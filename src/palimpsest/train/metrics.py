@@ -27,11 +27,12 @@ A metric nothing is known of is absent, never 0. Everything here is a function o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from statistics import fmean, pstdev
 
 from palimpsest.credit.dynamic import has_signal
-from palimpsest.engines.protocol import Stats
+from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.measures.memory import memory_metrics, reply_metrics
 from palimpsest.measures.tools import tool_metrics
 from palimpsest.rollout.variant import is_variant
@@ -40,9 +41,6 @@ from palimpsest.types import Group, Trajectory
 
 Metrics = dict[str, float]
 
-_COUNTS = frozenset(
-    {"tokens_sum", "segments_sum", "logical_tokens_sum", "physical_tokens_sum"}
-)  # of a pass; other sums are over tokens
 _MEMORY_ROLLOUTS = 4  # of each group, in training: decoding every prompt of a 7B run would take minutes a step
 
 
@@ -109,79 +107,86 @@ def prompt_tokens(trajectory: Trajectory) -> int:
     return sum(len(turn.prompt_ids) for turn in trajectory.turns)
 
 
-def is_timing(name: str) -> bool:
-    """Whether a metric reads a clock, and so belongs into timings.jsonl: its name ends in `_s`, or `_s_sum`.
+def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
+    """What the maker of a rollout batch's optimiser steps said of them.
 
-    >>> is_timing("tokens_per_s"), is_timing("learner_s_sum"), is_timing("kl_sum")
-    (True, True, False)
-    """
-    return name.removesuffix("_sum").endswith("_s")
-
-
-def credit_metrics(batches: Iterable[Stats]) -> Metrics:
-    """Metrics of a step's batches: `_sum` keys added up and stripped, others averaged over the batches that have them.
-
-    >>> credit_metrics([{"segments_sum": 2.0, "reward_mean": 0.5}, {"segments_sum": 3.0}])
+    >>> two = [StepBatch((), {"segments": 2.0}, {"reward_mean": 0.5}), StepBatch((), {"segments": 3.0})]
+    >>> credit_metrics(two)
     {'credit/reward_mean': 0.5, 'credit/segments': 5.0}
     """
-    return {f"credit/{name.removesuffix('_sum')}": value for name, value in merged(batches).items()}
+    folded = {
+        **_folded([batch.counts for batch in batches], sum),
+        **_folded([batch.means for batch in batches], fmean),
+        **_folded([batch.maxima for batch in batches], max),
+        **_folded([batch.minima for batch in batches], min),
+    }
+    return {f"credit/{name}": folded[name] for name in sorted(folded)}
 
 
-def learner_metrics(passes: Sequence[Stats], updates: Sequence[Stats]) -> tuple[Metrics, Metrics]:
-    """Metrics and timings of a step's passes over batches and of its optimiser updates.
+def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
+    """Metrics and timings of the optimiser steps of a rollout batch.
 
-    A `_sum` of a pass is over trained tokens and becomes a mean over them, but for counts, which add up, and the
-    loss, which holds its denominator already and is averaged over the passes:
+    Sums over trained tokens become means over them; the loss, which holds its denominator already, is averaged over
+    the steps:
 
-    >>> first = {"kl_sum": 1.0, "loss_sum": 0.5, "tokens_sum": 4.0}
-    >>> second = {"kl_sum": 3.0, "loss_sum": 0.0, "tokens_sum": 4.0}
-    >>> learner_metrics([first, second], [{"grad_norm": 2.0, "step_s": 0.1}])
-    ({'policy/kl': 0.5, 'policy/loss': 0.25, 'policy/tokens': 8.0, 'optim/grad_norm': 2.0}, {'optim/step_s': 0.1})
+    >>> first = UpdateStats(loss=0.5, tokens=4, token_sums={"kl": 1.0}, grad_norm=2.0, seconds=0.1)
+    >>> second = UpdateStats(loss=0.0, tokens=4, token_sums={"kl": 3.0}, skipped=True, seconds=0.2)
+    >>> metrics, timings = learner_metrics([first, second])
+    >>> [metrics[name] for name in ("policy/kl", "policy/loss", "policy/tokens", "optim/grad_norm")]
+    [0.5, 0.25, 8.0, 2.0]
+    >>> metrics["optim/grad_skipped"], round(timings["policy/learner_s"], 6)
+    (0.5, 0.3)
     """
-    totals = merged(passes)
-    tokens = totals.get("tokens_sum") or 1.0
-    named: dict[str, tuple[str, float]] = {}
-    for name, value in totals.items():
-        if name == "loss_sum":
-            value /= len(passes)
-        elif name.endswith("_sum") and name not in _COUNTS and not is_timing(name):
-            value /= tokens
-        named[f"policy/{name.removesuffix('_sum')}"] = (name, value)
-    named |= {f"optim/{name.removesuffix('_sum')}": (name, value) for name, value in merged(updates).items()}
-    metrics = {key: value for key, (name, value) in named.items() if not is_timing(name)}
-    return metrics, {key: value for key, (name, value) in named.items() if is_timing(name)}
+    if not updates:
+        return {}, {}
+    tokens = sum(update.tokens for update in updates)
+    policy: dict[str, float] = {
+        "loss": fmean(update.loss for update in updates),
+        "tokens": float(tokens),
+        "segments": float(sum(update.segments for update in updates)),
+        "logical_tokens": float(sum(update.logical_tokens for update in updates)),
+        "physical_tokens": float(sum(update.physical_tokens for update in updates)),
+        "reuse": fmean(update.reuse for update in updates),
+    }
+    sums = _folded([update.token_sums for update in updates], sum)
+    policy |= {name: value / (tokens or 1) for name, value in sums.items()}
+    policy |= {f"{name}_max": value for name, value in _folded([update.maxima for update in updates], max).items()}
+    optim: dict[str, float | None] = {
+        "learning_rate": _mean(update.learning_rate for update in updates),
+        "grad_norm": _mean(update.grad_norm for update in updates),
+        "grad_skipped": fmean(update.skipped for update in updates),
+        "grad_skipped_total": fmean(update.skipped_total for update in updates),
+        **_folded([update.extra for update in updates], fmean),
+    }
+    metrics = {f"policy/{name}": policy[name] for name in sorted(policy)}
+    metrics |= {f"optim/{name}": value for name, value in sorted(optim.items()) if value is not None}
+    speed = fmean(update.logical_tokens / update.seconds if update.seconds else 0.0 for update in updates)
+    seconds = sum(update.seconds for update in updates)
+    return metrics, {"policy/learner_s": seconds, "policy/learner_tokens_per_s": speed}
 
 
-def merged(stats: Iterable[Stats]) -> Metrics:
-    """One mapping of several, keys in order: `_sum` adds up, `_max` and `_min` are the extremes, others the mean."""
-    columns: dict[str, list[float]] = {}
-    for each in stats:
-        for name, value in each.items():
-            columns.setdefault(name, []).append(value)
-    return {name: _folded(name, columns[name]) for name in sorted(columns)}
+def _folded(columns: Iterable[Mapping[str, float]], fold: Callable[[list[float]], float]) -> dict[str, float]:
+    """One mapping of several: `fold` of the values that each name has."""
+    values: dict[str, list[float]] = {}
+    for column in columns:
+        for name, value in column.items():
+            values.setdefault(name, []).append(value)
+    return {name: fold(each) for name, each in values.items()}
 
 
-def _folded(name: str, values: Sequence[float]) -> float:
-    if name.endswith("_sum"):
-        return sum(values)
-    if name.endswith("_min"):
-        return min(values)
-    return max(values) if name.endswith("_max") else fmean(values)
+def rates(before: SamplerStats, after: SamplerStats, seconds: float) -> Metrics:
+    """Growth of a sampler's counters over `seconds`, as `rollout/NAME_per_s`, and its prefix cache's hit rate.
 
-
-def rates(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Metrics:
-    """Growth of counters over `seconds`, as `rollout/NAME_per_s`, and the prefix cache's hit rate meanwhile.
-
-    >>> rates({"prompt_tokens": 100.0}, {"prompt_tokens": 500.0, "computed_prompt_tokens": 100.0}, 2.0)
-    ... # doctest: +NORMALIZE_WHITESPACE
-    {'rollout/prompt_tokens_per_s': 200.0, 'rollout/computed_prompt_tokens_per_s': 50.0,
-     'rollout/cache_hit_rate': 0.75}
+    >>> grown = rates(SamplerStats(), SamplerStats(prompt_tokens=400, computed_prompt_tokens=100), 2.0)
+    >>> grown["rollout/prompt_tokens_per_s"], grown["rollout/cache_hit_rate"]
+    (200.0, 0.75)
     """
-    growth = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    found = {f"rollout/{name}_per_s": value / seconds for name, value in growth.items()}
-    if growth.get("prompt_tokens") and "computed_prompt_tokens" in growth:
-        found["rollout/cache_hit_rate"] = 1 - growth["computed_prompt_tokens"] / growth["prompt_tokens"]
-    return found
+    names = [field.name for field in fields(SamplerStats)]
+    growth = {name: getattr(after, name) - getattr(before, name) for name in names}
+    metrics = {f"rollout/{name}_per_s": value / seconds for name, value in growth.items()}
+    if growth["prompt_tokens"]:
+        metrics["rollout/cache_hit_rate"] = 1 - growth["computed_prompt_tokens"] / growth["prompt_tokens"]
+    return metrics
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
-from palimpsest.engines.embedded.build import build_engine
+from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
-from palimpsest.engines.embedded.learner import EmbeddedLearner
+from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model import check_budget, load_model, max_context
 from palimpsest.engines.embedded.optim import learning_rate
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import CheckpointError, ModelError
 from palimpsest.types import SamplingParams, Segment
 from support.models import build_llama
@@ -50,9 +50,9 @@ def batch_of(count: int, seed: int = 0) -> StepBatch:
     return StepBatch(tuple(segment(draw) for _ in range(count)))
 
 
-def learner_of(model: Any, **changes: Any) -> EmbeddedLearner:
+def learner_of(model: Any, **changes: Any) -> ForestLearner:
     options = {"optim": OptimConfig(learning_rate=1e-3), "loss": LossConfig(), "micro_batch_tokens": 150}
-    return EmbeddedLearner(model, **{**options, **changes})
+    return ForestLearner(model, **{**options, **changes})
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -82,19 +82,19 @@ def plain_gradient(model: Any, batch: StepBatch, temperature: float) -> tuple[fl
 def test_the_gradient_is_that_of_separate_unpadded_segments(temperature: float) -> None:
     model, batch = build_llama(VOCAB), batch_of(25)
     loss, exact = plain_gradient(model, batch, temperature)
-    stats = learner_of(model, temperature=temperature).forward_backward(batch)
-    assert math.isclose(stats["loss_sum"], loss, rel_tol=1e-4, abs_tol=1e-6)
+    stats = learner_of(model, temperature=temperature).accumulate(batch)
+    assert math.isclose(stats.loss, loss, rel_tol=1e-4, abs_tol=1e-6)
     for name, gradient in gradients(model).items():
         assert torch.allclose(gradient.double(), exact[name], atol=2e-6, rtol=1e-4), name
-    assert stats["tokens_sum"] == sum(sum(item.segment.loss_mask) for item in batch.segments)
-    assert stats["logical_tokens_sum"] >= stats["physical_tokens_sum"]
+    assert stats.tokens == sum(sum(item.segment.loss_mask) for item in batch.segments)
+    assert stats.logical_tokens >= stats.physical_tokens
 
 
 def test_the_cut_into_micro_batches_does_not_matter() -> None:
     batch, found = batch_of(25), []
     for tokens in (1, 97, 100_000):
         model = build_llama(VOCAB)
-        learner_of(model, micro_batch_tokens=tokens).forward_backward(batch)
+        learner_of(model, micro_batch_tokens=tokens).accumulate(batch)
         found.append(gradients(model))
     for name in found[0]:
         assert torch.allclose(found[0][name], found[1][name], atol=1e-6)
@@ -148,10 +148,10 @@ def test_sampler_and_learner_agree_on_a_thousand_sampled_tokens() -> None:
                 (0.001,) * (len(prompt) + size),
             )
         )
-    stats = learner_of(model, temperature=0.8).forward_backward(StepBatch(tuple(items)))
-    assert stats["tokens_sum"] == 1200
-    assert stats["logprob_gap_max"] < 1e-4
-    assert abs(stats["ratio_sum"] / 1200 - 1) < 1e-4
+    stats = learner_of(model, temperature=0.8).accumulate(StepBatch(tuple(items)))
+    assert stats.tokens == 1200
+    assert stats.maxima["logprob_gap"] < 1e-4
+    assert abs(stats.token_sums["ratio"] / 1200 - 1) < 1e-4
 
 
 def silenced(batch: StepBatch, silent: set[int]) -> StepBatch:
@@ -170,11 +170,10 @@ def test_segments_without_a_signal_are_not_computed_and_the_gradient_is_the_same
         model = build_llama(VOCAB)
         learner = learner_of(model, loss=LossConfig(old_logprobs=old))
         learner._skips_silent = skips
-        learner.prepare([batch, batch_of(2)])
-        seen.append((learner.forward_backward(batch), gradients(model)))
+        seen.append((learner.accumulate(batch), gradients(model)))
     (few, ours), (every, whole) = seen
-    assert (few["segments_sum"], every["segments_sum"]) == (5.0, 25.0)
-    assert math.isclose(few["loss_sum"], every["loss_sum"], abs_tol=1e-7)
+    assert (few.segments, every.segments) == (5, 25)
+    assert math.isclose(few.loss, every.loss, abs_tol=1e-7)
     for name, gradient in whole.items():
         assert torch.allclose(ours[name], gradient, atol=1e-7), name
 
@@ -182,19 +181,18 @@ def test_segments_without_a_signal_are_not_computed_and_the_gradient_is_the_same
 @pytest.mark.parametrize("loss", [LossConfig(kl_coef=0.1), LossConfig(entropy_coef=0.01)])
 def test_kl_and_entropy_terms_need_every_segment(loss: LossConfig) -> None:
     batch = silenced(batch_of(8), {1, 2, 3})
-    assert learner_of(build_llama(VOCAB), loss=loss).forward_backward(batch)["segments_sum"] == 8.0
+    assert learner_of(build_llama(VOCAB), loss=loss).accumulate(batch).segments == 8
 
 
 def test_a_step_without_any_signal_is_a_step_on_a_zero_gradient() -> None:
     """Momentum moves the weights then, as it does where every segment is computed."""
     model = build_llama(VOCAB)
     learner = learner_of(model)
-    learner.forward_backward(batch_of(4))
-    learner.step()
+    learner.update([batch_of(4)])
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    stats = learner.forward_backward(silenced(batch_of(4), {0, 1, 2, 3}))
-    assert stats["segments_sum"] == 1.0
-    assert learner.step()["grad_norm"] == 0.0
+    stats = learner.accumulate(silenced(batch_of(4), {0, 1, 2, 3}))
+    assert stats.segments == 1
+    assert learner.apply(stats).grad_norm == 0.0
     assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -203,31 +201,32 @@ def test_recomputed_old_log_probabilities_are_those_before_the_first_step() -> N
     config = LossConfig(old_logprobs="recompute")
     learner = learner_of(model, loss=config, optim=OptimConfig(learning_rate=1e-2))
     first, second = batch_of(6, seed=1), batch_of(6, seed=2)
-    with pytest.raises(ValueError, match="prepare"):
-        learner.forward_backward(first)
-    learner.prepare([first, second])
-    stats = learner.forward_backward(first)
-    assert math.isclose(stats["ratio_sum"], stats["tokens_sum"], rel_tol=1e-5)
-    learner.step()
-    stats = learner.forward_backward(second)
-    assert abs(stats["ratio_sum"] / stats["tokens_sum"] - 1) > 1e-3, "old ones moved with the weights"
+    before, after = learner.update([first, second])
+    assert math.isclose(before.token_sums["ratio"], before.tokens, rel_tol=1e-5)
+    assert abs(after.token_sums["ratio"] / after.tokens - 1) > 1e-3, "old ones moved with the weights"
 
 
-def test_a_single_prepared_batch_is_its_own_old_side() -> None:
+def test_a_single_step_is_its_own_old_side() -> None:
+    learner = learner_of(build_llama(VOCAB), loss=LossConfig(old_logprobs="recompute"))
+    (stats,) = learner.update([batch_of(6)])
+    assert stats.token_sums["ratio"] == stats.tokens
+
+
+def test_the_same_batch_may_be_several_steps() -> None:
+    """Steps are known by their place, not by what they are."""
     learner = learner_of(build_llama(VOCAB), loss=LossConfig(old_logprobs="recompute"))
     batch = batch_of(6)
-    learner.prepare([batch])
-    stats = learner.forward_backward(batch)
-    assert stats["ratio_sum"] == stats["tokens_sum"]
+    assert [stats.tokens for stats in learner.update([batch, batch])] == [learner.accumulate(batch).tokens] * 2
+    assert learner.version == 2
 
 
 def test_kl_compares_with_the_starting_weights() -> None:
     model = build_llama(VOCAB)
     learner = learner_of(model, loss=LossConfig(kl_coef=0.1), optim=OptimConfig(learning_rate=1e-2))
     batch = batch_of(6)
-    assert learner.forward_backward(batch)["kl_sum"] == 0.0
-    learner.step()
-    assert learner.forward_backward(batch)["kl_sum"] > 0.01
+    (stats,) = learner.update([batch])
+    assert stats.token_sums["kl"] == 0.0
+    assert learner.accumulate(batch).token_sums["kl"] > 0.01
     assert learner_of(model)._reference is None, "coefficient 0 keeps no reference model"
 
 
@@ -236,9 +235,8 @@ def test_supervised_training_lowers_the_loss_of_its_tokens() -> None:
     batch = batch_of(10)
     losses = []
     for _ in range(15):
-        stats = learner.forward_backward(batch)
-        losses.append(stats["nll_sum"] / stats["tokens_sum"])
-        learner.step()
+        (stats,) = learner.update([batch])
+        losses.append(stats.token_sums["nll"] / stats.tokens)
     assert losses[-1] < losses[0] - 1
 
 
@@ -249,12 +247,11 @@ def test_a_non_finite_gradient_changes_nothing_and_is_counted() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     good = batch.segments[0]
     bad = TrainSegment(good.segment, (math.nan,) * len(good.advantages), good.weights)
-    learner.forward_backward(StepBatch((bad,)))
-    stats = learner.step()
-    assert (stats["grad_skipped"], stats["grad_skipped_total"], learner.version) == (1.0, 1.0, 0)
+    (stats,) = learner.update([StepBatch((bad,))])
+    assert (stats.skipped, stats.skipped_total, stats.grad_norm, learner.version) == (True, 1, None, 0)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
-    learner.forward_backward(batch)
-    assert learner.step()["grad_skipped"] == 0.0
+    (stats,) = learner.update([batch])
+    assert (stats.skipped, stats.skipped_total) == (False, 1)
     assert learner.version == 1
 
 
@@ -264,9 +261,9 @@ def test_adamw_follows_the_formula() -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     start = dict(model.named_parameters())[name].detach().clone()
     learner = learner_of(model, optim=config)
-    learner.forward_backward(batch)
+    learner.accumulate(batch)
     gradient = gradients(model)[name]
-    learner.step()
+    learner.apply(UpdateStats())
     # First step: both moments are the gradient's, so bias-corrected they are g and g squared.
     expected = start * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-6)
     assert torch.allclose(dict(model.named_parameters())[name], expected, atol=1e-6)
@@ -281,14 +278,13 @@ def test_schedules() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saved_state_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype, tiny_tokenizer: Any) -> None:
-    def fresh() -> tuple[Any, EmbeddedLearner]:
+    def fresh() -> tuple[Any, ForestLearner]:
         model = build_llama(VOCAB).to(dtype)
         return model, learner_of(model, tokenizer=tiny_tokenizer)
 
-    def train(learner: EmbeddedLearner, seeds: range) -> None:
+    def train(learner: ForestLearner, seeds: range) -> None:
         for seed in seeds:
-            learner.forward_backward(batch_of(5, seed=seed))
-            learner.step()
+            learner.update([batch_of(5, seed=seed)])
 
     straight_model, straight = fresh()
     train(straight, range(3))
@@ -309,19 +305,16 @@ def test_bfloat16_weights_keep_updates_smaller_than_their_spacing() -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     master = learner._optimizer._masters[name]
     before = master.detach().clone()
-    learner.forward_backward(batch_of(4))
-    learner.step()
+    learner.update([batch_of(4)])
     assert (master != before).float().mean() > 0.9
 
 
 def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path) -> None:
     config = RunConfig(model=ModelConfig(path=str(tiny_model_folder)))
-    engine = build_engine(config)
-    assert engine.learner is not None
-    engine.learner.forward_backward(batch_of(4))
-    engine.learner.step()
-    engine.learner.save(tmp_path)
-    again = build_engine(RunConfig(model=ModelConfig(path=str(tmp_path))), train=False)
+    engine = EmbeddedEngine(config, objective="policy")
+    engine.trainer.update([batch_of(4)])
+    engine.trainer.save(tmp_path)
+    again = EmbeddedEngine(RunConfig(model=ModelConfig(path=str(tmp_path))), objective=None)
     assert again.learner is None
     for a, b in zip(engine.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -329,11 +322,10 @@ def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path
 
 
 def test_publishing_makes_the_new_weights_the_samplers(tiny_model_folder: Path) -> None:
-    engine = build_engine(RunConfig(model=ModelConfig(path=str(tiny_model_folder))))
+    engine = EmbeddedEngine(RunConfig(model=ModelConfig(path=str(tiny_model_folder))), objective="policy")
+    engine.trainer.update([batch_of(4)])
     assert engine.learner is not None
-    engine.learner.forward_backward(batch_of(4))
-    engine.learner.step()
-    assert engine.learner.publish() == 1
+    assert asyncio.run(engine.learner.publish()) == 1
     completion = asyncio.run(engine.sampler.generate([5, 6, 7], SamplingParams(max_tokens=4)))
     assert completion.policy_version == 1
     with torch.no_grad():
@@ -362,10 +354,10 @@ def test_segments_that_can_not_be_trained_are_refused() -> None:
     row = Segment((1,) * 18, (False,) * 17 + (True,), (0.0,) * 18, (-1,) * 17 + (0,))
     long = TrainSegment(row, (1.0,) * 18, (1.0,) * 18)
     with pytest.raises(ValueError, match="18 tokens"):
-        learner.forward_backward(StepBatch((long,)))
+        learner.accumulate(StepBatch((long,)))
     headless = TrainSegment(Segment((1, 2), (True, True), (-1.0, -1.0), (0, 0)), (1.0, 1.0), (1.0, 1.0))
     with pytest.raises(ValueError, match="first token"):
-        learner.forward_backward(StepBatch((headless,)))
+        learner.accumulate(StepBatch((headless,)))
 
 
 def test_a_segment_with_an_empty_mask_changes_nothing() -> None:
@@ -374,7 +366,7 @@ def test_a_segment_with_an_empty_mask_changes_nothing() -> None:
     found = []
     for segments in (batch.segments, (*batch.segments, empty)):
         model = build_llama(VOCAB)
-        learner_of(model).forward_backward(StepBatch(segments))
+        learner_of(model).accumulate(StepBatch(segments))
         found.append(gradients(model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 

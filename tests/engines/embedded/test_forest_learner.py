@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe
+from palimpsest.config.models import model_path
 from palimpsest.config.schema import CreditConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig
 from palimpsest.credit.assign import assign
 from palimpsest.data.search_synthetic import SyntheticSearchSource
@@ -24,10 +25,10 @@ from palimpsest.data.synthetic import SyntheticSource
 from palimpsest.engines.embedded.forest import attention as forest_attention
 from palimpsest.engines.embedded.forest import layout as forest
 from palimpsest.engines.embedded.forest import plan as forest_plan
-from palimpsest.engines.embedded.learner import EmbeddedLearner
-from palimpsest.engines.embedded.model import load_model, model_path
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import ModelError
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy
@@ -53,26 +54,26 @@ from support.forests import VOCAB, apart, batch_of_rows, credited, exact, gradie
 from support.models import build_llama
 
 
-def learner_of(model: Any, **changes: Any) -> EmbeddedLearner:
+def learner_of(model: Any, **changes: Any) -> ForestLearner:
     options: dict[str, Any] = {"optim": OptimConfig(), "loss": LossConfig(), "micro_batch_tokens": 100_000}
-    return EmbeddedLearner(model, **{**options, **changes})
+    return ForestLearner(model, **{**options, **changes})
 
 
-def compared(model: Any, batch: StepBatch, **options: Any) -> tuple[float, dict[str, float]]:
+def compared(model: Any, batch: StepBatch, **options: Any) -> tuple[float, UpdateStats]:
     """Largest relative error of loss and gradients against separate segments, and the learner's stats.
 
     The loss is a sum of both signs: its error is relative to the sum of the sizes.
     """
     loss, wanted = apart(model, batch)
     model.zero_grad(set_to_none=True)
-    stats = learner_of(model, **options).forward_backward(batch)
+    stats = learner_of(model, **options).accumulate(batch)
     size = sum(
         abs(advantage * weight)
         for item in batch.segments
         for advantage, weight, m in zip(item.advantages, item.weights, item.segment.loss_mask, strict=True)
         if m
     )
-    return max(abs(stats["loss_sum"] - loss) / size, largest_error(gradients(model), wanted)), dict(stats)
+    return max(abs(stats.loss - loss) / size, largest_error(gradients(model), wanted)), stats
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_random_forests_have_the_gradient_of_separate_segments(
         patch.setitem(forest.build_forests.__kwdefaults__, "min_shared", shared)
         error, stats = compared(model, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
     assert error < 1e-9
-    assert stats["reuse"] == stats["logical_tokens_sum"] / stats["physical_tokens_sum"]
+    assert stats.reuse == stats.logical_tokens / stats.physical_tokens
 
 
 def test_a_long_forest_with_every_kind_of_part(model: Any) -> None:
@@ -109,7 +110,7 @@ def test_a_long_forest_with_every_kind_of_part(model: Any) -> None:
     rows = [list(range(40)) + row for row in grown(draw, depth=3, length=150)][:14]
     error, stats = compared(model, batch_of_rows(rows, draw, share=0.2))
     assert error < 1e-9
-    assert stats["reuse"] > 1.5
+    assert stats.reuse > 1.5
     (laid_out,) = forest.build_forests(batch_of_rows(rows, draw).segments, 100_000, 512)
     kinds = {(p.causal, p.mask is not None) for p in forest_plan.plan_of(laid_out, torch.float32).parts}
     assert kinds == {(True, False), (False, False), (False, True)}
@@ -120,7 +121,7 @@ def test_one_sampled_token_in_two_trajectories_is_trained_with_each_ones_advanta
     pair = [TrainSegment(row, (advantage,) * 10, (0.5,) * 10) for advantage in (1.0, -0.25)]
     error, stats = compared(model, StepBatch(tuple(pair)))
     assert error < 1e-9
-    assert (stats["tokens_sum"], stats["physical_tokens_sum"], stats["logical_tokens_sum"]) == (4, 9, 18)
+    assert (stats.tokens, stats.physical_tokens, stats.logical_tokens) == (4, 9, 18)
 
 
 def test_a_segment_may_be_a_prefix_of_another(model: Any) -> None:
@@ -128,7 +129,7 @@ def test_a_segment_may_be_a_prefix_of_another(model: Any) -> None:
     long = [draw.randrange(VOCAB) for _ in range(30)]
     error, stats = compared(model, batch_of_rows([long, long[:12], long[:20], long], draw))
     assert error < 1e-9
-    assert stats["physical_tokens_sum"] == 29
+    assert stats.physical_tokens == 29
 
 
 # ---- recorded trajectories -----------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def recorded(policy: Any, problems: Sequence[Problem], model: Any, codec: Any, s
 def error_and_reuse(groups: Sequence[Group], model: Any) -> tuple[float, float]:
     (batch,) = assign(groups, CreditConfig(), 1)
     error, stats = compared(exact(model), batch)
-    return error, stats["reuse"]
+    return error, stats.reuse
 
 
 SIZES = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8, "prompts": "short"}
@@ -193,7 +194,7 @@ class Coached:
         self._policy, self._codec = policy, codec
         self.max_context = self._sampler.max_context
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **options: Any) -> Completion:
         self._calls += 1
         if self._calls % 2 or params.max_tokens != self._policy.written_tokens:
             return await self._sampler.generate(prompt_ids, params)
@@ -267,8 +268,8 @@ def test_trajectories_that_rewrite_their_context(way: Any, model: Any) -> None:
         items += [credited(s.token_ids, s.loss_mask, draw) for s in segments_of(played)]
     error, stats = compared(model, StepBatch(tuple(items)))
     assert error < 1e-9
-    assert stats["reuse"] > 1.5
-    assert stats["segments_sum"] == len(items)
+    assert stats.reuse > 1.5
+    assert stats.segments == len(items)
 
 
 def test_the_shipped_model_in_single_precision() -> None:
@@ -276,8 +277,8 @@ def test_the_shipped_model_in_single_precision() -> None:
     draw = random.Random(0)
     batch = batch_of_rows(grown(draw, depth=3, length=60, vocab=1000)[:12], draw, share=0.1)
     wanted = apart(exact(model), batch)
-    stats = learner_of(model).forward_backward(batch)
-    assert stats["loss_sum"] == pytest.approx(wanted[0], rel=1e-4)
+    stats = learner_of(model).accumulate(batch)
+    assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
     found = {name: gradient.double() for name, gradient in gradients(model).items()}
     assert largest_error(found, wanted[1]) < 1e-4
 
@@ -328,10 +329,10 @@ def test_decoders_with_the_attention_interface_train_unpatched(name: str, checkp
     wanted = apart(copy.deepcopy(model), batch)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    stats = learner_of(model).forward_backward(batch)
-    assert stats["loss_sum"] == pytest.approx(wanted[0], rel=1e-4)
+    stats = learner_of(model).accumulate(batch)
+    assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
     assert largest_error(gradients(model), wanted[1]) < 1e-4
-    assert stats["reuse"] > 1.5
+    assert stats.reuse > 1.5
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -347,7 +348,7 @@ def test_segments_longer_than_a_sliding_window_are_refused() -> None:
     learner = learner_of(built("Mistral", sliding_window=16))
     draw = random.Random(0)
     with pytest.raises(ValueError, match="segment 0 has 40 tokens, the model's window holds 16"):
-        learner.forward_backward(batch_of_rows([[1] * 40], draw))
+        learner.accumulate(batch_of_rows([[1] * 40], draw))
 
 
 def test_a_model_without_a_forest_computes_what_it_did(tmp_path: Path) -> None:
@@ -378,7 +379,7 @@ def test_low_rank_adapters_train_on_forests() -> None:
     model, draw = adapted(0), random.Random(0)
     batch = batch_of_rows(grown(draw, depth=3, length=20)[:12], draw)
     _, wanted = apart(copy.deepcopy(model), batch)
-    learner_of(model).forward_backward(batch)
+    learner_of(model).accumulate(batch)
     assert all("lora_" in name for name in wanted)
     assert largest_error(gradients(model), wanted) < 1e-4
 
@@ -387,13 +388,11 @@ def test_saved_adapters_come_back_bit_for_bit(tmp_path: Path) -> None:
     draw = random.Random(0)
     batch = batch_of_rows(grown(draw, depth=2, length=20), draw)
     first, second = learner_of(adapted(0)), learner_of(adapted(1))
-    first.forward_backward(batch)
-    first.step()
+    first.update([batch])
     first.save(tmp_path)
     second.load(tmp_path)
     for learner in (first, second):
-        learner.forward_backward(batch)
-        learner.step()
+        learner.update([batch])
     weights = [dict(learner._model.named_parameters()) for learner in (first, second)]
     assert all(torch.equal(p, weights[1][name]) for name, p in weights[0].items())
 
@@ -441,6 +440,6 @@ def test_the_same_forest_gives_the_same_bytes() -> None:
     found = []
     for _ in range(2):
         model = built("Llama")
-        learner_of(model).forward_backward(batch)
+        learner_of(model).accumulate(batch)
         found.append(gradients(model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -16,7 +16,7 @@ import torch
 
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
-from palimpsest.engines.embedded.build import Engine, build_engine
+from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.model import load_model
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import ModelError
@@ -29,10 +29,11 @@ RANK, ALPHA = 4, 8.0
 PROMPT = [5, 9, 30, 31, 7, 40]
 
 
-def engine_of(folder: Path, *overrides: str) -> Engine:
+def engine_of(folder: Path, *overrides: str) -> EmbeddedEngine:
     lora = (f"model.lora.rank={RANK}", f"model.lora.alpha={ALPHA}")
     rate = "optim.learning_rate=0.05"
-    return build_engine(load_recipe("memagent-quickstart", [f"model.path={folder}", *lora, rate, *overrides]))
+    config = load_recipe("memagent-quickstart", [f"model.path={folder}", *lora, rate, *overrides])
+    return EmbeddedEngine(config, objective="policy")
 
 
 def batch() -> StepBatch:
@@ -40,18 +41,16 @@ def batch() -> StepBatch:
     return batch_of_rows(grown(draw, depth=2, length=12), draw)
 
 
-def trained(folder: Path, *overrides: str) -> Engine:
+def trained(folder: Path, *overrides: str) -> EmbeddedEngine:
     """After two steps: B is no longer 0."""
     engine = engine_of(folder, *overrides)
-    assert engine.learner is not None
     for _ in range(2):
-        engine.learner.forward_backward(batch())
-        engine.learner.step()
-    engine.learner.publish()
+        engine.trainer.update([batch()])
+    asyncio.run(engine.learner.publish())
     return engine
 
 
-def with_products(folder: Path, engine: Engine) -> Any:
+def with_products(folder: Path, engine: EmbeddedEngine) -> Any:
     """The base model with alpha / rank * B A added to its weights by hand."""
     plain = load_model(ModelConfig(path=str(folder)))
     found = dict(engine.model.named_parameters())
@@ -99,8 +98,7 @@ def test_the_sampler_reads_the_adapted_weights(checkpointing: str, tiny_model_fo
 @needs_peft
 def test_a_checkpoint_holds_the_adapter_and_opens_merged(tiny_model_folder: Path, tmp_path: Path) -> None:
     engine = trained(tiny_model_folder)
-    assert engine.learner is not None
-    engine.learner.save(tmp_path)
+    engine.trainer.save(tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["adapter_model.safetensors"]
     settings = json.loads((tmp_path / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tiny_model_folder)
@@ -115,11 +113,9 @@ def test_a_checkpoint_holds_the_adapter_and_opens_merged(tiny_model_folder: Path
 def test_an_adapter_on_a_merged_adapter_opens_as_well(tiny_model_folder: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for engine, folder in ((trained(tiny_model_folder), first),):
-        assert engine.learner is not None
-        engine.learner.save(folder)
+        engine.trainer.save(folder)
     again = trained(first)
-    assert again.learner is not None
-    again.learner.save(second)
+    again.trainer.save(second)
     wanted = scores(with_products(first, again), PROMPT)
     torch.testing.assert_close(scores(load_model(ModelConfig(path=str(second))), PROMPT), wanted, atol=1e-4, rtol=1e-4)
 
@@ -127,8 +123,7 @@ def test_an_adapter_on_a_merged_adapter_opens_as_well(tiny_model_folder: Path, t
 @needs_peft
 def test_the_kl_term_compares_with_the_model_without_its_adapter(tiny_model_folder: Path) -> None:
     engine = trained(tiny_model_folder, "loss.kl_coef=0.1")
-    assert engine.learner is not None
-    stats = engine.learner.forward_backward(batch())
+    stats = engine.trainer.accumulate(batch())
     models = with_products(tiny_model_folder, engine), load_model(ModelConfig(path=str(tiny_model_folder)))
     total = 0.0
     for item in batch().segments:
@@ -137,7 +132,7 @@ def test_the_kl_term_compares_with_the_model_without_its_adapter(tiny_model_fold
         new, reference = (scores(model, ids.tolist())[where - 1, ids[where]] for model in models)
         total += float(((reference - new).exp() - (reference - new) - 1).sum())
     assert total > 0.01
-    assert stats["kl_sum"] == pytest.approx(total, rel=1e-3)
+    assert stats.token_sums["kl"] == pytest.approx(total, rel=1e-3)
 
 
 @needs_peft

@@ -17,10 +17,10 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -38,14 +38,18 @@ from palimpsest.engines.embedded.lora import save_adapter
 from palimpsest.engines.embedded.model import max_context
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
-from palimpsest.engines.protocol import Stats, StepBatch
+from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
+from palimpsest.files import hashes
+
+OldLogprobs = list[Tensor]
+"""For each segment of a step, [N] nats of its trained tokens."""
 
 STATE_FOLDER = "learner"  # not beside the weights: engines that read *.safetensors would take it for one of them
 
 
-class EmbeddedLearner:
-    """Satisfies `palimpsest.engines.protocol.Learner`."""
+class ForestLearner:
+    """What `engines.protocol.Learner` asks for, computed where it is called; engine.py makes it asynchronous."""
 
     def __init__(
         self,
@@ -53,19 +57,17 @@ class EmbeddedLearner:
         *,
         optim: OptimConfig,
         loss: LossConfig | None = None,
-        objective: Literal["policy", "nll"] = "policy",
+        objective: Objective = "policy",
         temperature: float = 1.0,
         micro_batch_tokens: int = 16384,
         total_steps: int | None = None,
         tokenizer: Any = None,
-        on_publish: Callable[[int], None] | None = None,
     ) -> None:
         """`total_steps` is where a linear or cosine schedule reaches 0; `tokenizer` is saved beside the weights."""
         self._model, self._objective, self._tokenizer = model, objective, tokenizer
         self._loss_config = loss or LossConfig()
         self._temperature = temperature or 1.0
         self._micro_batch_tokens = micro_batch_tokens
-        self._on_publish = on_publish
         keep_freed_memory()
         adopt(model)
         self.max_context = max_context(model)
@@ -77,51 +79,57 @@ class EmbeddedLearner:
             self._reference = model if self._adapted else copy.deepcopy(model).requires_grad_(False)
         advantages_only = self._loss_config.kl_coef == 0 and self._loss_config.entropy_coef == 0
         self._skips_silent = objective == "policy" and advantages_only
-        self._prepared: dict[int, tuple[StepBatch, list[Tensor] | None]] = {}
 
     @property
     def version(self) -> int:
         return self._optimizer.steps
 
-    def prepare(self, batches: Sequence[StepBatch]) -> None:
-        """See `Learner.prepare`. A single batch needs no pass of its own: its ratio's old side is its new side."""
-        self._prepared.clear()
-        if self._objective != "policy" or self._loss_config.old_logprobs != "recompute":
-            return
-        for batch in batches:
-            old = self._logprobs_of(batch) if len(batches) > 1 else None
-            self._prepared[id(batch)] = (batch, old)
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.vocab, self.max_context)
 
-    def forward_backward(self, batch: StepBatch) -> Stats:
-        """Accumulate the gradient of one optimiser step; see `Learner.forward_backward`."""
+    def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+        """See `Learner.update`. A single step needs no pass of its own: its ratio's old side is its new side."""
+        recomputes = self._objective == "policy" and self._loss_config.old_logprobs == "recompute"
+        before = [self._logprobs_of(batch) if recomputes and len(steps) > 1 else None for batch in steps]
+        return [self.apply(self.accumulate(batch, old)) for batch, old in zip(steps, before, strict=True)]
+
+    def accumulate(self, batch: StepBatch, old: OldLogprobs | None = None) -> UpdateStats:
+        """Add the gradient of one optimiser step to the weights' own, in micro-batches bounded by tokens.
+
+        `old`: the ratio's old side under `loss.old_logprobs=recompute`; None: what is computed here.
+        """
         started = time.perf_counter()
         forests = self._lay_out(batch)
-        old = self._old_logprobs(batch)
         sums: dict[str, float] = {}
-        largest_gap = 0.0
+        loss = largest_gap = 0.0
         self._model.train(bool(getattr(self._model, "is_gradient_checkpointing", False)))
         try:
             for forest in forests:
-                parts, gap = self._micro_step(forest, old)
+                part, parts, gap = self._micro_step(forest, old)
                 for name, value in parts.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
+                loss += float(part)
                 largest_gap = max(largest_gap, gap)
         finally:
             self._model.eval()
-        return sums | self._forest_stats(forests, time.perf_counter() - started) | {"logprob_gap_max": largest_gap}
+        return UpdateStats(
+            loss=loss,
+            tokens=sum(forest.targets.numel() for forest in forests),
+            segments=sum(len(forest.indices) for forest in forests),
+            logical_tokens=sum(forest.logical_tokens for forest in forests),
+            physical_tokens=sum(forest.physical_tokens for forest in forests),
+            token_sums=sums,
+            maxima={"logprob_gap": largest_gap},
+            seconds=time.perf_counter() - started,
+        )
 
-    def step(self) -> Stats:
-        """See `Learner.step`."""
-        return self._optimizer.step()
+    def apply(self, accumulated: UpdateStats) -> UpdateStats:
+        """Clip, update and zero the accumulated gradient; what `accumulated` says, with what became of it."""
+        return self._optimizer.step(accumulated)
 
-    def publish(self) -> int:
-        """See `Learner.publish`; the weights are shared, so this only tells the sampler."""
-        if self._on_publish is not None:
-            self._on_publish(self.version)
-        return self.version
-
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, with optimiser state under `learner/`."""
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write a Hugging Face folder, with optimiser state under `learner/`; see `Learner.save`."""
         if self._adapted:
             save_adapter(self._model, folder)
         else:
@@ -138,6 +146,7 @@ class EmbeddedLearner:
             "reference": _fingerprint(self._reference) if self._reference is not None else None,
         }
         (inner / "learner.json").write_text(json.dumps(facts, indent=1) + "\n")
+        return hashes(folder)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; raises CheckpointError where a file is missing or belongs to another model."""
@@ -157,7 +166,6 @@ class EmbeddedLearner:
         self._copy_weights(saved, folder)
         self._optimizer.restore(tensors)
         self._optimizer.steps, self._optimizer.skipped = facts["version"], facts["grad_skipped"]
-        self.publish()
 
     # ---- parts ----------------------------------------------------------------------------------------------
 
@@ -167,8 +175,8 @@ class EmbeddedLearner:
         exact = torch.promote_types(self._model.dtype, torch.float32)
         return build_forests(batch.segments, self._micro_batch_tokens, self.max_context, device, chosen, dtype=exact)
 
-    def _micro_step(self, forest: Forest, old: list[Tensor] | None) -> tuple[dict[str, Tensor], float]:
-        """Loss and gradient of one micro-batch; its sums, and the largest gap to the sampler's log-probabilities."""
+    def _micro_step(self, forest: Forest, old: OldLogprobs | None) -> tuple[Tensor, dict[str, Tensor], float]:
+        """Gradient of one micro-batch; its loss and sums, and the largest gap to the sampler's log-probabilities."""
         logprobs, entropy = self._forward(self._model, forest)
         if self._objective == "nll":
             loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
@@ -177,10 +185,10 @@ class EmbeddedLearner:
             loss, sums = self._policy_loss(forest, logprobs, entropy, old)
         loss.backward()
         self._optimizer.collect()
-        return sums, float((logprobs.detach() - forest.sampler_logprobs).abs().max())
+        return loss.detach(), sums, float((logprobs.detach() - forest.sampler_logprobs).abs().max())
 
     def _policy_loss(
-        self, forest: Forest, logprobs: Tensor, entropy: Tensor, old: list[Tensor] | None
+        self, forest: Forest, logprobs: Tensor, entropy: Tensor, old: OldLogprobs | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config = self._loss_config
         if config.old_logprobs == "sampler":
@@ -222,33 +230,14 @@ class EmbeddedLearner:
         )
 
     @torch.no_grad()
-    def _logprobs_of(self, batch: StepBatch) -> list[Tensor]:
+    def _logprobs_of(self, batch: StepBatch) -> OldLogprobs:
         """Log-probabilities of each segment's trained tokens under the present weights."""
-        result: list[Tensor] = [torch.empty(0)] * len(batch.segments)
+        result: OldLogprobs = [torch.empty(0)] * len(batch.segments)
         for forest in self._lay_out(batch):
             parts = self._forward(self._model, forest)[0].split(forest.counts)
             for index, part in zip(forest.indices, parts, strict=True):
                 result[index] = part
         return result
-
-    def _old_logprobs(self, batch: StepBatch) -> list[Tensor] | None:
-        if self._objective != "policy" or self._loss_config.old_logprobs != "recompute":
-            return None
-        if id(batch) not in self._prepared:
-            raise ValueError("loss.old_logprobs=recompute: call prepare(batches) before forward_backward(batch)")
-        return self._prepared[id(batch)][1]
-
-    def _forest_stats(self, forests: list[Forest], seconds: float) -> dict[str, float]:
-        logical = sum(forest.logical_tokens for forest in forests)
-        physical = sum(forest.physical_tokens for forest in forests)
-        return {
-            "segments_sum": float(sum(len(forest.indices) for forest in forests)),
-            "logical_tokens_sum": float(logical),
-            "physical_tokens_sum": float(physical),
-            "reuse": logical / physical if physical else 1.0,
-            "learner_s_sum": seconds,
-            "learner_tokens_per_s": logical / seconds if seconds > 0 else 0.0,
-        }
 
     @torch.no_grad()
     def _copy_weights(self, theirs: dict[str, Tensor], folder: Path) -> None:

@@ -7,29 +7,18 @@ Not covered: quantised weights, encoder-decoder models, models over several devi
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.lora import SETTINGS, adapted, base_of, merged
 from palimpsest.errors import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-EMBEDDED = {"embedded": "base-model", "embedded-tools": "tool-model"}
-"""Names of the models inside the package, and their folders."""
-
-
-def model_path(config: ModelConfig) -> str:
-    """Folder or hub id that `config.path` stands for."""
-    if config.path in EMBEDDED:
-        return str(files("palimpsest").joinpath("assets", EMBEDDED[config.path]))
-    return config.path
 
 
 def pick_device(name: str) -> torch.device:
@@ -91,7 +80,7 @@ def trainable(config: ModelConfig) -> Any:
     model = load_model(config)
     if config.lora is None:
         return model
-    is_folder = config.path not in EMBEDDED and Path(config.path).exists()
+    is_folder = config.path not in SHIPPED and Path(config.path).exists()
     return adapted(model, config.lora, str(Path(config.path).resolve()) if is_folder else config.path)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest.config.schema import OptimConfig
+from palimpsest.engines.protocol import UpdateStats
 from palimpsest.errors import CheckpointError
 
 
@@ -69,24 +71,28 @@ class Optimizer:
             master.grad = grad if master.grad is None else master.grad.add_(grad)
             p.grad = None
 
-    def step(self) -> dict[str, float]:
-        """Clip, update, zero. A non-finite gradient is dropped and counted."""
+    def step(self, stats: UpdateStats) -> UpdateStats:
+        """Clip, update, zero. A non-finite gradient is dropped and counted. Returns `stats` with what was done."""
         bound = self._config.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self._masters.values(), math.inf if bound is None else bound))
         rate = learning_rate(self._config, self.steps, self._total_steps)
-        stats = {"learning_rate": rate, "grad_skipped": 0.0}
-        if math.isfinite(norm):
+        finite = math.isfinite(norm)
+        if finite:
             for group in self._adamw.param_groups:
                 group["lr"] = rate
             self._adamw.step()
             self.steps += 1
             self._copy_to_model()
-            stats["grad_norm"] = norm
         else:
             self.skipped += 1
-            stats["grad_skipped"] = 1.0
         self._adamw.zero_grad(set_to_none=True)
-        return stats | {"grad_skipped_total": float(self.skipped)}
+        return replace(
+            stats,
+            learning_rate=rate,
+            grad_norm=norm if finite else None,
+            skipped=not finite,
+            skipped_total=self.skipped,
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Moments and masters by name, for safetensors."""

@@ -1,0 +1,141 @@
+"""The embedded engine: one model in this process, its codec, a sampler and a learner.
+
+Sampler and learner share the weights and the thread they compute on, so neither reads what the other writes. An engine
+opened to run ahead has two copies of the weights and two threads: what is sampled while the learner learns comes of
+the weights last published.
+
+Guaranteed: the event loop is never computed on; equal configurations give equal bytes on one machine.
+Not covered: several devices.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model import load_model, max_context, trainable
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.embedded.thread import ComputeThread, set_threads
+from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
+from palimpsest.text.codec import Codec
+
+
+class EmbeddedLearner:
+    """A `ForestLearner` on a compute thread. Satisfies `palimpsest.engines.protocol.Learner`."""
+
+    def __init__(
+        self, learner: ForestLearner, thread: ComputeThread, on_publish: Callable[[int], Awaitable[None]]
+    ) -> None:
+        """`on_publish` is told the version that the sampler is to have."""
+        self._learner, self._thread, self._on_publish = learner, thread, on_publish
+
+    @property
+    def version(self) -> int:
+        return self._learner.version
+
+    @property
+    def limits(self) -> Limits:
+        return self._learner.limits
+
+    async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+        """See `Learner.update`."""
+        return await self._thread.run(self._learner.update, steps)
+
+    async def save(self, folder: Path) -> Mapping[str, str]:
+        """See `Learner.save`."""
+        return await self._thread.run(self._learner.save, folder)
+
+    async def load(self, folder: Path) -> None:
+        """See `Learner.load`; what was loaded is published too."""
+        await self._thread.run(self._learner.load, folder)
+        await self.publish()
+
+    async def publish(self) -> int:
+        """See `Learner.publish`."""
+        await self._on_publish(self.version)
+        return self.version
+
+
+class EmbeddedEngine:
+    """Satisfies `palimpsest.engines.protocol.Engine`."""
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None, separate: bool = False) -> None:
+        """Load `config.model`; raises ModelError with the reason if it can't be used.
+
+        `separate`: the sampler has weights and a thread of its own, for training that samples while it learns.
+        """
+        settings = config.engine
+        set_threads(settings.threads)
+        self._settings = settings
+        self._thread = self._sampling_thread = ComputeThread(settings.threads)
+        self.model = trainable(config.model) if objective else load_model(config.model)
+        self.codec = Codec.load(model_path(config.model))
+        self._sampled = self.model
+        self._published = 0
+        self.learner: EmbeddedLearner | None = None
+        if objective is None:
+            self.model.requires_grad_(False)
+            return
+        if separate:
+            self._sampling_thread = ComputeThread(settings.threads)
+            self._sampled = copy.deepcopy(self.model).requires_grad_(False)
+        steps_each = config.train.optimizer_steps if objective == "policy" else 1
+        self.trainer = ForestLearner(
+            self.model,
+            optim=config.optim,
+            loss=config.loss,
+            objective=objective,
+            temperature=config.sampling.temperature,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            total_steps=config.train.steps * steps_each,
+            tokenizer=self.codec.tokenizer,
+        )
+        self.learner = EmbeddedLearner(self.trainer, self._thread, self._publish)
+
+    @cached_property
+    def sampler(self) -> EmbeddedSampler:
+        """Built when it is first asked for: imitation samples nothing."""
+        return EmbeddedSampler(
+            self._sampled,
+            thread=self._sampling_thread,
+            version=self._published,
+            batch_slots=self._settings.batch_slots,
+            prefill_tokens=self._settings.prefill_tokens,
+            cache_tokens=self._settings.cache_tokens,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        vocab = int(self.model.get_output_embeddings().weight.shape[0])
+        return Limits(vocab, max_context(self.model), self._settings.batch_slots)
+
+    async def close(self) -> None:
+        """End the threads."""
+        await self._thread.close()
+        await self._sampling_thread.close()
+
+    async def _publish(self, version: int) -> None:
+        if self._sampled is not self.model:
+            await self._thread.run(self._copy_weights)
+        self._published = version
+        if "sampler" in self.__dict__:
+            await self.sampler.publish(version)
+
+    def _copy_weights(self) -> None:
+        """The learner's weights into the sampler's: called on the thread of the one, done on that of the other."""
+        self._sampling_thread.post(_copy, self.model, self._sampled).result()
+
+
+@torch.no_grad()
+def _copy(source: Any, target: Any) -> None:
+    weights = dict(source.named_parameters())
+    for name, weight in target.named_parameters():
+        weight.copy_(weights[name])
