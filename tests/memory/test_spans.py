@@ -70,7 +70,7 @@ def recorded(prompt: Sequence[int]) -> Turn:
     class Silent:
         max_context = 1000
 
-        async def generate(self, prompt_ids: Sequence[int], params: Any) -> Completion:
+        async def generate(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Completion:
             assert type(prompt_ids) is tuple
             return Completion((), (), StopReason.STOP)
 

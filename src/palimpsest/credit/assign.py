@@ -66,10 +66,11 @@ def assign(
     Each batch's `means` are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
     before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its
     `maxima` hold `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of
-    the step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`, `groups_with_signal`, `trajectories`
-    (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under `credit.segments` also `segments_repeated` and
-    `segments_unused`. What gave no segments at all is counted in the first batch, so that counts add up over the
-    batches: `groups_dropped` (by dynamic sampling), `groups_untrainable` (nothing graded, or nothing sampled).
+    the step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`,
+    `groups_with_signal`, `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under
+    `credit.segments` also `segments_repeated` and `segments_unused`. What gave no segments at all is counted in the
+    first batch, so that counts add up over the batches: `groups_dropped` (by dynamic sampling), `groups_untrainable`
+    (nothing graded, or nothing sampled).
     """
     if optimizer_steps < 1:
         raise ValueError(f"optimizer_steps={optimizer_steps}: at least 1")
