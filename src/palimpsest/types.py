@@ -198,6 +198,19 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanReward:
+    """A reward of some of the tokens that a turn sampled."""
+
+    turn: int
+    """Index in `Trajectory.turns`."""
+    start: int
+    """First token, counted in the completion."""
+    end: int
+    """One past the last token; equal to `start` for none."""
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Grade:
     """A reward, or the reason why there is none."""
 
@@ -211,6 +224,8 @@ class Grade:
     """[turns] state rewards where a method defines them."""
     turn_weights: tuple[float, ...] | None = None
     """[turns] factors of the turns' advantages where a method defines them."""
+    spans: tuple[SpanReward, ...] = ()
+    """Rewards of single tokens, on top of `per_turn`; where spans overlap they add up."""
 
     @property
     def graded(self) -> bool:

@@ -77,7 +77,7 @@ def test_the_papers_recipe_holds_the_papers_numbers() -> None:
         16,
         16,
     )
-    assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.baseline) == (1e-6, 1e-3, "mean")
+    assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.rule) == (1e-6, 1e-3, "mean")
     options = config.policy.options
     assert [options[k] for k in ("chunk_size", "memory_tokens", "answer_tokens", "max_chunks")] == [
         5000,

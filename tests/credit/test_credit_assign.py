@@ -94,7 +94,7 @@ def test_ten_segments_against_two_pull_as_published(aggregate: str, ratio: float
 def test_each_trajectory_counts_once_however_many_segments_it_has(baseline: str, success: float) -> None:
     # counting rows, the success of 6 segments would stand beside 6 failures and get .5, .96 and .55
     lengths = [(1,) * 6, (1,) * 2, (1,) * 2, (1,) * 2]
-    batch = only(assign([group([1, 0, 0, 0], lengths)], credit(baseline=baseline), 1))
+    batch = only(assign([group([1, 0, 0, 0], lengths)], credit(rule=baseline), 1))
     assert trained(batch.segments[0])[0][0] == pytest.approx(success, abs=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_the_only_graded_trajectory_of_a_group_that_failed_is_not_rewarded_for_s
 
 @pytest.mark.parametrize("baseline", ["mean", "mean_std", "leave_one_out"])
 def test_equal_rewards_give_exactly_no_advantage(baseline: str) -> None:
-    batch = only(assign([group([0.1] * 7)], credit(baseline=baseline), 1))
+    batch = only(assign([group([0.1] * 7)], credit(rule=baseline), 1))
     assert {a for s in batch.segments for a in s.advantages} == {0.0}
 
 
@@ -253,7 +253,7 @@ def uneven(draw: st.DrawFn) -> list[Group]:
 def test_uneven_groups_give_every_nonempty_batch_a_total_weight_of_one(
     groups: list[Group], aggregate: str, baseline: str, steps: int
 ) -> None:
-    batches = assign(groups, credit(aggregate=aggregate, baseline=baseline), steps)
+    batches = assign(groups, credit(aggregate=aggregate, rule=baseline), steps)
     assert len(batches) == steps
     for batch in batches:
         total = sum(w for s in batch.segments for w in s.weights)

@@ -111,7 +111,7 @@ def other(rollout: int = 1) -> Trajectory:
 
 
 def test_tokens_trained_again_get_their_trajectorys_advantage() -> None:
-    config = CreditConfig(baseline="mean_std", final_segment="all")
+    config = CreditConfig(rule="mean_std", final_segment="all")
     (batch,) = assign([group([1, 0], pruning(), other())], config, 1)
     final = batch.segments[1]
     trained = [a for a, mask in zip(final.advantages, final.segment.loss_mask, strict=True) if mask]
@@ -119,7 +119,7 @@ def test_tokens_trained_again_get_their_trajectorys_advantage() -> None:
 
 
 def test_rows_drawn_are_counted_repeated_and_unused() -> None:
-    config = CreditConfig(baseline="mean_std", segments=6)
+    config = CreditConfig(rule="mean_std", segments=6)
     (batch,) = assign([group([1, 0], pruning(), other())], config, 1, (0, "dcpo", 1))
     counts = batch.counts
     assert (counts["segments"], counts["segments_repeated"], counts["segments_unused"]) == (6, 3, 0)
@@ -145,7 +145,7 @@ def test_draws_are_keyed_by_what_a_group_is_and_not_by_its_place_in_the_batch() 
         )
         return Group(Problem(name, "?", ("a",)), played, tuple(map(Grade, (1.0, 0.0, 0.5, 0.0))))
 
-    config = CreditConfig(baseline="mean_std", segments=6)
+    config = CreditConfig(rule="mean_std", segments=6)
 
     def drawn(names: str, step: int = 1) -> dict[int, set[tuple[int, ...]]]:
         (batch,) = assign([named(name) for name in names], config, 1, (0, "dcpo", step))
@@ -162,7 +162,7 @@ def test_draws_are_keyed_by_what_a_group_is_and_not_by_its_place_in_the_batch() 
 @pytest.mark.parametrize("aggregate", ["token", "segment", "prompt"])
 def test_batches_of_drawn_rows_weigh_one_and_hold_exactly_n_a_group(aggregate: str) -> None:
     config = CreditConfig(
-        baseline="mean_std",
+        rule="mean_std",
         aggregate=aggregate,
         segments=5,
         dynamic_sampling={},

@@ -16,7 +16,7 @@ from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.state import mixed, state_advantages
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, RunError
 from palimpsest.reward.state import StateLayer, turn_rewards, word_recall
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
@@ -193,8 +193,8 @@ def test_alpha_1_gives_memagents_advantages_to_the_bit(
     per_turn = [own[4 * i : 4 * i + n] for i, n in enumerate(lengths[: len(rewards)])]
     plain = group(list(rewards), [(1,) * n for n in lengths[: len(rewards)]])
     for baseline in ("mean", "mean_std", "leave_one_out"):
-        ours = advantages(with_turn_rewards(rewards, per_turn), alpha=1.0, baseline=baseline)
-        assert ours == advantages(plain, baseline=baseline)
+        ours = advantages(with_turn_rewards(rewards, per_turn), alpha=1.0, rule=baseline)
+        assert ours == advantages(plain, rule=baseline)
 
 
 def test_an_ungraded_trajectory_takes_no_part_in_the_state_means() -> None:
@@ -229,9 +229,9 @@ def test_alpha_without_turn_rewards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"credit.alpha=0.5 mixes in rewards of turns"):
         parse_config("credit: {alpha: 0.5}")
     assert parse_config("credit: {alpha: 0.5}\nreward: {state: {}}").credit.alpha == 0.5
-    with pytest.raises(ValueError, match="2 turns, none turn rewards"):
+    with pytest.raises(RunError, match="2 turns, none turn rewards"):
         assign([group([1, 0], [(1, 1), (1, 1)])], CreditConfig(alpha=0.5), 1)
 
 
 def test_mixed_by_hand() -> None:
-    assert mixed(0.25, [1.0, -1.0], CreditConfig(alpha=0.5)) == (0.625, -0.375)
+    assert mixed([0.25, 0.25], [1.0, -1.0], CreditConfig(alpha=0.5)) == (0.625, -0.375)

@@ -151,7 +151,7 @@ def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: 
         ({"model": {"dtype": "bfloat16"}}, "refused"),
         ({"policy": {"options": {"chunk_size": 3}}}, "refused"),
         ({"data": {"curriculum": {"chunks": [1, 2]}}}, "refused"),
-        ({"credit": {"baseline": "mean_std"}}, "refused"),
+        ({"credit": {"rule": "mean_std"}}, "refused"),
         ({"loss": {"clip_high": 0.3}}, "refused"),
         ({"sampling": {"top_p": 0.9}}, "refused"),
         ({"train": {"group_size": 8}}, "refused"),

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.strict import Strict
+from palimpsest.plugins import check_name, is_own
+
+RULES = ("mean", "mean_std", "leave_one_out")
+"""The shipped credit rules."""
 
 
 class AdapterConfig(Strict):
@@ -70,8 +74,11 @@ class DynamicSamplingConfig(Strict):
 
 
 class CreditConfig(Strict):
-    baseline: Literal["mean", "mean_std", "leave_one_out"] = "mean"
-    """mean: MemAgent and Dr. GRPO; mean_std: GRPO; leave_one_out: RLOO."""
+    rule: str = "mean"
+    """From the rewards of a group to advantages: mean, as MemAgent and Dr. GRPO; mean_std, as GRPO; leave_one_out, as
+    RLOO; or my_module:my_rule."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Those of a rule of your own."""
     aggregate: Literal["token", "segment", "trajectory", "prompt"] = "token"
     alpha: float = Field(1.0, ge=0, le=1)
     """Share of the outcome's advantage; the rest is the turn's own, over turns at the same step of the group."""
@@ -87,6 +94,19 @@ class CreditConfig(Strict):
     its prompt once more (MemAct's code)."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     overlong: OverlongConfig | None = None
+
+    @field_validator("rule")
+    @classmethod
+    def _known(cls, rule: str) -> str:
+        return check_name(rule, RULES, "credit.rule", "credit rule", "my_module:my_rule")
+
+    @model_validator(mode="after")
+    def _options_of_an_own_rule(self) -> CreditConfig:
+        if self.options and not is_own(self.rule):
+            raise ValueError(
+                f"credit.options are those of a rule of your own; credit.rule={self.rule} has none: drop them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sampling_needs_rows_that_count(self) -> CreditConfig:
@@ -247,8 +267,8 @@ class RunConfig(Strict):
                 f"train.optimizer_steps={self.train.optimizer_steps} exceeds train.prompts_per_step="
                 f"{self.train.prompts_per_step}: every optimiser step needs at least one whole group"
             )
-        if self.credit.baseline == "leave_one_out" and self.train.group_size < 2:
-            raise ValueError("credit.baseline=leave_one_out needs train.group_size of at least 2")
+        if self.credit.rule == "leave_one_out" and self.train.group_size < 2:
+            raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")
         if self.credit.alpha < 1 and not self.reward.rewards_turns:
             raise ValueError(
                 f"credit.alpha={self.credit.alpha} mixes in rewards of turns, but there are none: "

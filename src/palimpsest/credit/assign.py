@@ -1,9 +1,9 @@
 """From groups of graded trajectories to the batches of a fixed number of optimiser steps.
 
-    rewards (overlong penalty taken off) -> advantage of every trajectory (baseline, per group)
-        -> of every turn (rewards of single turns mixed in, credit/state.py)
-        -> of every token -> rows (all segments, or a sample: credit/dcpo.py) -> weight of every token
-           (aggregate, per optimiser step)
+    rewards (overlong penalty taken off) -> advantage of every turn (credit/rules.py, per group)
+        -> rewards of single turns mixed in (credit/state.py)
+        -> of every token (credit/spans.py) -> rows (all segments, or a sample: credit/dcpo.py)
+        -> weight of every token (aggregate, per optimiser step)
 
 Guaranteed: each trajectory counts once in its group's statistics, however many segments it has; an ungraded
 one is left out of statistics and training, and counted; where that leaves a single one of several, it gets
@@ -24,20 +24,16 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit import leave_one_out, mean, mean_std, overlong, state
+from palimpsest.credit import overlong, spans, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dcpo import effective_weights, sample_segments
 from palimpsest.credit.dynamic import comparable, graded_rewards, has_signal, partition
+from palimpsest.credit.rules import Rule, asked, build_rule
 from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.errors import RunError
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import Key
-from palimpsest.types import Group, Segment
-
-_BASELINES = {
-    "mean": mean.advantages,
-    "mean_std": mean_std.advantages,
-    "leave_one_out": leave_one_out.advantages,
-}
+from palimpsest.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Credited:
 
     group: Group
     advantages: tuple[float | None, ...]
-    """[G] of each trajectory; None where ungraded."""
+    """[G] of each trajectory, by the rule, the mean of its turns; None where ungraded or without a turn."""
     rows: tuple[CreditedSegment, ...]
     """Of one trajectory after the other; a segment drawn twice is two rows."""
     segments: tuple[int, ...]
@@ -75,7 +71,8 @@ def assign(
     if optimizer_steps < 1:
         raise ValueError(f"optimizer_steps={optimizer_steps}: at least 1")
     kept, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
-    credited = [credit_group(group, config, key, number) for number, group in enumerate(kept)]
+    rule = build_rule(config)
+    credited = [credit_group(group, config, key, number, rule) for number, group in enumerate(kept)]
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
     batches = [_batch(part, config) for part in _whole_groups(trainable, optimizer_steps)]
@@ -83,19 +80,23 @@ def assign(
     return tuple(batches)
 
 
-def credit_group(group: Group, config: CreditConfig, key: tuple[Key, ...] = (), number: int = 0) -> Credited:
+def credit_group(
+    group: Group, config: CreditConfig, key: tuple[Key, ...] = (), number: int = 0, rule: Rule | None = None
+) -> Credited:
     """The rows of a group with their advantages; `number` is its own among the groups of the step."""
-    advantages = _advantages(group, config)
-    turns = _turn_advantages(group, advantages, config)
+    outcome = _outcome_advantages(group, config, rule or build_rule(config))
+    turns = _turn_advantages(group, outcome, config)
     segments = [
         () if per_turn is None else segments_of(trajectory, config.final_segment)
         for trajectory, per_turn in zip(group.trajectories, turns, strict=True)
     ]
     picks = _picks(group, [len(own) for own in segments], config, key)
-    rows = tuple(
-        CreditedSegment(segments[place][i], _spread(segments[place][i], turns[place] or ()), (number, place), number)
-        for place, i in picks
-    )
+    tokens = [
+        spans.spread(own, per_turn or (), _over_turns(group, place, config))
+        for place, (own, per_turn) in enumerate(zip(segments, turns, strict=True))
+    ]
+    rows = tuple(CreditedSegment(segments[place][i], tokens[place][i], (number, place), number) for place, i in picks)
+    advantages = tuple(_mean(per_turn) for per_turn in outcome)
     return Credited(group, advantages, rows, tuple(map(len, segments)), len(set(picks)))
 
 
@@ -113,15 +114,30 @@ def _picks(
     return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments, *key, *name)]
 
 
-def _advantages(group: Group, config: CreditConfig) -> tuple[float | None, ...]:
-    """[G] advantage of each trajectory, None where ungraded; 0 where the group has nothing to compare."""
+def _outcome_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tuple[float, ...] | None]:
+    """[G][turns] what the rule says of the graded trajectories, None where ungraded; 0 with nothing to compare."""
     rewards = _rewards(group, config)
-    known = [reward for reward in rewards if reward is not None]
-    if comparable(group) and (len(known) == 1 or min(known) != max(known)):
-        shares = iter(_BASELINES[config.baseline](known))
+    graded = [place for place, reward in enumerate(rewards) if reward is not None]
+    shown = Group(
+        group.problem,
+        tuple(group.trajectories[place] for place in graded),
+        tuple(replace(group.grades[place], value=rewards[place]) for place in graded),
+    )
+    if comparable(group):
+        given = iter(asked(rule, shown, config.rule))
     else:
-        shares = iter([0.0] * len(known))  # exactly 0, where a rounded mean would leave a rest
-    return tuple(None if reward is None else next(shares) for reward in rewards)
+        given = iter([(0.0,) * len(trajectory.turns) for trajectory in shown.trajectories])
+    return [None if reward is None else next(given) for reward in rewards]
+
+
+def _mean(per_turn: Sequence[float] | None) -> float | None:
+    """
+    >>> _mean((0.1, 0.1, 0.1)), _mean((1.0, 0.0)), _mean(())
+    (0.1, 0.5, None)
+    """
+    if not per_turn:
+        return None
+    return per_turn[0] if min(per_turn) == max(per_turn) else fmean(per_turn)
 
 
 def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
@@ -136,40 +152,49 @@ def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
 
 
 def _turn_advantages(
-    group: Group, advantages: Sequence[float | None], config: CreditConfig
+    group: Group, outcome: Sequence[tuple[float, ...] | None], config: CreditConfig
 ) -> list[tuple[float, ...] | None]:
-    """[G][turns] advantages of each trajectory's turns, None where ungraded."""
-    graded = [place for place, advantage in enumerate(advantages) if advantage is not None]
+    """[G][turns] advantages of each trajectory's turns, their own rewards mixed in, None where ungraded."""
+    graded = [place for place, advantages in enumerate(outcome) if advantages is not None]
     rewards = [_turn_rewards(group, place, config) for place in graded]
     own = iter(state.state_advantages(rewards, raw_if_alone=config.lone_step == "raw"))
     turns: list[tuple[float, ...] | None] = []
-    for grade, advantage in zip(group.grades, advantages, strict=True):
-        if advantage is None:
+    for grade, advantages in zip(group.grades, outcome, strict=True):
+        if advantages is None:
             turns.append(None)
             continue
-        per_turn = state.mixed(advantage, next(own), config)
+        per_turn = state.mixed(advantages, next(own), config)
         factors = grade.turn_weights or (1.0,) * len(per_turn)
-        turns.append(tuple(one * factor for one, factor in zip(per_turn, factors, strict=True)))
+        turns.append(tuple(advantage * factor for advantage, factor in zip(per_turn, factors, strict=True)))
     return turns
 
 
 def _turn_rewards(group: Group, place: int, config: CreditConfig) -> Sequence[float]:
-    """[turns] rewards of a trajectory's turns; zeros where the outcome alone counts."""
+    """[turns] rewards of a trajectory's turns, those of spans included; zeros where the outcome alone counts."""
     trajectory, grade = group.trajectories[place], group.grades[place]
     if config.alpha == 1.0 or not trajectory.turns:
         return (0.0,) * len(trajectory.turns)
-    if grade.per_turn is None or len(grade.per_turn) != len(trajectory.turns):
-        given = "none" if grade.per_turn is None else str(len(grade.per_turn))
-        raise ValueError(
+    per_turn = grade.per_turn
+    if per_turn is None and grade.spans:
+        per_turn = (0.0,) * len(trajectory.turns)
+    if per_turn is None or len(per_turn) != len(trajectory.turns):
+        given = "none" if per_turn is None else str(len(per_turn))
+        raise RunError(
             f"group {group.problem.id}, rollout {trajectory.rollout}: {len(trajectory.turns)} turns, {given} turn "
-            f"rewards; credit.alpha={config.alpha} needs a grader that rewards every turn"
+            f"rewards; credit.alpha={config.alpha} needs a reward of every turn (Grade.per_turn or Grade.spans)"
         )
-    return grade.per_turn
+    if not grade.spans:
+        return per_turn
+    return [own + mean for own, mean in zip(per_turn, spans.span_means(trajectory, grade), strict=True)]
 
 
-def _spread(segment: Segment, per_turn: Sequence[float]) -> tuple[float, ...]:
-    """[turns] advantages to [T], 0.0 where nothing is trained."""
-    return tuple(per_turn[turn] if turn >= 0 else 0.0 for turn in segment.turn_index)
+def _over_turns(group: Group, place: int, config: CreditConfig) -> list[tuple[float, ...]] | None:
+    """[turns][T] what tokens have over their turns' advantages; None where there are no spans that count."""
+    grade = group.grades[place]
+    if not grade.graded or not grade.spans or config.alpha == 1.0:
+        return None
+    share = (1 - config.alpha) * config.state_scale
+    return spans.deviations(group.trajectories[place], grade, share)
 
 
 def _whole_groups(credited: list[Credited], parts: int) -> list[list[Credited]]:

@@ -3,7 +3,7 @@
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)     over the trajectories of a group, each once; std divides by G - 1
 
 and every trained token of trajectory i gets A_i, in whichever of its segments it stands: that is
-`credit.baseline: mean_std`, worked in credit/assign.py as for every method. What DCPO adds is here. Of a group either
+`credit.rule: mean_std`, worked in credit/assign.py as for every method. What DCPO adds is here. Of a group either
 all segments are trained, or exactly n (`credit.segments`), sampled in rounds: a round takes the trajectories in a fresh
 random order, one segment each, and the last round stops at n. A trajectory gives each of its segments once, in random
 order, before it gives any again. So with n below the number of trajectories n of them give one segment; above it every

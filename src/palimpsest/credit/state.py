@@ -1,6 +1,6 @@
 """Advantages of single turns, and how they join the outcome's: ReMemR1 (arXiv 2509.23040).
 
-    A_out,i    the trajectory's, from its group's baseline (credit.baseline)
+    A_out,i    the trajectory's, from its group's rewards (credit.rule; a rule of one's own may give A_out,i,t)
     A_st,i,t   R_st,i,t - mean of R_st,j,t over the trajectories j of the group that have a turn t
     A_i,t      alpha * A_out,i + (1 - alpha) * A_st,i,t
 
@@ -37,13 +37,13 @@ def state_advantages(per_turn: Sequence[Sequence[float]], *, raw_if_alone: bool 
     return [[reward - mean for reward, mean in zip(rewards, means, strict=False)] for rewards in per_turn]
 
 
-def mixed(advantage: float, state: Sequence[float], config: CreditConfig) -> tuple[float, ...]:
-    """[turns] a trajectory's advantages from its outcome's and its turns'.
+def mixed(outcome: Sequence[float], state: Sequence[float], config: CreditConfig) -> tuple[float, ...]:
+    """[turns] a trajectory's advantages from those of its outcome and its turns' own, [turns] both.
 
-    >>> mixed(0.5, [1.0, -1.0], CreditConfig(alpha=0.75))
+    >>> mixed([0.5, 0.5], [1.0, -1.0], CreditConfig(alpha=0.75))
     (0.625, 0.125)
     """
     if config.alpha == 1.0:
-        return (advantage,) * len(state)
+        return tuple(outcome)
     share = (1 - config.alpha) * config.state_scale
-    return tuple(config.alpha * advantage + share * one for one in state)
+    return tuple(config.alpha * of_outcome + share * own for of_outcome, own in zip(outcome, state, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from palimpsest.config.schema import RunConfig
+from palimpsest.credit.rules import build_rule
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine
 from palimpsest.memory.policy import MemoryPolicy
@@ -22,6 +23,7 @@ class Parts:
 def build_parts(config: RunConfig) -> Parts:
     """Cheap parts first, so that a wrong option is named before a model is loaded."""
     policy = policy_of(config)
+    build_rule(config.credit)
     check_reward(config.reward)  # refuses what the run would trip over
     return Parts(open_engine(config, objective="policy"), policy)
 

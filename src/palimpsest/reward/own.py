@@ -202,6 +202,13 @@ def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
         if len(values) != turns:
             return f"{len(values)} numbers as {field} for {turns} turns"
         numbers |= {f"{field}[{at}]": value for at, value in enumerate(values)}
+    for at, span in enumerate(grade.spans):
+        sampled = len(trajectory.turns[span.turn].completion.token_ids) if 0 <= span.turn < turns else -1
+        if not 0 <= span.start <= span.end <= sampled:
+            return f"{span} as spans[{at}]: no such tokens in {turns} turns" + (
+                f", turn {span.turn} sampled {sampled}" if sampled >= 0 else ""
+            )
+        numbers[f"spans[{at}].value"] = span.value
     for key, value in numbers.items():
         if not isinstance(value, Real) or not math.isfinite(value):
             return f"{value!r:.60} as {key}: a finite number is needed"
@@ -217,4 +224,5 @@ def _plain(grade: Grade) -> Grade:
         breakdown={key: float(value) for key, value in grade.breakdown.items()},
         per_turn=None if grade.per_turn is None else tuple(map(float, grade.per_turn)),
         turn_weights=None if grade.turn_weights is None else tuple(map(float, grade.turn_weights)),
+        spans=tuple(replace(span, value=float(span.value)) for span in grade.spans),
     )

@@ -26,7 +26,7 @@ import zstandard
 
 from palimpsest.errors import DataError
 from palimpsest.text.storable import storable
-from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, SpanReward, StopReason, Trajectory, Turn
 
 FORMAT = 1
 _LEVEL = 3
@@ -118,6 +118,7 @@ def grade_to_json(grade: Grade) -> dict[str, Any]:
         "breakdown": dict(grade.breakdown),
         "per_turn": None if grade.per_turn is None else list(grade.per_turn),
         **({} if grade.turn_weights is None else {"turn_weights": list(grade.turn_weights)}),
+        **({"spans": [[s.turn, s.start, s.end, s.value] for s in grade.spans]} if grade.spans else {}),
     }
 
 
@@ -132,6 +133,7 @@ def grade_from_json(data: Mapping[str, Any] | None) -> Grade:
         data["breakdown"],
         None if per_turn is None else tuple(per_turn),
         None if weights is None else tuple(weights),
+        tuple(SpanReward(*span) for span in data.get("spans", ())),
     )
 
 
