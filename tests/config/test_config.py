@@ -48,6 +48,7 @@ TEXT = st.text() | st.from_regex(r"[-+]?[0-9._]{0,4}[eE]?[-+]?[0-9]{0,3}", fullm
 
 @given(TEXT, TEXT)
 @example("1e5", "12e3")
+@example("W\x85", "\u2028")
 def test_no_text_is_read_back_as_anything_else(key: str, value: str) -> None:
     config = RunConfig(recipe=value, policy=PolicyConfig(options={key: value}))
     assert parse_config(dump_config(config)) == config

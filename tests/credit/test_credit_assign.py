@@ -15,43 +15,18 @@ from pydantic import ValidationError
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.dynamic import has_signal, partition
-from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
-
-
-def trajectory(*lengths: int, rollout: int = 0) -> Trajectory:
-    """One segment for each length: prompts are unrelated, as with an agent that overwrites."""
-    turns = [
-        Turn((1000 * rollout + i, 1), Completion((7,) * n, (-1.0,) * n, StopReason.STOP), i, "read")
-        for i, n in enumerate(lengths)
-    ]
-    return Trajectory("p", "g", rollout, tuple(turns), Outcome.ANSWERED)
-
-
-def group(rewards: Sequence[float | None], lengths: Sequence[Sequence[int]] | None = None, name: str = "p") -> Group:
-    """Trajectory i has reward `rewards[i]`, None for ungraded, and a segment for each of `lengths[i]`."""
-    played = [trajectory(*one, rollout=i) for i, one in enumerate(lengths or [(1,)] * len(rewards))]
-    return Group(Problem(name, "?", ("a",)), tuple(played), tuple(Grade(r) for r in rewards))
+from palimpsest.engines.protocol import TrainSegment
+from palimpsest.types import Group
+from support.credit import group, only, trained
 
 
 def credit(**changes: Any) -> CreditConfig:
     return CreditConfig(**changes)
 
 
-def trained(segment: TrainSegment) -> list[tuple[float, float]]:
-    """Advantage and weight of each trained token."""
-    triples = zip(segment.advantages, segment.weights, segment.segment.loss_mask, strict=True)
-    return [(a, w) for a, w, mask in triples if mask]
-
-
 def pull(segments: Sequence[TrainSegment]) -> float:
     """Sum of |advantage| times weight: how hard these segments pull on the weights of the model."""
     return sum(abs(a) * w for segment in segments for a, w in trained(segment))
-
-
-def only(batches: tuple[StepBatch, ...]) -> StepBatch:
-    (batch,) = batches
-    return batch
 
 
 # Two groups; trajectories of (1 + 3), (2), and (4), (1 + 1 + 2) tokens: 14 tokens in 7 segments.

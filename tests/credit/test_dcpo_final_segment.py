@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -192,7 +193,7 @@ def test_a_segment_drawn_twice_is_computed_once_and_pulls_twice() -> None:
     assert all((a - b).abs().max() < 1e-6 for a, b in zip(twice[0], once[0], strict=True))
 
 
-def learnt(rows: Sequence[TrainSegment]) -> tuple[list[object], float]:
+def learnt(rows: Sequence[TrainSegment]) -> tuple[list[Any], float]:
     """Gradients and the number of tokens computed."""
     model = build_llama(64)
     learner = ForestLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=4096)

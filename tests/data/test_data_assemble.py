@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from palimpsest.data.assemble import Corpus, Record, assemble, document_block
 from palimpsest.errors import DataError
-
-
-def record(name: str = "q", own: int = 10, gold: tuple[int, ...] = (0, 7)) -> Record:
-    paragraphs = tuple(f"{name} title {i}\nText {i} of {name}." for i in range(own))
-    return Record(name, "Who?", ("A",), paragraphs=paragraphs, gold=tuple(paragraphs[i] for i in gold))
-
-
-CORPUS = Corpus.of([record(f"other{i}").paragraphs or () for i in range(40)] + [record().paragraphs or ()])
+from support.records import CORPUS, record
 
 
 def blocks(context: str) -> list[str]:

@@ -62,8 +62,8 @@ def save(path: Path, rows: list[dict[str, Any]]) -> Path:
     ],
 )
 def test_hotpotqa_layouts_give_one_problem(tmp_path: Path, layout: str, suffix: str) -> None:
-    row = {"official": OFFICIAL, "hub": HUB, "hub_structs": HUB_STRUCTS}[layout]
-    (problem,) = read_problems(save(tmp_path / f"a{suffix}", [row]))
+    rows: dict[str, Any] = {"official": OFFICIAL, "hub": HUB, "hub_structs": HUB_STRUCTS}
+    (problem,) = read_problems(save(tmp_path / f"a{suffix}", [rows[layout]]))
     assert problem == Problem(
         id="q1",
         question="Who rules the country whose capital lies on a fjord?",
@@ -115,7 +115,11 @@ def test_memagent_train_rows(tmp_path: Path, suffix: str) -> None:
 def test_memagent_eval_ruler_and_vime_rows(tmp_path: Path) -> None:
     eval_row = {"context": "C", "input": "Q?", "answers": ["A", "B"], "num_docs": 50, "index": 9}
     ruler_row = {"index": 2, "input": "Q?", "context": "C", "outputs": ["7", "8"], "length": 8192}
-    vime_row = {"prompt": "Q?", "label": "A", "metadata": {"context": "C", "ground_truth": ["A", "B"], "num_docs": 3}}
+    vime_row: dict[str, Any] = {
+        "prompt": "Q?",
+        "label": "A",
+        "metadata": {"context": "C", "ground_truth": ["A", "B"], "num_docs": 3},
+    }
     read = [
         next(read_problems(save(tmp_path / name, [row])))
         for name, row in (("eval_50.json", eval_row), ("ruler.jsonl", ruler_row), ("vime.jsonl", vime_row))
@@ -169,7 +173,7 @@ def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     write_problems(path, [Problem("a", "Q?", ("A",))])
 
-    def failing():
+    def failing() -> Any:
         yield Problem("b", "Q?", ("A",))
         raise KeyboardInterrupt
 
@@ -183,7 +187,7 @@ def test_a_folder_to_write_into_is_made_and_one_that_cannot_be_is_told_before_th
     write_eval_file(tmp_path / "new" / "folder" / "e.json", [Problem("a", "Q?", ("A",), "C")])
     assert [problem.id for problem in read_problems(tmp_path / "new" / "folder" / "e.json")] == ["a"]
 
-    def long_work():
+    def long_work() -> Any:
         raise AssertionError("begun")
         yield
 

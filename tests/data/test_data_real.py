@@ -15,10 +15,10 @@ from palimpsest.reward.grader import measure
 def gold_paragraphs(row: dict) -> set[str]:
     """By the published description alone: `title`, newline, joined sentences of every supporting title."""
     if isinstance(row["context"], dict):
-        paragraphs = zip(row["context"]["title"], row["context"]["sentences"], strict=True)
+        paragraphs = list(zip(row["context"]["title"], row["context"]["sentences"], strict=True))
         titles = set(row["supporting_facts"]["title"])
     else:
-        paragraphs = ((title, sentences) for title, sentences in row["context"])
+        paragraphs = [(title, sentences) for title, sentences in row["context"]]
         titles = {title for title, _ in row["supporting_facts"]}
     return {title + "\n" + "".join(sentences) for title, sentences in paragraphs if title in titles}
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from palimpsest.data.problems import read_problems
 from palimpsest.data.rows import read_rows
 from palimpsest.errors import DataError
 
-OBJECTS = [{"id": str(i), "text": 'naïve \u2028 [{"\\\\' * i, "deep": [[{}], None, 1.5e3, True]} for i in range(7)]
+OBJECTS: list[dict[str, Any]] = [
+    {"id": str(i), "text": 'naïve \u2028 [{"\\\\' * i, "deep": [[{}], None, 1.5e3, True]} for i in range(7)
+]
 
 
 def refusal(path: Path) -> str:
@@ -68,7 +71,7 @@ def test_a_json_array_cut_anywhere_is_refused_with_the_byte_of_the_cut(
 def test_a_cut_array_gives_its_whole_rows_first_and_counts_them(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text('[{"a": 1},\n{"a": 2},\n{"a": "thr')
-    seen = []
+    seen: list[Any] = []
     with pytest.raises(DataError, match=r"byte 31 \(line 3\), after 2 whole rows: the file is cut short"):
         seen.extend(row.values for row in read_rows(path))
     it = read_rows(path)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.test_data_assemble import CORPUS, record
 from palimpsest.config.load import parse_config
 from palimpsest.data.assemble import Placing, assemble
 from palimpsest.data.problems import read_problems, read_records
@@ -21,6 +20,7 @@ from palimpsest.data.source import FileSource
 from palimpsest.data.synthetic import make_problem
 from palimpsest.data.world import ATTRIBUTES
 from palimpsest.errors import ConfigError, DataError
+from support.records import CORPUS, record
 
 
 @given(st.integers(0, 50), st.integers(2, 40), st.integers(0, 20), st.sampled_from(["forward", "reverse"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -63,13 +64,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("problem", CASES[::5] + CASES[1::5] + CASES[4::25], ids=lambda p: p.id)
-def test_the_corpus_gives_every_question_exactly_its_gold_and_nothing_else(problem: Problem):
+def test_the_corpus_gives_every_question_exactly_its_gold_and_nothing_else(problem: Problem) -> None:
     texts = [passage["text"] for passage in problem.metadata["passages"]]
     for question, golds in questions(problem):
         assert answer_by_reading(question, texts) == set(golds)
 
 
-def test_the_facts_of_a_plan_alone_answer_the_questions():
+def test_the_facts_of_a_plan_alone_answer_the_questions() -> None:
     for problem in CASES:
         wanted = plan(problem)
         answers = {}
@@ -82,7 +83,7 @@ def test_the_facts_of_a_plan_alone_answer_the_questions():
         assert said == (answers if len(answers) > 1 else answers["Q1"])
 
 
-def test_each_search_of_a_plan_names_its_passage_and_the_second_is_known_only_after_the_first():
+def test_each_search_of_a_plan_names_its_passage_and_the_second_is_known_only_after_the_first() -> None:
     for problem in CASES:
         titled = {passage["id"]: passage for passage in problem.metadata["passages"]}
         known = set(re.findall(r"\w+", problem.question)) & set(PEOPLE)
@@ -97,7 +98,7 @@ def test_each_search_of_a_plan_names_its_passage_and_the_second_is_known_only_af
             assert all(query not in problem.question.split() for query in queries[1::2])
 
 
-def test_objectives_are_about_different_people_and_every_person_named_has_a_passage():
+def test_objectives_are_about_different_people_and_every_person_named_has_a_passage() -> None:
     for problem in CASES:
         queries = [step.query for step in plan(problem).steps]
         assert len(set(queries)) == len(queries) == objective_count(problem) * problem.metadata["hops"]
@@ -107,7 +108,7 @@ def test_objectives_are_about_different_people_and_every_person_named_has_a_pass
         assert named <= set(titles)
 
 
-def test_several_objectives_follow_the_published_layout_of_question_and_ground_truth():
+def test_several_objectives_follow_the_published_layout_of_question_and_ground_truth() -> None:
     problem = make_search_problem(0, "train", 3, objectives=3)
     listed = problem.metadata["objectives"]
     assert problem.context is None
@@ -120,7 +121,7 @@ def test_several_objectives_follow_the_published_layout_of_question_and_ground_t
     assert "objectives" not in single.metadata
 
 
-def test_a_guess_at_the_most_often_said_value_is_seldom_right():
+def test_a_guess_at_the_most_often_said_value_is_seldom_right() -> None:
     def guess(problem: Problem) -> str:
         question = problem.question
         ((verbs, _),) = [(v, m) for v, q in ASKED.items() if (m := re.fullmatch(q, question))]
@@ -131,7 +132,7 @@ def test_a_guess_at_the_most_often_said_value_is_seldom_right():
     assert sum(guess(problem) == problem.answers[0] for problem in problems) < 80
 
 
-def test_problems_depend_on_seed_split_step_and_round_alone():
+def test_problems_depend_on_seed_split_step_and_round_alone() -> None:
     source = SyntheticSearchSource(SearchDataConfig(), seed=3)
     again = SyntheticSearchSource(SearchDataConfig(), seed=3)
     later = source.problems(step=5, count=4)
@@ -141,7 +142,7 @@ def test_problems_depend_on_seed_split_step_and_round_alone():
     assert SyntheticSearchSource(SearchDataConfig(), seed=4).problems(step=5, count=4) != later
 
 
-def test_evaluation_problems_are_none_of_training():
+def test_evaluation_problems_are_none_of_training() -> None:
     train, held_out = (SyntheticSearchSource(SearchDataConfig(), seed=3, split=split) for split in ("train", "eval"))
     seen = {p.metadata["passages"] for s in range(20) for p in map(_hashable, train.problems(step=s, count=8))}
     assert not seen & {p.metadata["passages"] for p in map(_hashable, held_out.problems(step=0, count=64))}
@@ -152,7 +153,7 @@ def _hashable(problem: Problem) -> Problem:
     return Problem(problem.id, problem.question, problem.answers, None, {"passages": passages})
 
 
-def test_the_number_of_objectives_is_drawn_and_a_curriculum_overrules_it():
+def test_the_number_of_objectives_is_drawn_and_a_curriculum_overrules_it() -> None:
     source = build_source(DataConfig(source="synthetic_search"), split="train")
     drawn = Counter(objective_count(problem) for step in range(20) for problem in source.problems(step=step, count=10))
     assert set(drawn) == {1, 2, 4}
@@ -160,7 +161,7 @@ def test_the_number_of_objectives_is_drawn_and_a_curriculum_overrules_it():
     assert {objective_count(problem) for problem in source.problems(step=0, count=10, size=8)} == {8}
 
 
-def test_a_plan_of_another_kind_of_problem_is_refused():
+def test_a_plan_of_another_kind_of_problem_is_refused() -> None:
     with pytest.raises(DataError, match="only problems of data"):
         plan(Problem("x", "Who?", ("Bob",)))
 
@@ -180,15 +181,15 @@ def test_a_plan_of_another_kind_of_problem_is_refused():
         ({"curriculum": {}}, "one list of sizes"),
     ],
 )
-def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict, said: str):
+def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         RunConfig.model_validate({"data": data})
 
 
-def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metrics(tmp_path):
+def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metrics(tmp_path: Path) -> None:
     from palimpsest.runs.run_folder import read_rows
     from support.fakes import small_config
-    from train.test_loop import train
+    from support.training import train
 
     class Sized:
         def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
@@ -205,7 +206,7 @@ def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metr
     assert list(dict.fromkeys(sizes)) == [1, 2, 4]
 
 
-def test_a_plan_survives_a_record_where_tuples_become_lists():
+def test_a_plan_survives_a_record_where_tuples_become_lists() -> None:
     problem = make_search_problem(0, "train", 1, objectives=2, hops=2)
     read = Problem(problem.id, problem.question, problem.answers, None, json.loads(json.dumps(problem.metadata)))
     assert plan(read) == plan(problem)
@@ -213,7 +214,7 @@ def test_a_plan_survives_a_record_where_tuples_become_lists():
 
 
 @pytest.mark.parametrize("problem", CASES[1::25] + CASES[4::50], ids=lambda p: p.id)
-def test_a_search_for_a_planned_name_brings_up_its_passage_first(problem: Problem, tmp_path):
+def test_a_search_for_a_planned_name_brings_up_its_passage_first(problem: Problem, tmp_path: Path) -> None:
     index = Bm25Index.build([dict(passage) for passage in problem.metadata["passages"]], tmp_path / "index")
     for step in plan(problem).steps:
         ((hit,),) = index.search([step.query], topk=1)

@@ -44,7 +44,7 @@ def save(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_published_row_of_several_questions_becomes_objectives_without_the_words_around_them(tmp_path: Path):
+def test_a_published_row_of_several_questions_becomes_objectives_without_the_words_around_them(tmp_path: Path) -> None:
     truth = '{"Q1": "Hal \\"Bulldog\\" Greer", "Q2": "the question is invalid.", "Q3": "1996"}'
     (problem,) = read_problems(save(tmp_path / "rows.jsonl", memact_row(THREE, truth)))
     assert problem.context is None
@@ -59,7 +59,7 @@ def test_a_published_row_of_several_questions_becomes_objectives_without_the_wor
 
 
 @pytest.mark.parametrize("truth", ["1996", "Tripoli", "[1, 2]", '"quoted"', "{not JSON"])
-def test_a_published_row_of_one_question_keeps_its_gold_to_the_letter(tmp_path: Path, truth: str):
+def test_a_published_row_of_one_question_keeps_its_gold_to_the_letter(tmp_path: Path, truth: str) -> None:
     (problem,) = read_problems(save(tmp_path / "rows.jsonl", memact_row("Which city?", truth)))
     assert (problem.question, problem.answers, dict(problem.metadata)) == ("Which city?", (truth,), {})
 
@@ -75,7 +75,9 @@ def test_a_published_row_of_one_question_keeps_its_gold_to_the_letter(tmp_path: 
         ("", "a", "extra_info.question is empty"),
     ],
 )
-def test_a_row_whose_questions_and_golds_disagree_is_refused_with_its_place(tmp_path, question, truth, said):
+def test_a_row_whose_questions_and_golds_disagree_is_refused_with_its_place(
+    tmp_path: Path, question: Any, truth: Any, said: str
+) -> None:
     path = save(tmp_path / "rows.jsonl", memact_row("fine?", "a"), memact_row(question, truth))
     with pytest.raises(DataError, match=re.escape(said)) as caught:
         list(read_problems(path))
@@ -103,7 +105,7 @@ def asked(problems: list[Problem]) -> list[str]:
 
 
 @pytest.mark.parametrize("objectives", [(1,), (2,), (5,), (1, 2), (1, 2, 4)])
-def test_an_epoch_asks_every_question_once_in_another_order_each_time(ten: Path, objectives: tuple[int, ...]):
+def test_an_epoch_asks_every_question_once_in_another_order_each_time(ten: Path, objectives: tuple[int, ...]) -> None:
     source = opened(ten, *objectives)
     count = len(source._deal(None))
     epochs = [source.problems(step=step, count=count) for step in range(4)]
@@ -115,7 +117,7 @@ def test_an_epoch_asks_every_question_once_in_another_order_each_time(ten: Path,
     assert opened(ten, *objectives, seed=1).problems(step=3, count=2) != epochs[3][:2]
 
 
-def test_combined_questions_keep_their_golds(ten: Path):
+def test_combined_questions_keep_their_golds(ten: Path) -> None:
     for problem in opened(ten, 4).problems(step=0, count=2):
         numbers = [int(part[1:]) for part in problem.id.split("+")]
         assert json.loads(problem.answers[0]) == {f"Q{i}": f"gold {n}" for i, n in enumerate(numbers, 1)}
@@ -125,7 +127,7 @@ def test_combined_questions_keep_their_golds(ten: Path):
         assert problem.question == "\n".join(f"Q{i}: question {n}?" for i, n in enumerate(numbers, 1))
 
 
-def test_evaluation_gets_single_questions_in_file_order_and_one_deal_of_several(ten: Path):
+def test_evaluation_gets_single_questions_in_file_order_and_one_deal_of_several(ten: Path) -> None:
     single, several = opened(ten, 1, split="eval"), opened(ten, 2, split="eval")
     assert asked(single.problems(step=0, count=4)) == ["q0", "q1", "q2", "q3"]
     assert several.problems(step=0, count=99) == several.problems(step=7, count=99)
@@ -134,17 +136,17 @@ def test_evaluation_gets_single_questions_in_file_order_and_one_deal_of_several(
     assert set(map(objective_count, single.problems(step=0, count=99, size=5))) == {5}
 
 
-def test_more_than_the_file_holds_is_refused(ten: Path):
+def test_more_than_the_file_holds_is_refused(ten: Path) -> None:
     with pytest.raises(DataError, match=r"a problem asks 11: lower data\.search\.objectives"):
         opened(ten, 11)
     with pytest.raises(DataError, match="holds 5 problems, a step asks for 6"):
         opened(ten, 2).problems(step=0, count=6)
 
 
-def test_contexts_are_dropped_and_refills_bring_others(tmp_path: Path):
+def test_contexts_are_dropped_and_refills_bring_others(tmp_path: Path) -> None:
     rows = [Problem(f"q{n}", "Who?", ("x",), "a long document", {"level": "hard"}) for n in range(40)]
     write_problems(tmp_path / "rows.jsonl", rows)
-    config = DataConfig(source=str(tmp_path / "rows.jsonl"), search=SearchDataConfig(objectives=1))  # type: ignore[arg-type]
+    config = DataConfig(source=str(tmp_path / "rows.jsonl"), search=SearchDataConfig(objectives=1))
     source = build_source(config, split="train")
     first, refill = source.problems(step=0, count=4), source.problems(step=0, count=4, round=1)
     assert all(problem.context is None for problem in first)
@@ -152,7 +154,7 @@ def test_contexts_are_dropped_and_refills_bring_others(tmp_path: Path):
     assert asked(refill) != asked(first)
 
 
-def test_rows_of_several_questions_are_not_dealt_out_again(tmp_path: Path):
+def test_rows_of_several_questions_are_not_dealt_out_again(tmp_path: Path) -> None:
     path = save(tmp_path / "rows.jsonl", memact_row(THREE, '{"Q1": "a", "Q2": "b", "Q3": "c"}'))
     with pytest.raises(DataError, match=r"unset data\.search"):
         opened(path, 2)
@@ -162,7 +164,7 @@ def test_rows_of_several_questions_are_not_dealt_out_again(tmp_path: Path):
 # ---- the published files ------------------------------------------------------------------------------------
 
 
-def test_every_published_training_row_is_read_and_agrees_with_its_columns(real_data: Path):
+def test_every_published_training_row_is_read_and_agrees_with_its_columns(real_data: Path) -> None:
     import pyarrow.parquet as pq
 
     path = real_data / "wiki_train_multi_object_2_3.parquet"
@@ -176,7 +178,7 @@ def test_every_published_training_row_is_read_and_agrees_with_its_columns(real_d
         assert problem.question.split("\n") == [block.strip() for block in blocks[1:-3]]
 
 
-def test_inspection_says_objectives_and_invalid_golds_of_the_published_files(real_data: Path):
+def test_inspection_says_objectives_and_invalid_golds_of_the_published_files(real_data: Path) -> None:
     from rich.console import Console
 
     console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -189,7 +191,7 @@ def test_inspection_says_objectives_and_invalid_golds_of_the_published_files(rea
 
 
 @pytest.mark.parametrize(("name", "rows"), [("2wiki_questions_1000.json", 1000), ("hotpotqa_train_100.json", 100)])
-def test_published_questions_are_dealt_into_objectives(real_data: Path, name: str, rows: int):
+def test_published_questions_are_dealt_into_objectives(real_data: Path, name: str, rows: int) -> None:
     config = DataConfig(source=str(real_data / name), search=SearchDataConfig(objectives=(4,)))
     problems = build_source(config, split="train").problems(step=0, count=rows // 4)
     golds = {
@@ -217,7 +219,7 @@ def evaluated(**options: Any) -> list[tuple[str, list[Problem]]]:
     return to_play(request, request.config())
 
 
-def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path):
+def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path) -> None:
     for name, problems in evaluated(data="synthetic_search", objectives="4,1", limit=5):
         assert len(problems) == 5
         assert {f"{objective_count(p)} objective{'s' if objective_count(p) > 1 else ''}" for p in problems} == {name}
@@ -236,7 +238,7 @@ def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path):
         ({"data": "ten.jsonl", "objectives": "2", "documents": 20}, "unset them"),
     ],
 )
-def test_sizes_of_another_kind_of_problem_are_refused_in_one_line(options: dict[str, Any], said: str):
+def test_sizes_of_another_kind_of_problem_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         evaluated(**options)
     assert "\n" not in str(caught.value)

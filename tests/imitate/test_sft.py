@@ -18,8 +18,8 @@ from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
 from palimpsest.runs.run_folder import open_run, read_rows
 from palimpsest.types import Outcome, Trajectory
-from rollout.test_record import sample_groups
 from support.fakes import HashLearner, answered, small_config
+from support.groups import sample_groups
 
 EPISODES = [answered("abcdefg"[: n + 1], rollout=n) for n in range(5)]
 
@@ -53,7 +53,7 @@ def _dies_at(save: Any, step: int) -> Any:
     return call
 
 
-def test_every_episode_comes_once_an_epoch_and_the_order_changes(tmp_path: Path):
+def test_every_episode_comes_once_an_epoch_and_the_order_changes(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", small_config(steps=5)) as folder:
         trainer = SupervisedTrainer(folder.config, folder, HashLearner(), EPISODES, LoggerSet([]))
         order = [index for step in range(1, 6) for index in trainer.chosen(step)]
@@ -62,7 +62,7 @@ def test_every_episode_comes_once_an_epoch_and_the_order_changes(tmp_path: Path)
     assert order[:5] != order[5:]
 
 
-def test_only_sampled_tokens_are_imitated_and_a_steps_weights_add_up_to_one(tmp_path: Path):
+def test_only_sampled_tokens_are_imitated_and_a_steps_weights_add_up_to_one(tmp_path: Path) -> None:
     learner = run(tmp_path / "run")
     assert len(learner.batches) == 5
     for batch in learner.batches:
@@ -72,7 +72,7 @@ def test_only_sampled_tokens_are_imitated_and_a_steps_weights_add_up_to_one(tmp_
         assert weights == pytest.approx([m / tokens for m in mask])
 
 
-def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path):
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     run(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", stop_after=4)
@@ -82,7 +82,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path):
     assert [row["data/epoch"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [0.4, 0.8, 1.2, 1.6, 2.0]
 
 
-def test_a_resume_with_other_trajectories_is_refused_naming_the_options(tmp_path: Path):
+def test_a_resume_with_other_trajectories_is_refused_naming_the_options(tmp_path: Path) -> None:
     def train(episodes: list[Trajectory]) -> None:
         with open_run(tmp_path / "run", small_config(steps=4), resume=True) as folder:
             mark = fingerprint(episodes)
@@ -98,7 +98,7 @@ def test_a_resume_with_other_trajectories_is_refused_naming_the_options(tmp_path
             train(others)
 
 
-def test_records_are_read_from_a_file_or_a_folder_and_filtered_by_grade(tmp_path: Path):
+def test_records_are_read_from_a_file_or_a_folder_and_filtered_by_grade(tmp_path: Path) -> None:
     (tmp_path / "step-000001.jsonl.zst").write_bytes(encode_groups(sample_groups(2)))
     shutil.copy(tmp_path / "step-000001.jsonl.zst", tmp_path / "step-000002.jsonl.zst")
     assert len(read_trajectories(tmp_path / "step-000001.jsonl.zst").trajectories) == 4
@@ -108,7 +108,7 @@ def test_records_are_read_from_a_file_or_a_folder_and_filtered_by_grade(tmp_path
     }  # rollout 1 is ungraded
 
 
-def test_a_torn_record_is_told_and_an_empty_choice_refused(tmp_path: Path):
+def test_a_torn_record_is_told_and_an_empty_choice_refused(tmp_path: Path) -> None:
     path = tmp_path / "torn.jsonl.zst"
     path.write_bytes(encode_groups(sample_groups(2))[:-5])
     warnings: list[str] = []
@@ -121,7 +121,7 @@ def test_a_torn_record_is_told_and_an_empty_choice_refused(tmp_path: Path):
         read_trajectories(tmp_path / "empty")
 
 
-def test_episodes_that_sampled_nothing_are_refused():
+def test_episodes_that_sampled_nothing_are_refused() -> None:
     silent = Trajectory("p", "g", 0, (), Outcome.EMPTY_CONTEXT)
     assert audible([silent, *EPISODES]) == list(EPISODES)
     with pytest.raises(DataError, match="no trajectory with a sampled token"):

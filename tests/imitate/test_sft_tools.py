@@ -142,7 +142,7 @@ def learnt(trajectory: Trajectory, model: Codec) -> list[str]:
         ("u p", (1,)),
     ],
 )
-def test_messages_after_the_last_surviving_prune_are_learnt(row: str, places: tuple[int, ...]):
+def test_messages_after_the_last_surviving_prune_are_learnt(row: str, places: tuple[int, ...]) -> None:
     """C9.1: an older message is never learnt again in a context it was not generated in."""
     kinds = {
         "u": say("user"),
@@ -154,7 +154,7 @@ def test_messages_after_the_last_surviving_prune_are_learnt(row: str, places: tu
     assert trained_messages([kinds[kind] for kind in row.split()]) == places
 
 
-def test_over_all_segments_of_a_trajectory_every_message_is_learnt_once():
+def test_over_all_segments_of_a_trajectory_every_message_is_learnt_once() -> None:
     """Segments as MemAct writes them: what is in context right before each deletion, then what remains."""
     said = [(f"m{i}", call("prune_context" if i in (3, 4, 7) else "search")) for i in range(10)]
     context: list[tuple[str, dict[str, Any]]] = []
@@ -172,7 +172,7 @@ def test_over_all_segments_of_a_trajectory_every_message_is_learnt_once():
 # ---- which tokens --------------------------------------------------------------------------------------------
 
 
-def test_the_replies_are_learnt_with_their_end_and_without_their_header(tmp_path: Path):
+def test_the_replies_are_learnt_with_their_end_and_without_their_header(tmp_path: Path) -> None:
     """C9.3: no length of a header is assumed; it is what the template writes before a reply."""
     model = codec(QWEN25)
     first, second = load_conversations(
@@ -191,7 +191,9 @@ def test_the_replies_are_learnt_with_their_end_and_without_their_header(tmp_path
 
 @pytest.mark.parametrize(("template", "end"), [(QWEN25, "<|im_end|>"), (LLAMA3, "<|eot_id|>")])
 @pytest.mark.parametrize("messages", [ENDS_IN_PRUNE, AFTER_A_PRUNE])
-def test_the_pieces_are_the_whole_rendering_and_stay_one_segment(tmp_path: Path, template, end, messages):
+def test_the_pieces_are_the_whole_rendering_and_stay_one_segment(
+    tmp_path: Path, template: Any, end: Any, messages: Any
+) -> None:
     """C9.18: compared with the tokens of the arguments as they stand, so that the order of arguments plays no part."""
     model = codec(template, end=end)
     (trajectory,) = load_conversations(save(tmp_path / "a.parquet", messages), model, max_tokens=9999)
@@ -206,7 +208,7 @@ def messages_as_loaded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message | {"content": message["content"] or ""} for message in messages]
 
 
-def test_arguments_keep_their_order_unless_memory_is_asked_for_first(tmp_path: Path):
+def test_arguments_keep_their_order_unless_memory_is_asked_for_first(tmp_path: Path) -> None:
     """C9.18: one order through the whole row."""
     path, model = save(tmp_path / "a.parquet", ENDS_IN_PRUNE), codec(QWEN25)
     (kept,) = load_conversations(path, model, max_tokens=9999)
@@ -215,7 +217,7 @@ def test_arguments_keep_their_order_unless_memory_is_asked_for_first(tmp_path: P
     assert '"arguments": {"memory": "Alice", "delete_ids": ["r1"]}' in learnt(turned, model)[1]
 
 
-def test_nested_columns_and_arguments_as_text_read_like_objects(tmp_path: Path):
+def test_nested_columns_and_arguments_as_text_read_like_objects(tmp_path: Path) -> None:
     plain = list(read_conversations(save(tmp_path / "a.parquet", ENDS_IN_PRUNE, AFTER_A_PRUNE)))
     nested = list(read_conversations(save_structs(tmp_path / "b.parquet", ENDS_IN_PRUNE, AFTER_A_PRUNE)))
     for one, other in zip(plain, nested, strict=True):
@@ -226,7 +228,7 @@ def test_nested_columns_and_arguments_as_text_read_like_objects(tmp_path: Path):
     assert next(read_conversations(save(tmp_path / "c.parquet", text))).messages == plain[0].messages
 
 
-def test_a_row_without_tool_calls_anywhere_is_an_ordinary_chat(tmp_path: Path):
+def test_a_row_without_tool_calls_anywhere_is_an_ordinary_chat(tmp_path: Path) -> None:
     """C9.18: a missing `tool_calls` of the last message is no error."""
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": [*HEAD, say("assistant", "Alice."), say("user", "Thanks.")]}) + "\n")
@@ -235,7 +237,7 @@ def test_a_row_without_tool_calls_anywhere_is_an_ordinary_chat(tmp_path: Path):
     assert learnt(trajectory, model) == ["Alice.<|im_end|>"]
 
 
-def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cut(tmp_path: Path):
+def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cut(tmp_path: Path) -> None:
     """C9.18: cutting from the left would lose the system prompt."""
     path, model = save(tmp_path / "a.parquet", [*HEAD, say("assistant", "x" * 2000)], ENDS_IN_PRUNE), codec(QWEN25)
     with pytest.raises(
@@ -268,14 +270,16 @@ def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cu
         ([{**call("search"), "tool_calls": {"name": "search"}}], QWEN25, "tool_calls must be a list"),
     ],
 )
-def test_a_row_that_can_not_be_rendered_faithfully_is_refused_with_its_number(tmp_path, messages, template, said):
+def test_a_row_that_can_not_be_rendered_faithfully_is_refused_with_its_number(
+    tmp_path: Path, messages: Any, template: Any, said: str
+) -> None:
     path = save(tmp_path / "a.parquet", messages)
     with pytest.raises(DataError, match=said.replace("|", r"\|")) as caught:
         load_conversations(path, codec(template), max_tokens=9999)
     assert "a.parquet row 1" in str(caught.value)
 
 
-def test_thinking_switched_off_is_refused_where_earlier_replies_lose_their_empty_thinking(tmp_path: Path):
+def test_thinking_switched_off_is_refused_where_earlier_replies_lose_their_empty_thinking(tmp_path: Path) -> None:
     path = save(tmp_path / "a.parquet", ENDS_IN_PRUNE, enable_thinking=False)
     with pytest.raises(DataError, match="leave out enable_thinking"):
         load_conversations(path, codec(QWEN25), max_tokens=9999)
@@ -302,14 +306,16 @@ EPISODES = played(("a", 1.0), ("a", 0.5), ("b", None), ("b", 0.0), ("a", 1.0), (
         (None, 1, [4, 5, 6], (0, 0, 4)),  # ungraded ones only where a problem has no other
     ],
 )
-def test_episodes_are_chosen_by_grade_and_best_of_a_problem_and_all_are_accounted_for(least, per_problem, kept, counts):
+def test_episodes_are_chosen_by_grade_and_best_of_a_problem_and_all_are_accounted_for(
+    least: float | None, per_problem: int | None, kept: list[int], counts: tuple[int, int, int]
+) -> None:
     chosen = select(EPISODES, min_grade=least, per_problem=per_problem)
     assert [one.rollout for one in chosen.trajectories] == kept
     assert (chosen.below, chosen.ungraded, chosen.surplus) == counts
     assert len(kept) + sum(counts) == len(EPISODES)
 
 
-def test_the_records_of_a_run_are_found_in_its_folder_and_problems_counted_over_files(tmp_path: Path):
+def test_the_records_of_a_run_are_found_in_its_folder_and_problems_counted_over_files(tmp_path: Path) -> None:
     (tmp_path / "trajectories").mkdir()
     for step in (1, 2):
         grades = tuple(Grade(float(i)) for i in (0, 1))
@@ -335,20 +341,20 @@ def test_the_records_of_a_run_are_found_in_its_folder_and_problems_counted_over_
         ({"records": Path("r"), "keep": "nan"}, "--keep nan"),
     ],
 )
-def test_options_without_a_meaning_together_are_refused(options: dict[str, Any], said: str):
+def test_options_without_a_meaning_together_are_refused(options: dict[str, Any], said: str) -> None:
     nothing: dict[str, Any] = dict.fromkeys(("records", "keep", "per_problem", "data"))
     with pytest.raises(ConfigError, match=said):
         SftRequest.resolve(**{**nothing, "memory_first": False, "drop_too_long": False, **options})
 
 
 def test_the_command_learns_conversations_and_then_its_own_best_episodes(
-    tmp_path: Path, palimpsest: Any, tiny_model_folder
-):
+    tmp_path: Path, palimpsest: Any, tiny_model_folder: Path
+) -> None:
     """End to end on a tiny model: --data with a template that shows tools, then --from a run folder."""
     import shutil
 
     from palimpsest.runs.run_folder import read_rows
-    from rollout.test_record import sample_groups
+    from support.groups import sample_groups
 
     model = tmp_path / "model"
     shutil.copytree(tiny_model_folder, model)

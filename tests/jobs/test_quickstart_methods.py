@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contra
     assert fitted(given, problems=problems, codec=base_codec(), max_context=1024).options["context_tokens"] == 900
     published = fitted(PolicyConfig(name=name), problems=problems, codec=base_codec(), max_context=32_768)
     assert published.options == {}
-    policy = build_policy(chosen)
+    policy: Any = build_policy(chosen)
     for problem in problems:
         policy.admit(problem, base_codec())
     assert not [one for one in check_policy(policy, base_codec(), 1024) if not one.passed]

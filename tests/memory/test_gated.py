@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from memory.test_recall_policy import DOCUMENT, SMALL, Script
 from palimpsest.config.reward import GateRewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError
@@ -19,6 +18,7 @@ from palimpsest.reward.gates import GateLayer, gate_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.train.metrics import prompt_tokens, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
+from support.recall import DOCUMENT, SMALL, Script
 
 PROBLEM = Problem("p", "Who is blue?", ("Anna",), DOCUMENT, {"evidence": ["Anna is blue."]})
 OPTIONS = {key: value for key, value in SMALL.items() if key != "reply_tokens"}

@@ -16,21 +16,9 @@ from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.tool_calls import CallStyle, ToolCall, find_calls
 from support.agents import base_codec, call, family_codec, search
+from support.histories import concatenated, exchange, is_subsequence
 
 STYLES: dict[CallStyle, str] = {"hermes": "qwen", "llama3": "llama3", "mistral": "mistral"}
-
-
-def exchange(codec: Codec, reply: str, style: CallStyle, prefix: str = "r", *, stop: bool = True) -> Exchange:
-    """A reply and a result for each of its calls, under prefix0, prefix1, ..."""
-    ids = (*codec.encode_trusted(reply), *([codec.stop_ids[-1]] if stop else []))
-    found = find_calls(said_text(ids, codec), style)
-    return Exchange(
-        ids,
-        tuple(
-            Result(f"{prefix}{at}", tuple(codec.encode(f"result {prefix}{at}")), (one.start, one.end))
-            for at, one in enumerate(found)
-        ),
-    )
 
 
 def left(codec: Codec, one: Exchange | None) -> str:
@@ -94,11 +82,6 @@ def test_a_token_that_straddles_an_edge_stays_whole_where_no_move_helps() -> Non
     kept = one.without({"x"}, codec)
     assert kept is not None
     assert kept.shown[0] == (reply[0], reply[2])
-
-
-def is_subsequence(short: list[int], whole: list[int]) -> bool:
-    rest = iter(whole)
-    return all(i in rest for i in short)
 
 
 @pytest.mark.parametrize("name", ["qwen", "spm"])
@@ -178,7 +161,8 @@ def cases(draw: st.DrawFn) -> Case:
     deletions = draw(st.lists(st.sets(st.sampled_from(names)), max_size=3))
     style = draw(st.sampled_from(list(STYLES)))
     family = draw(st.sampled_from([STYLES[style], "spm"])) if style == "hermes" else STYLES[style]
-    words, marked = (draw(st.lists(kind, min_size=4, max_size=4)) for kind in (WORDS, st.booleans()))
+    words = draw(st.lists(WORDS, min_size=4, max_size=4))
+    marked = draw(st.lists(st.booleans(), min_size=4, max_size=4))
     return Case(style, family, replies, words, marked, deletions)
 
 
@@ -225,20 +209,6 @@ def test_deletions_remove_what_they_name_and_nothing_else(case: Case) -> None:
         assert is_subsequence(list(reply), list(whole.exchanges[number].reply))
     assert list(now.ids()) == concatenated(now)
     assert now == whole.without(gone, codec)  # one deletion or several
-
-
-def concatenated(made: History) -> list[int]:
-    """By a plain loop over the pieces."""
-    pieces, ids = made.pieces, [*made.opening, *made.pieces.generation]
-    for one in made.exchanges:
-        reply, results = one.shown
-        ids.extend(reply)
-        ids.extend(pieces.to_results)  # every reply here ends in a sampled stop token
-        for number, result in enumerate(results):
-            ids.extend(pieces.between if number else ())
-            ids.extend(result.ids)
-        ids.extend(pieces.last)
-    return ids
 
 
 def test_a_reply_in_which_a_control_token_ends_a_sentence_is_not_cut() -> None:

@@ -23,7 +23,13 @@ from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.types import Outcome, Problem
 
-SMALL = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8, "prompts": "short"}
+SMALL: dict[str, Any] = {
+    "chunk_size": 20,
+    "question_tokens": 60,
+    "memory_tokens": 12,
+    "answer_tokens": 8,
+    "prompts": "short",
+}
 DOCUMENT = "one two three.\nfour five six.\nseven eight nine ten.\n" * 6
 
 

@@ -17,8 +17,9 @@ from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.segments import segments_of
 from palimpsest.text.tool_calls import CallStyle
 from palimpsest.tools.tool import ToolError, ToolSpec
-from palimpsest.types import Outcome, Problem, Trajectory
+from palimpsest.types import Outcome, Problem
 from support.agents import SMALL, base_codec, call, events, family_codec, ids_of, played, prune, search, world
+from support.trained_once import trained_once
 
 A, B, C, D, E = ids_of(PrunePolicy(**SMALL), 5)
 
@@ -30,23 +31,6 @@ def policy(**options: Any) -> PrunePolicy:
 def in_sight(text: str) -> list[str]:
     """Ids of the results a prompt shows."""
     return [name for name in (A, B, C, D, E) if f"\n[{name}] " in text]
-
-
-def trained_once(trajectory: Trajectory) -> None:
-    """Each sampled token in exactly one segment, in the very context it was sampled in."""
-    found = []
-    for segment in segments_of(trajectory):
-        for at, trained in enumerate(segment.loss_mask):
-            if trained:
-                turn = trajectory.turns[segment.turn_index[at]]
-                place = at - len(turn.prompt_ids)
-                assert segment.token_ids[: at + 1] == (turn.prompt_ids + turn.completion.token_ids)[: at + 1]
-                found.append((segment.turn_index[at], place))
-    assert sorted(found) == [
-        (number, place)
-        for number, turn in enumerate(trajectory.turns)
-        for place in range(len(turn.completion.token_ids))
-    ]
 
 
 def test_a_prune_removes_what_it_names_and_its_call_stays() -> None:
@@ -325,7 +309,7 @@ def test_without_the_prune_tool_a_prune_is_a_call_of_an_unknown_tool_and_other_t
 @pytest.mark.parametrize("style", ["qwen", "llama3", "mistral"])
 def test_the_standard_prompt_offers_pruning_only_where_there_is_any(style: str) -> None:
     codec = family_codec(style)
-    options = {"tools": {"search": {}}, "context_tokens": 9000, "turn_tokens": 500}
+    options: dict[str, Any] = {"tools": {"search": {}}, "context_tokens": 9000, "turn_tokens": 500}
     texts = [codec.decode(PrunePolicy(prune=on, **options).begin(world(), codec).ids()) for on in (True, False)]
     for word in ("prune", "[OBJECTIVE]", "[CONCLUSIONS]", "[STATUS]", "developer_message"):
         assert word in texts[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -22,36 +21,8 @@ from palimpsest.reward.state import turn_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
-from palimpsest.types import Completion, Event, Grade, Problem, StopReason, Trajectory
-
-SMALL: dict[str, Any] = {
-    "chunk_size": 14,
-    "chunk_boundary": "line",
-    "question_tokens": 60,
-    "memory_tokens": 40,
-    "reply_tokens": 120,
-    "answer_tokens": 12,
-    "prompts": "short",
-}
-DOCUMENT = "Bob has a cat.\nIt is cold.\nAnna is blue.\nNo one ran.\n"
-WINDOW = 900
-
-
-@dataclass
-class Script:
-    """A sampler that gives its replies in turn, whatever the prompt says."""
-
-    codec: Any
-    replies: Sequence[str]
-    max_context: int = WINDOW
-    prompts: list[tuple[int, ...]] = field(default_factory=list)
-
-    async def generate(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Completion:
-        await asyncio.sleep(0)
-        text = self.replies[len(self.prompts)] if len(self.prompts) < len(self.replies) else "\\boxed{x}"
-        self.prompts.append(tuple(prompt_ids))
-        ids = (*self.codec.encode(text), self.codec.stop_ids[0])[: params.max_tokens]
-        return Completion(ids, (-1.0,) * len(ids), StopReason.STOP)
+from palimpsest.types import Event, Grade, Problem, Trajectory
+from support.recall import DOCUMENT, SMALL, WINDOW, Script
 
 
 def play(codec: Any, replies: Sequence[str], text: str = DOCUMENT, **options: Any) -> tuple[Trajectory, Script]:

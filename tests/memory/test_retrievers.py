@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import Counter
 
 import pytest
 
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Hit, Index, words
+from support.work import calls_of
 
 MEMORIES = ["Bob drinks tea.", "Ann trusts Bob. Bob eats figs.", "Ann drinks wine."]
 
@@ -83,19 +83,14 @@ def test_a_minimum_is_exceeded_not_met() -> None:
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
-def test_a_recall_among_ten_thousand_memories_takes_milliseconds(name: str) -> None:
-    """Measured on one busy core: 0.1 to 2 ms, `tfidf` 40; the bound is loose for slower machines."""
+def test_a_recall_among_ten_thousand_memories_looks_at_each_a_few_times_at_most(name: str) -> None:
+    """Measured on one busy core: 0.1 to 2 ms, `tfidf` 40."""
     rng = random.Random(0)
     vocabulary = [f"word{i}" for i in range(2000)]
     index = filled(name, [" ".join(rng.choices(vocabulary, k=40)) for _ in range(10_000)])
     index.add("the needle word1 word2 word3")
-    best = min(_timed(index) for _ in range(3))
-    assert best < 0.5
-
-
-def _timed(index: Index) -> float:
-    start = time.perf_counter()
-    hit = index.best("the needle word1 word2 word3")
-    assert hit is not None
-    assert hit.place == 10_000
-    return time.perf_counter() - start
+    hits: list[Hit | None] = []
+    calls = calls_of(lambda: hits.append(index.best("the needle word1 word2 word3")))
+    assert calls < 50_000
+    assert hits[0] is not None
+    assert hits[0].place == 10_000

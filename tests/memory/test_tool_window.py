@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from memory.test_prune import trained_once
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.check import check_policy
 from palimpsest.memory.prune import PrunePolicy
@@ -15,6 +14,7 @@ from palimpsest.memory.tool_window import ToolWindowPolicy
 from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Outcome
 from support.agents import FACTS, PASSAGES, SMALL, base_codec, events, family_codec, ids_of, played, search, world
+from support.trained_once import trained_once
 
 NAMES = ("Alice", "Bob", "Carol", "David", "Emma")
 
@@ -35,7 +35,7 @@ def test_the_oldest_replies_leave_with_their_results_and_the_question_stays() ->
     for number in range(1, 6):
         text, total = script.text(number), 0
         shown = [fact in text for fact in FACTS[:number]]
-        expected = []
+        expected: list[Any] = []
         for length in reversed(lengths[:number]):
             total += length
             expected.insert(0, total <= window or not expected)

@@ -91,7 +91,7 @@ async def test_search_in_this_process_needs_no_server(tmp_path: Path) -> None:
 # ---- corpora -------------------------------------------------------------------------------------------------
 
 QUESTION = {"question": "q?", "answer": "a"}
-LAYOUTS = {
+LAYOUTS: dict[str, Any] = {
     "passages": [{"id": 5, "title": "A", "text": "b", "url": "u"}, {"title": "C", "contents": "d"}],
     "hotpotqa": [
         QUESTION | {"context": [["A", ["b.", " c."]], ["D", ["e"]]]},

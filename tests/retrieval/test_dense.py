@@ -16,7 +16,7 @@ from palimpsest.errors import ConfigError, DataError, ModelError
 from palimpsest.retrieval import dense
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.top import top
-from serve.test_retrieval_server import process
+from support.retrieval import process
 
 WORDS = ("the", "capital", "of", "italy", "france", "is", "rome", "paris", "query", "passage", ":", "river")
 TEXTS = ["rome is the capital of italy", "paris", "the river of france is the river of paris", ""]

@@ -22,7 +22,7 @@ from palimpsest.reward.objectives import FinalAnswerGrader
 from palimpsest.text.strict_json import Unreadable
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.command import Run
-from support.fakes import longest_pause
+from support.fakes import rounds_while
 from support.judge_server import Reply, Server, Speak, case_of, completion, honest, judge_server, verdict
 
 T = TypeVar("T")
@@ -165,9 +165,7 @@ def test_the_last_object_with_the_case_number_is_the_verdict(wrap: str) -> None:
 )
 def test_an_unreadable_reply_is_asked_for_once_more_and_then_ungraded(reply: str) -> None:
     with judge_server(lambda request, _: reply.replace("CASE", case_of(request)["case"])) as server:
-        begun = time.perf_counter()
         found = grade(config_of(server), "Bergen")
-        assert time.perf_counter() - begun < 5
     assert found.value is None
     assert found.reason is not None
     assert found.reason.startswith("judge: unreadable reply")
@@ -291,19 +289,19 @@ def test_an_address_that_is_none_is_an_error_at_the_start(url: str) -> None:
 
 
 def test_a_slow_endpoint_is_timed_and_the_event_loop_goes_on() -> None:
-    async def work(judge: Judge) -> float:
+    async def work(judge: Judge) -> int:
         waiting = asyncio.create_task(judge.verdict(QUESTION, GOLDS, "Bergen"))
-        longest = await longest_pause(waiting)
+        rounds = await rounds_while(waiting)
         with pytest.raises(JudgeError, match=r"no answer within 0\.2 s"):
             await waiting
-        return longest
+        return rounds
 
     with judge_server(delay=0.6) as server:
-        assert use(config_of(server, timeout_s=0.2, attempts=2), work) < 0.2
+        assert use(config_of(server, timeout_s=0.2, attempts=2), work) > 10
 
 
 def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one() -> None:
-    """40 requests, 2 at once, 2 attempts of 0.2 s each: one after the other they would take 8 s."""
+    """40 requests, 2 at once, 2 attempts each: asked for every one of them, it would be asked 80 times."""
     hanging = [True]
 
     def speak(request: dict[str, Any], _: int) -> Reply:
@@ -311,17 +309,16 @@ def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one() -> None:
             time.sleep(0.4)
         return honest(request)
 
-    async def work(judge: Judge) -> tuple[float, list[Any], Verdict]:
-        start = time.perf_counter()
+    async def work(judge: Judge) -> tuple[int, list[Any], Verdict]:
         answers = [f"Bergen {i}" for i in range(40)]
         found = await asyncio.gather(*(judge.verdict(QUESTION, GOLDS, a) for a in answers), return_exceptions=True)
-        took, hanging[0] = time.perf_counter() - start, False
+        asked, hanging[0] = len(server.requests), False
         await asyncio.sleep(0.25)  # to the next request that tries whether it is back
-        return took, found, await judge.verdict(QUESTION, GOLDS, "Bergen")
+        return asked, found, await judge.verdict(QUESTION, GOLDS, "Bergen")
 
     with judge_server(speak) as server:
-        took, found, later = use(config_of(server, timeout_s=0.2, attempts=2, concurrency=2), work)
-    assert took < 1.5
+        asked, found, later = use(config_of(server, timeout_s=0.2, attempts=2, concurrency=2), work)
+    assert asked < 12
     assert all(isinstance(one, JudgeError) for one in found)
     assert sum("4 attempts in a row failed; it is tried again every 0.2 s" in str(one) for one in found) >= 30
     assert later is Verdict.CORRECT

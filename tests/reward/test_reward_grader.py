@@ -96,7 +96,7 @@ def test_a_stated_answer_counts_for_every_metric_but_boxed() -> None:
         ({"name": "sub_em", "sub_em": "either"}, "sub_em_either"),
     ],
 )
-def test_the_named_reward_is_one_of_the_metrics(config: dict[str, object], metric: str) -> None:
+def test_the_named_reward_is_one_of_the_metrics(config: dict[str, Any], metric: str) -> None:
     for text in (r"\boxed{Paris, France}", r"\boxed{Paris}", r"\boxed{Par}", "The answer is Paris", ""):
         grade = graded(text, "Paris", "Paris, Texas", **config)
         assert set(grade.breakdown) == set(METRICS)

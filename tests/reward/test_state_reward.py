@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credit.test_credit_assign import group, only, trained, trajectory
 from palimpsest.config.load import parse_config
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import CreditConfig
@@ -19,6 +18,7 @@ from palimpsest.credit.state import mixed, state_advantages
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.reward.state import StateLayer, turn_rewards, word_recall
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from support.credit import group, only, trained, trajectory
 from support.fakes import LetterCodec
 
 CODEC: Any = LetterCodec()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from palimpsest.errors import DataError
 from palimpsest.rollout.record import encode_groups, group_lines, read_groups
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from support.groups import sample_groups
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 IDS = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
@@ -50,26 +51,9 @@ def groups(draw: st.DrawFn) -> Group:
     return Group(Problem(name, draw(TEXT), ("gold",), None, draw(NOTES)), played, grades)
 
 
-def sample_groups(count: int = 3) -> list[Group]:
-    completion = Completion((5, 6), (-0.1, -0.2), StopReason.STOP, 3)
-    return [
-        Group(
-            Problem(f"p{i}", "who?", ("Ann", "Bo"), "a long document", {"hops": 2}),
-            tuple(
-                Trajectory(
-                    f"p{i}", f"1/0/p{i}", r, (Turn((1, 2, 3), completion, 0, "read", {"chunk": 0}),), Outcome.ANSWERED
-                )
-                for r in range(2)
-            ),
-            (Grade(1.0, breakdown={"em": 1.0}), Grade(None, "judge down")),
-        )
-        for i in range(count)
-    ]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(groups(), max_size=3, unique_by=lambda group: group.problem.id))
-def test_groups_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, written: list[Group]):
+def test_groups_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, written: list[Group]) -> None:
     path = tmp_path_factory.mktemp("record") / "step.jsonl.zst"
     path.write_bytes(encode_groups(written))
     recording = read_groups(path)
@@ -77,7 +61,7 @@ def test_groups_come_back_as_they_were_written(tmp_path_factory: pytest.TempPath
     assert recording.torn is None
 
 
-def test_each_line_is_an_episode_that_other_tools_can_read():
+def test_each_line_is_an_episode_that_other_tools_can_read() -> None:
     content = zstandard.ZstdDecompressor().stream_reader(encode_groups(sample_groups()), read_across_frames=True)
     rows = [json.loads(line) for line in content.read().splitlines()]
     assert [(row["problem"]["id"], row["rollout"]) for row in rows] == [(f"p{i}", r) for i in range(3) for r in (0, 1)]
@@ -85,7 +69,7 @@ def test_each_line_is_an_episode_that_other_tools_can_read():
     assert "context" not in rows[0]["problem"]
 
 
-def test_a_file_cut_anywhere_gives_every_whole_group_before_the_cut(tmp_path: Path):
+def test_a_file_cut_anywhere_gives_every_whole_group_before_the_cut(tmp_path: Path) -> None:
     groups = sample_groups(2)
     frames = [encode_groups([group]) for group in groups]
     data = b"".join(frames)
@@ -100,7 +84,7 @@ def test_a_file_cut_anywhere_gives_every_whole_group_before_the_cut(tmp_path: Pa
         assert (recording.torn is None) == (cut in ends)
 
 
-def test_a_flipped_bit_never_gives_another_episode(tmp_path: Path):
+def test_a_flipped_bit_never_gives_another_episode(tmp_path: Path) -> None:
     data = encode_groups(sample_groups(1))
     original = read_written(tmp_path, data)
     for place in range(len(data)):
@@ -123,7 +107,7 @@ ANYTHING = st.recursive(
 
 @settings(max_examples=200)
 @given(st.dictionaries(st.text(), ANYTHING))
-def test_no_note_of_any_kind_keeps_an_episode_from_being_written(notes: dict[str, object]):
+def test_no_note_of_any_kind_keeps_an_episode_from_being_written(notes: dict[str, object]) -> None:
     turn = Turn((1,), Completion((2,), (-0.5,), StopReason.STOP), 0, "act", notes)
     events = (Event("tool", 0, notes),)
     (line,) = group_lines(one_episode(Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, "a", events))).splitlines()
@@ -135,7 +119,7 @@ def one_episode(trajectory: Trajectory) -> Group:
     return Group(Problem("p", "?", ("a",)), (trajectory,), (Grade(1.0),))
 
 
-def test_a_note_without_a_place_in_json_is_written_as_text_and_named():
+def test_a_note_without_a_place_in_json_is_written_as_text_and_named() -> None:
     detail = {"size": 10**20, "name": "half \ud800", "raw": b"\x00", "by": {3: "c"}, "share": math.nan, "seen": {2, 1}}
     line = group_lines(one_episode(Trajectory("p", "g", 0, (), Outcome.ANSWERED, "a", (Event("tool", 0, detail),))))
     row = json.loads(line)
@@ -157,7 +141,7 @@ def read_written(folder: Path, data: bytes) -> tuple[Group, ...]:
     return read_groups(path).groups
 
 
-def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_path: Path):
+def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_path: Path) -> None:
     row = json.loads(group_lines(sample_groups(1)[0]).splitlines()[0])
     del row["grade"]
     path = tmp_path / "scripted.jsonl"
@@ -180,7 +164,7 @@ def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_pat
         ),
     ],
 )
-def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str, message: str):
+def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(DataError, match=message) as error:
@@ -188,6 +172,6 @@ def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str,
     assert str(path) in str(error.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl\.zst: can't be read"):
         read_groups(tmp_path / "none.jsonl.zst")

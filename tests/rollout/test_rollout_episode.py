@@ -17,17 +17,16 @@ from palimpsest.types import Completion, Outcome, Problem, SamplingParams, StopR
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 
 PROBLEM = Problem("p1", "yes? ", ("yes",), "fact.")
+CODEC: Any = LetterCodec()
 
 
 def episode(sampler: Any, policy: Any = None, **options: Any) -> Trajectory:
     given: dict[str, Any] = {"key": (3, "train", 5, 0), "group_id": "g", "rollout": 2, **options}
     policy = policy or TwoTurnPolicy()
-    return asyncio.run(
-        play(PROBLEM, policy=policy, sampler=sampler, codec=LetterCodec(), sampling=SamplingConfig(), **given)
-    )
+    return asyncio.run(play(PROBLEM, policy=policy, sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **given))
 
 
-def test_turns_hold_prompt_completion_name_and_notes_as_they_happened():
+def test_turns_hold_prompt_completion_name_and_notes_as_they_happened() -> None:
     sampler = SeedSampler()
     trajectory = episode(sampler)
     assert [(turn.name, turn.step, dict(turn.notes)) for turn in trajectory.turns] == [
@@ -40,14 +39,14 @@ def test_turns_hold_prompt_completion_name_and_notes_as_they_happened():
     assert trajectory.outcome is Outcome.ANSWERED
 
 
-def test_the_seed_of_a_turn_is_keyed_by_run_step_problem_rollout_and_turn():
+def test_the_seed_of_a_turn_is_keyed_by_run_step_problem_rollout_and_turn() -> None:
     sampler = SeedSampler()
     episode(sampler)
     seeds = [params.seed for _, params in sampler.calls]
     assert seeds == [derive_seed(3, "train", 5, 0, "p1", 2, turn) for turn in (0, 1)]
 
 
-def test_a_retried_request_has_the_same_seed_and_the_same_tokens():
+def test_a_retried_request_has_the_same_seed_and_the_same_tokens() -> None:
     clean, flaky = SeedSampler(), SeedSampler(fail=[SamplerError("reset"), SamplerError("reset")])
     expected, trajectory = episode(clean), episode(flaky, retries=2)
     assert trajectory.turns == expected.turns
@@ -55,7 +54,7 @@ def test_a_retried_request_has_the_same_seed_and_the_same_tokens():
     assert len({params.seed for _, params in flaky.calls[:3]}) == 1
 
 
-def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far():
+def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far() -> None:
     class FailsOnTheSecondTurn(SeedSampler):
         async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
             if self.calls:
@@ -77,7 +76,7 @@ def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far():
         {"token_ids": (1,) * 9, "logprobs": (-0.5,) * 9},
     ],
 )
-def test_a_malformed_completion_is_a_sampler_failure_and_never_a_turn(change: dict[str, Any]):
+def test_a_malformed_completion_is_a_sampler_failure_and_never_a_turn(change: dict[str, Any]) -> None:
     class Broken(SeedSampler):
         async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
             return replace(Completion((1, 2, 3, 4), (-0.5,) * 4, StopReason.STOP), **change)
@@ -87,13 +86,13 @@ def test_a_malformed_completion_is_a_sampler_failure_and_never_a_turn(change: di
     assert trajectory.turns == ()
 
 
-def test_a_prompt_beyond_the_window_ends_as_out_of_context():
+def test_a_prompt_beyond_the_window_ends_as_out_of_context() -> None:
     trajectory = episode(SeedSampler(fail=[PromptTooLong("1200 tokens, the window is 1000")]))
     assert trajectory.outcome is Outcome.OUT_OF_CONTEXT
     assert trajectory.events[-1].detail["message"] == "1200 tokens, the window is 1000"
 
 
-def test_an_error_in_the_policy_is_an_outcome_with_type_and_message():
+def test_an_error_in_the_policy_is_an_outcome_with_type_and_message() -> None:
     class Faulty(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             raise KeyError("memory")
@@ -112,7 +111,7 @@ def test_an_error_in_the_policy_is_an_outcome_with_type_and_message():
         (Answered("a", "done"), "Answered.outcome must be an Outcome, is 'done'"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned: Any, message: str):
+def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned: Any, message: str) -> None:
     class Careless(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Any:
             await model.generate([1], name="answer", max_tokens=8)
@@ -123,7 +122,7 @@ def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned
     assert dict(trajectory.events[-1].detail) == {"type": "TypeError", "message": message}
 
 
-def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other():
+def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other() -> None:
     class WaitsForTheCancelled(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             other = asyncio.create_task(asyncio.sleep(60))
@@ -143,13 +142,13 @@ class Sleeper(MemoryPolicy):
         raise AssertionError("unreachable")
 
 
-def test_an_episode_over_its_time_limit_keeps_its_turns():
+def test_an_episode_over_its_time_limit_keeps_its_turns() -> None:
     trajectory = episode(SeedSampler(), Sleeper(), timeout_s=0.02)
     assert trajectory.outcome is Outcome.TIMED_OUT
     assert len(trajectory.turns) == 1
 
 
-def test_a_timeout_raised_by_the_policy_itself_is_not_the_time_limit():
+def test_a_timeout_raised_by_the_policy_itself_is_not_the_time_limit() -> None:
     class OwnTimeout(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             raise TimeoutError("tool")
@@ -157,13 +156,13 @@ def test_a_timeout_raised_by_the_policy_itself_is_not_the_time_limit():
     assert episode(SeedSampler(), OwnTimeout(), timeout_s=30).outcome is Outcome.POLICY_FAILED
 
 
-async def test_cancelling_an_episode_is_not_an_outcome():
+async def test_cancelling_an_episode_is_not_an_outcome() -> None:
     task = asyncio.create_task(
         play(
             PROBLEM,
             policy=Sleeper(),
             sampler=SeedSampler(),
-            codec=LetterCodec(),
+            codec=CODEC,
             sampling=SamplingConfig(),
             key=(0,),
             group_id="g",

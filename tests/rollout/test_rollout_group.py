@@ -41,28 +41,28 @@ class LaterFirst(MemoryPolicy):
         return Answered(model.codec.decode(said.token_ids))
 
 
-def test_groups_and_rollouts_come_back_in_order_whatever_ends_first():
+def test_groups_and_rollouts_come_back_in_order_whatever_ends_first() -> None:
     result = groups(policy=LaterFirst())
     assert [group.problem.id for group in result] == ["a", "b", "a"]
     assert all([t.rollout for t in group.trajectories] == list(range(8)) for group in result)
 
 
-def test_playing_a_batch_again_gives_the_same_trajectories():
+def test_playing_a_batch_again_gives_the_same_trajectories() -> None:
     assert groups() == groups()
 
 
-def test_a_problem_twice_in_a_batch_has_its_own_group_and_its_own_draws():
+def test_a_problem_twice_in_a_batch_has_its_own_group_and_its_own_draws() -> None:
     first, _, second = groups()
     assert first.trajectories[0].group_id != second.trajectories[0].group_id
     assert [t.answer for t in first.trajectories] != [t.answer for t in second.trajectories]
 
 
-def test_an_episode_has_the_same_tokens_alone_and_in_a_batch():
+def test_an_episode_has_the_same_tokens_alone_and_in_a_batch() -> None:
     alone = asyncio.run(player().batch(PROBLEMS[1:2], key=(0, 1)))
     assert alone[0] == groups()[1]
 
 
-def test_grades_belong_to_their_trajectories_and_progress_is_told_once_an_episode():
+def test_grades_belong_to_their_trajectories_and_progress_is_told_once_an_episode() -> None:
     seen: list[tuple[Trajectory, Grade]] = []
     result = groups(on_episode=lambda trajectory, grade: seen.append((trajectory, grade)))
     for group in result:
@@ -70,13 +70,13 @@ def test_grades_belong_to_their_trajectories_and_progress_is_told_once_an_episod
     assert len(seen) == 24
 
 
-def test_a_failed_request_leaves_its_episode_ungraded_and_the_others_alone():
+def test_a_failed_request_leaves_its_episode_ungraded_and_the_others_alone() -> None:
     result = groups(sampler=SeedSampler(fail=[SamplerError("down")]), retries=0)
     lost = [(t, g) for group in result for t, g in zip(group.trajectories, group.grades, strict=True) if not g.graded]
     assert [(t.outcome, g.value) for t, g in lost] == [(Outcome.SAMPLER_FAILED, None)]
 
 
-def test_an_error_of_the_grader_ends_the_batch_as_itself():
+def test_an_error_of_the_grader_ends_the_batch_as_itself() -> None:
     class Faulty:
         def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
             raise ZeroDivisionError("judge")
@@ -94,14 +94,14 @@ class ShortForB:
         return Answered(model.codec.decode(said.token_ids))
 
 
-async def test_a_group_arrives_when_it_is_whole_with_its_place_among_the_problems():
+async def test_a_group_arrives_when_it_is_whole_with_its_place_among_the_problems() -> None:
     arrived = [(place, group) async for place, group in player(policy=ShortForB()).groups(PROBLEMS, key=(0, 1))]
     assert [place for place, _ in arrived] == [1, 0, 2]
     together = await player(policy=ShortForB()).batch(PROBLEMS, key=(0, 1))
     assert [group for _, group in sorted(arrived, key=lambda pair: pair[0])] == together
 
 
-async def test_a_consumer_that_stops_early_leaves_no_episode_running():
+async def test_a_consumer_that_stops_early_leaves_no_episode_running() -> None:
     arriving = player(policy=ShortForB()).groups(PROBLEMS, key=(0, 1))
     place, _ = await anext(arriving)
     await arriving.aclose()

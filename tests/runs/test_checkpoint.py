@@ -59,7 +59,7 @@ def holds(folder: Path, step: int) -> bool:
     return found.step == step
 
 
-def test_what_was_saved_is_found_with_its_state(tmp_path: Path):
+def test_what_was_saved_is_found_with_its_state(tmp_path: Path) -> None:
     save(checkpoints(tmp_path), 20)
     found = checkpoints(tmp_path).latest()
     assert found is not None
@@ -67,11 +67,11 @@ def test_what_was_saved_is_found_with_its_state(tmp_path: Path):
     assert holds(tmp_path, 20)
 
 
-def test_no_checkpoint_is_not_an_error(tmp_path: Path):
+def test_no_checkpoint_is_not_an_error(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "none").latest() is None
 
 
-def test_only_the_newest_are_kept_and_step_numbers_sort_as_numbers(tmp_path: Path):
+def test_only_the_newest_are_kept_and_step_numbers_sort_as_numbers(tmp_path: Path) -> None:
     save(checkpoints(tmp_path), 20, 999_999, 1_000_000)
     assert [path.name for path in checkpoints(tmp_path).paths()] == ["step-999999", "step-1000000"]
 
@@ -100,7 +100,9 @@ def crash_at(operation: int, part: float, monkeypatch: pytest.MonkeyPatch) -> It
         yield done
 
 
-def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A save with its prune, stopped at every operation with writes cut at 0, 50 and 100 %."""
     tried = 0
     for part in (0.0, 0.5, 1.0):
@@ -125,7 +127,7 @@ def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(tmp_path: Path, 
 
 def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     for operation in range(100):
         folder = tmp_path / str(operation)
         save(checkpoints(folder), 20, 40)
@@ -147,7 +149,7 @@ def damaged(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("flips_a_file", [50, pytest.param(700, marks=pytest.mark.slow)])
-def test_no_flipped_bit_loads_silently(tmp_path: Path, flips_a_file: int):
+def test_no_flipped_bit_loads_silently(tmp_path: Path, flips_a_file: int) -> None:
     target = damaged(tmp_path)
     rng = random.Random(0)
     files = [path for path in target.rglob("*") if path.is_file()]
@@ -163,7 +165,7 @@ def test_no_flipped_bit_loads_silently(tmp_path: Path, flips_a_file: int):
     assert holds(tmp_path, 40)
 
 
-def test_no_truncation_loads_silently_and_the_one_before_is_taken(tmp_path: Path):
+def test_no_truncation_loads_silently_and_the_one_before_is_taken(tmp_path: Path) -> None:
     target = damaged(tmp_path)
     for file in [path for path in target.rglob("*") if path.is_file()]:
         good = file.read_bytes()
@@ -179,7 +181,7 @@ def test_no_truncation_loads_silently_and_the_one_before_is_taken(tmp_path: Path
         file.write_bytes(good)
 
 
-def test_files_of_another_checkpoint_or_a_renamed_folder_are_refused(tmp_path: Path):
+def test_files_of_another_checkpoint_or_a_renamed_folder_are_refused(tmp_path: Path) -> None:
     target = damaged(tmp_path)
     shutil.copy(tmp_path / "step-000020" / "model.safetensors", target / "model.safetensors")
     assert holds(tmp_path, 20)
@@ -188,13 +190,13 @@ def test_files_of_another_checkpoint_or_a_renamed_folder_are_refused(tmp_path: P
     assert holds(tmp_path, 20)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path):
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
     save(checkpoints(tmp_path), 20)
     with pytest.raises(CheckpointError, match="belongs to another configuration"):
         checkpoints(tmp_path, identity="other").latest()
 
 
-def test_when_nothing_verifies_the_run_does_not_start_over_in_silence(tmp_path: Path):
+def test_when_nothing_verifies_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:
     target = damaged(tmp_path)
     for folder in (target, tmp_path / "step-000020"):
         (folder / "manifest.json").unlink()
@@ -223,7 +225,7 @@ def file_size_limit(limit: int) -> Iterator[None]:
 )
 def test_a_learner_that_says_something_else_than_it_wrote_saves_nothing(
     tmp_path: Path, claimed: dict[str, Any], reason: str
-):
+) -> None:
     async def write(folder: Path) -> dict[str, str]:
         (folder / "model.safetensors").write_bytes(b"weights")
         true = files.hashes(folder)
@@ -235,7 +237,7 @@ def test_a_learner_that_says_something_else_than_it_wrote_saves_nothing(
     assert holds(tmp_path, 20)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: Path):
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: Path) -> None:
     save(checkpoints(tmp_path), 20)
     before = sorted(tmp_path.rglob("*"))
     for limit in range(0, 3000, 3000 // 32):
@@ -246,7 +248,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: 
     assert holds(tmp_path, 20)
 
 
-def test_a_full_disk_met_by_safetensors_itself_is_told_in_one_line(tmp_path: Path):
+def test_a_full_disk_met_by_safetensors_itself_is_told_in_one_line(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 

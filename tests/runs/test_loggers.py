@@ -23,7 +23,7 @@ def config(*sinks: str) -> RunConfig:
     return RunConfig.model_validate({**small_config().model_dump(mode="json"), "logging": {"sinks": list(sinks)}})
 
 
-def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path):
+def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", config("jsonl")) as folder:
         loggers = build_loggers(folder.config, folder)
         loggers.log(1, {"reward/mean": 0.5}, {"rollout_s": 2.0})
@@ -32,7 +32,7 @@ def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path):
     assert read_rows(tmp_path / "run" / "timings.jsonl") == [{"step": 1, "rollout_s": 2.0}]
 
 
-def test_tensorboard_files_hold_what_was_logged(tmp_path: Path):
+def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -50,7 +50,7 @@ def test_tensorboard_files_hold_what_was_logged(tmp_path: Path):
 @pytest.mark.parametrize("sink", ["wandb", "trackio"])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
-):
+) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, sink, None)
@@ -61,14 +61,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         build_loggers(folder.config, folder)
 
 
-def test_a_service_that_does_not_start_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_service_that_does_not_start_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     class NotLoggedIn:
         def init(self, **options: Any) -> None:
             raise PermissionError("No API key configured.\nUse wandb login")
 
-    monkeypatch.setitem(sys.modules, "wandb", NotLoggedIn())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", NotLoggedIn())
     with (
         open_run(tmp_path / "run", config("wandb")) as folder,
         pytest.raises(ConfigError, match=r"^logging\.sinks=wandb can't start \(No API key configured\.\); set it up"),
@@ -98,11 +98,11 @@ class FakeService:
 @pytest.mark.parametrize("sink", ["wandb", "trackio"])
 def test_a_service_gets_every_row_once_and_a_resume_goes_on_in_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
-):
+) -> None:
     import sys
 
     service = FakeService()
-    monkeypatch.setitem(sys.modules, sink, service)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, sink, service)
     for step, resume in ((1, False), (2, True)):
         with open_run(tmp_path / "run", config(sink), resume=resume) as folder:
             loggers = build_loggers(folder.config, folder)
@@ -116,7 +116,7 @@ def test_a_service_gets_every_row_once_and_a_resume_goes_on_in_the_same_run(
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is an extra")
-def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     with open_run(tmp_path / "run", config("wandb")) as folder:
         loggers = build_loggers(folder.config, folder)
@@ -133,7 +133,7 @@ class Broken(Logger):
         raise ConnectionError("no route to host")
 
 
-def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path):
+def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path) -> None:
     warnings: list[str] = []
     with open_run(tmp_path / "run", small_config(), on_warning=warnings.append) as folder:
         broken = Supervised(Broken(), folder.warn)
@@ -148,7 +148,7 @@ def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path):
     assert [row["sink_failures"] for row in read_rows(tmp_path / "run" / "timings.jsonl")] == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_a_terminal_each_step_is_one_plain_line():
+def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     stream = io.StringIO()
     console = Console(total_steps=20, stream=stream)
     console.progress("rollout", 3, 8)
@@ -160,7 +160,7 @@ def test_without_a_terminal_each_step_is_one_plain_line():
     assert second == "a line"
 
 
-def test_on_a_terminal_a_bar_shows_steps_and_episodes():
+def test_on_a_terminal_a_bar_shows_steps_and_episodes() -> None:
     stream = io.StringIO()
     console = Console(total_steps=20, stream=stream, live=True)
     console.progress("rollout", 3, 8)

@@ -16,8 +16,8 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
 from palimpsest.runs.resume_rules import changes, identity
 from palimpsest.runs.run_folder import RunFolder, load_config, open_run, read_rows
-from rollout.test_record import sample_groups
 from support.fakes import small_config
+from support.groups import sample_groups
 
 CONFIG = small_config()
 
@@ -34,21 +34,21 @@ def quiet(path: Path, config: RunConfig = CONFIG, **options: Any) -> RunFolder:
     return open_run(path, config, on_warning=lambda _: None, **options)
 
 
-def test_the_resolved_configuration_is_there_before_anything_else_and_reads_back(tmp_path: Path):
+def test_the_resolved_configuration_is_there_before_anything_else_and_reads_back(tmp_path: Path) -> None:
     with quiet(tmp_path / "run"):
         pass
     assert load_config(tmp_path / "run") == CONFIG
     assert read_rows(tmp_path / "run" / "events.jsonl")[0]["kind"] == "started"
 
 
-def test_a_folder_with_a_run_is_refused_without_resume_or_force(tmp_path: Path):
+def test_a_folder_with_a_run_is_refused_without_resume_or_force(tmp_path: Path) -> None:
     with quiet(tmp_path / "run") as folder:
         folder.append_metrics(1, {"reward/mean": 0.5})
     with pytest.raises(RunError, match=r"holds a run \(1 steps, no checkpoint\): --resume continues it, --force"):
         quiet(tmp_path / "run")
 
 
-def test_force_moves_the_old_run_aside_and_deletes_nothing(tmp_path: Path):
+def test_force_moves_the_old_run_aside_and_deletes_nothing(tmp_path: Path) -> None:
     for number in (1, 2):
         with quiet(tmp_path / "run", force=True) as folder:
             folder.append_metrics(number, {})
@@ -57,17 +57,17 @@ def test_force_moves_the_old_run_aside_and_deletes_nothing(tmp_path: Path):
     assert [read_rows(tmp_path / f"run.old-{n}" / "metrics.jsonl")[0]["step"] for n in (1, 2)] == [1, 2]
 
 
-def test_a_half_written_folder_is_recognised_and_never_written_into(tmp_path: Path):
+def test_a_half_written_folder_is_recognised_and_never_written_into(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()
     (path / "metrics.jsonl").write_text("{}\n")
-    for options in ({}, {"resume": True}):
+    for resume in (False, True):
         with pytest.raises(RunError, match=r"holds metrics\.jsonl but no config\.yaml"):
-            quiet(path, **options)
+            quiet(path, resume=resume)
     assert sorted(entry.name for entry in path.iterdir()) == [".lock", "metrics.jsonl"]
 
 
-def test_a_run_killed_before_its_configuration_was_published_just_starts(tmp_path: Path):
+def test_a_run_killed_before_its_configuration_was_published_just_starts(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()
     (path / ".config.yaml.partial").write_text("recipe: hal")
@@ -76,17 +76,17 @@ def test_a_run_killed_before_its_configuration_was_published_just_starts(tmp_pat
         assert load_config(path) == CONFIG
 
 
-def test_resuming_a_missing_folder_starts_the_run(tmp_path: Path):
+def test_resuming_a_missing_folder_starts_the_run(tmp_path: Path) -> None:
     with quiet(tmp_path / "run", resume=True) as folder:
         assert folder.checkpoints.latest() is None
 
 
-def test_resume_and_force_together_are_refused(tmp_path: Path):
+def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="give one of them"):
         quiet(tmp_path / "run", resume=True, force=True)
 
 
-def test_a_damaged_configuration_is_named(tmp_path: Path):
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     quiet(tmp_path / "run").close()
     (tmp_path / "run" / "config.yaml").write_text("train: {stepz: 3}\n")
     with pytest.raises(RunError, match=r"config\.yaml"):
@@ -103,7 +103,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_process_is_refused_by_pid_and_host_and_a_dead_ones_lock_is_taken_over(tmp_path: Path):
+def test_a_second_process_is_refused_by_pid_and_host_and_a_dead_ones_lock_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
@@ -120,7 +120,7 @@ def test_a_second_process_is_refused_by_pid_and_host_and_a_dead_ones_lock_is_tak
         assert json.loads((path / ".lock").read_text())["pid"] == os.getpid()
 
 
-def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: Path):
+def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: Path) -> None:
     path = tmp_path / "run"
     quiet(path).close()
     (path / ".lock").write_text('{"pid": 7, "host": "elsewhere", "started": "2020-01-01 00:00:00"}')
@@ -157,8 +157,9 @@ def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: 
         ({"train": {"group_size": 8}}, "refused"),
     ],
 )
-def test_a_resume_with_one_field_changed_does_what_the_table_says(tmp_path: Path, change: Any, verdict: str):
-    path, warnings = tmp_path / "run", []
+def test_a_resume_with_one_field_changed_does_what_the_table_says(tmp_path: Path, change: Any, verdict: str) -> None:
+    warnings: list[str] = []
+    path = tmp_path / "run"
     quiet(path).close()
     config = changed(**change)
     if verdict == "refused":
@@ -175,13 +176,13 @@ def test_a_resume_with_one_field_changed_does_what_the_table_says(tmp_path: Path
     assert identity(config) == identity(CONFIG)
 
 
-def test_more_steps_under_a_schedule_that_ends_are_warned_of():
+def test_more_steps_under_a_schedule_that_ends_are_warned_of() -> None:
     before = changed(optim={"schedule": "cosine"})
     after = before.model_copy(update={"train": before.train.model_copy(update={"steps": 99})})
     assert [change.verdict for change in changes(before, after)] == ["warned"]
 
 
-def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: Path):
+def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: Path) -> None:
     with quiet(tmp_path / "run") as folder:
         for step in range(1, 5):
             folder.append_metrics(step, {"reward/mean": step / 4})
@@ -201,7 +202,7 @@ def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: P
         ]
 
 
-def test_lines_lost_before_the_checkpoint_are_told(tmp_path: Path):
+def test_lines_lost_before_the_checkpoint_are_told(tmp_path: Path) -> None:
     warnings: list[str] = []
     with open_run(tmp_path / "run", CONFIG, on_warning=warnings.append) as folder:
         folder.append_metrics(1, {})

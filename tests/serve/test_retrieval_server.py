@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,9 @@ import httpx
 import pytest
 
 from palimpsest.retrieval.bm25 import Bm25Index
+from support.retrieval import SOURCE, process
 
-SOURCE = Path(__file__).parents[2] / "src"
 PASSAGES = [{"id": str(i), "title": f"City {i}", "text": f"place{i} lies by river{i % 3}"} for i in range(30)]
-
-
-@contextmanager
-def process(corpus: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "palimpsest.cli.main", "retrieval", "serve"]
-    child = subprocess.Popen(
-        [*command, "--corpus", str(corpus), "--port", "0", *options],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout
-        found = re.search(r"http://\S+(?=/retrieve)", child.stdout.readline())
-        assert found
-        yield found.group(), child
-    finally:
-        child.kill()
-        child.wait()
 
 
 @pytest.fixture(scope="module")

@@ -235,7 +235,7 @@ def _byte_level(controls: Sequence[str]) -> Any:
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=controls, initial_alphabet=alphabet, show_progress=False
+        vocab_size=420, special_tokens=list(controls), initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator([*FACTS, search("Alice"), prune("a1", "b2")], trainer)
     return backend

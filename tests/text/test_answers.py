@@ -1,7 +1,5 @@
 """Extraction: which part of a response is its answer. Expected values are worked by hand."""
 
-import time
-
 import pytest
 
 from palimpsest.text.answers import extract, last_box, published_box, stated_answer
@@ -87,8 +85,7 @@ def test_the_published_window_and_quirks() -> None:
 
 @pytest.mark.parametrize("flood", [r"\boxed{", r"\boxed{a}", r"\boxed ", "{", "the answer is ", "<think>", "</think>"])
 def test_a_flood_takes_linear_time(flood: str) -> None:
+    """About 0.3 s; with a quadratic rule this test would not end for hours."""
     text = flood * (1_000_000 // len(flood))
-    start = time.perf_counter()
     extract(text)
     published_box(text)
-    assert time.perf_counter() - start < 5  # about 0.3 s; a quadratic rule takes hours

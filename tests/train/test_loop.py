@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.compose import Reward
 from palimpsest.reward.objectives import ConstraintLayer
 from palimpsest.rollout.record import read_groups
-from palimpsest.runs.run_folder import open_run, read_rows
+from palimpsest.runs.run_folder import read_rows
 from palimpsest.train.curriculum import Curriculum
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import (
@@ -28,23 +27,14 @@ from support.fakes import (
     SeedSampler,
     TwoTurnPolicy,
     YesGrader,
-    make_trainer,
     small_config,
 )
+from support.training import train
 
 
 def with_credit(config: RunConfig, **credit: Any) -> RunConfig:
     values = config.model_dump(mode="json")
     return RunConfig.model_validate({**values, "credit": {**values["credit"], **credit}})
-
-
-def train(path: Path, config: RunConfig | None = None, *, resume: bool = False, **parts: Any) -> tuple[Any, list[str]]:
-    """The finished trainer and the warnings."""
-    warnings: list[str] = []
-    with open_run(path, config or small_config(), resume=resume, on_warning=warnings.append) as folder:
-        trainer = make_trainer(folder, **parts)
-        trainer.finished = asyncio.run(trainer.run())
-    return trainer, warnings
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -53,7 +43,7 @@ def bytes_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
 
 
-def test_a_run_leaves_config_metrics_timings_trajectories_and_checkpoints(tmp_path: Path):
+def test_a_run_leaves_config_metrics_timings_trajectories_and_checkpoints(tmp_path: Path) -> None:
     trainer, _ = train(tmp_path / "run")
     assert trainer.finished.step == 6
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
@@ -64,7 +54,7 @@ def test_a_run_leaves_config_metrics_timings_trajectories_and_checkpoints(tmp_pa
     assert all(len(group.trajectories) == 4 for group in recording.groups)
 
 
-def test_metrics_agree_with_the_recorded_trajectories(tmp_path: Path):
+def test_metrics_agree_with_the_recorded_trajectories(tmp_path: Path) -> None:
     train(tmp_path / "run")
     for row in read_rows(tmp_path / "run" / "metrics.jsonl"):
         groups = read_groups(tmp_path / "run" / "trajectories" / f"step-{row['step']:06d}.jsonl.zst").groups
@@ -75,7 +65,7 @@ def test_metrics_agree_with_the_recorded_trajectories(tmp_path: Path):
         assert row["groups/with_signal"] == pytest.approx(sum(mixed) / len(mixed))
 
 
-def test_metrics_hold_no_clock_and_timings_do(tmp_path: Path):
+def test_metrics_hold_no_clock_and_timings_do(tmp_path: Path) -> None:
     train(tmp_path / "run")
     metrics, timings = (read_rows(tmp_path / "run" / name)[0] for name in ("metrics.jsonl", "timings.jsonl"))
     assert not [name for name in metrics if name.endswith("_s")]
@@ -83,7 +73,7 @@ def test_metrics_hold_no_clock_and_timings_do(tmp_path: Path):
     assert metrics["policy/kl"] == pytest.approx(0.25)
 
 
-def test_two_runs_of_one_configuration_are_byte_identical(tmp_path: Path):
+def test_two_runs_of_one_configuration_are_byte_identical(tmp_path: Path) -> None:
     for name in ("a", "b"):
         train(tmp_path / name)
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
@@ -94,7 +84,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("calls", [1, 9, 30, 50, 70])
-def test_a_run_killed_in_any_step_resumes_to_the_same_bytes(tmp_path: Path, calls: int):
+def test_a_run_killed_in_any_step_resumes_to_the_same_bytes(tmp_path: Path, calls: int) -> None:
     class DiesLater(SeedSampler):
         async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
             if len(self.calls) == calls:
@@ -116,7 +106,7 @@ def curriculum_config() -> RunConfig:
     return RunConfig.model_validate({**values, "data": {"curriculum": lengths}})
 
 
-def test_documents_grow_when_the_reward_is_reached_and_a_resume_knows_the_length(tmp_path: Path):
+def test_documents_grow_when_the_reward_is_reached_and_a_resume_knows_the_length(tmp_path: Path) -> None:
     config = curriculum_config()
     train(tmp_path / "run", config)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
@@ -137,7 +127,7 @@ class GivesUpOnNo(TwoTurnPolicy):
         return said if said.text == "yes" else Answered(said.text, Outcome.OUT_OF_TURNS)
 
 
-def test_a_penalty_for_broken_limits_leaves_the_curriculum_as_it_is_without(tmp_path: Path):
+def test_a_penalty_for_broken_limits_leaves_the_curriculum_as_it_is_without(tmp_path: Path) -> None:
     train(tmp_path / "plain", curriculum_config(), policy=GivesUpOnNo())
     train(
         tmp_path / "run", curriculum_config(), policy=GivesUpOnNo(), grader=Reward(YesGrader(), (ConstraintLayer(0.5),))
@@ -149,7 +139,7 @@ def test_a_penalty_for_broken_limits_leaves_the_curriculum_as_it_is_without(tmp_
     assert len(set(sizes)) > 1
 
 
-def test_a_finished_run_resumed_with_more_steps_goes_on_as_if_it_had_never_ended(tmp_path: Path):
+def test_a_finished_run_resumed_with_more_steps_goes_on_as_if_it_had_never_ended(tmp_path: Path) -> None:
     train(tmp_path / "long", small_config(steps=6))
     train(tmp_path / "run", small_config(steps=3))
     trainer, _ = train(tmp_path / "run", small_config(steps=6), resume=True)
@@ -159,7 +149,7 @@ def test_a_finished_run_resumed_with_more_steps_goes_on_as_if_it_had_never_ended
     assert run["checkpoints/step-000006/model.safetensors"] == long["checkpoints/step-000006/model.safetensors"]
 
 
-def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Path):
+def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Path) -> None:
     train(tmp_path / "whole")
     train(tmp_path / "run", small_config(steps=4))
     weights = tmp_path / "run" / "checkpoints" / "step-000004" / "model.safetensors"
@@ -183,7 +173,9 @@ class SignalsItself(NumberedSource):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_and_saves_and_the_run_resumes_to_the_same_bytes(tmp_path: Path, number: Any):
+def test_a_signal_finishes_the_step_and_saves_and_the_run_resumes_to_the_same_bytes(
+    tmp_path: Path, number: Any
+) -> None:
     config = small_config(save_every=6, keep_checkpoints=1)
     train(tmp_path / "whole", config)
     trainer, _ = train(tmp_path / "run", config, source=SignalsItself(number))
@@ -199,7 +191,7 @@ class ConstantGrader:
         return Grade(1.0)
 
 
-def test_steps_without_any_signal_are_warned_of_and_the_run_goes_on(tmp_path: Path):
+def test_steps_without_any_signal_are_warned_of_and_the_run_goes_on(tmp_path: Path) -> None:
     trainer, warnings = train(tmp_path / "run", grader=ConstantGrader())
     assert trainer.finished.step == 6
     assert [warning for warning in warnings if "for 5 steps no group had different rewards" in warning] == warnings
@@ -214,7 +206,7 @@ class RoundsWithoutSignal:
         return Grade(1.0 if first else float(trajectory.rollout % 2))
 
 
-def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches(tmp_path: Path):
+def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches(tmp_path: Path) -> None:
     config = with_credit(small_config(steps=1), dynamic_sampling={"max_refills": 2})
     trainer, _ = train(tmp_path / "run", config, grader=RoundsWithoutSignal())
     row = read_rows(tmp_path / "run" / "metrics.jsonl")[0]
@@ -225,7 +217,7 @@ def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches
     assert trainer.learner.version == 1
 
 
-def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path):
+def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path) -> None:
     config = with_credit(small_config(steps=1), dynamic_sampling={"max_refills": 2})
     trainer, _ = train(tmp_path / "run", config, grader=ConstantGrader())
     event = next(row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "refills_used_up")
@@ -234,7 +226,9 @@ def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path):
     assert read_rows(tmp_path / "run" / "metrics.jsonl")[0]["optim/steps_left_out"] == 1
 
 
-def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_publishes_after_them(tmp_path: Path):
+def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_publishes_after_them(
+    tmp_path: Path,
+) -> None:
     calls: list[str] = []
 
     class Watching(HashLearner):
@@ -250,7 +244,7 @@ def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_pub
     assert calls == ["update 2", "publish"]
 
 
-def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_path: Path):
+def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_path: Path) -> None:
     class Strict(TwoTurnPolicy):
         def admit(self, problem: Problem, codec: Any) -> None:
             if problem.id.startswith("p3"):
@@ -262,7 +256,7 @@ def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_pat
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
 
 
-def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp_path: Path):
+def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp_path: Path) -> None:
     class FailsBetween(HashLearner):
         def step(self, batch: StepBatch) -> UpdateStats:
             if self.version == 5:  # the second of two optimiser steps of step 3
@@ -280,14 +274,14 @@ class AlwaysDown(SeedSampler):
         raise SamplerError("connection refused")
 
 
-def test_a_sampler_that_is_down_ends_the_run_with_the_reason_and_never_trains_on_zeros(tmp_path: Path):
+def test_a_sampler_that_is_down_ends_the_run_with_the_reason_and_never_trains_on_zeros(tmp_path: Path) -> None:
     learner = HashLearner()
     with pytest.raises(RunError, match=r"step 1: no episode could be graded; 8 of 8: .*connection refused"):
         train(tmp_path / "run", small_config(sampler_retries=0), sampler=AlwaysDown(), learner=learner)
     assert learner.version == 0
 
 
-def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path):
+def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path) -> None:
     class GoesDown(SeedSampler):
         async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
             if len(self.calls) >= 48:  # three steps of 2 x 4 episodes of 2 turns
@@ -303,7 +297,7 @@ def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path):
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
 
 
-def test_a_policy_that_always_raises_is_named(tmp_path: Path):
+def test_a_policy_that_always_raises_is_named(tmp_path: Path) -> None:
     class Faulty(MemoryPolicy):
         async def run(self, problem: Problem, model: Model) -> Answered:
             raise KeyError("memory")
@@ -312,7 +306,7 @@ def test_a_policy_that_always_raises_is_named(tmp_path: Path):
         train(tmp_path / "run", policy=Faulty())
 
 
-def test_evaluation_runs_when_due_and_its_metrics_stand_in_the_row(tmp_path: Path):
+def test_evaluation_runs_when_due_and_its_metrics_stand_in_the_row(tmp_path: Path) -> None:
     steps: list[int] = []
 
     async def evaluate(step: int) -> dict[str, float]:
@@ -325,11 +319,11 @@ def test_evaluation_runs_when_due_and_its_metrics_stand_in_the_row(tmp_path: Pat
     assert [row.get("eval/accuracy") for row in rows] == [None, 0.2, None, 0.4, 0.5]
 
 
-def test_record_every_thins_the_trajectories_out(tmp_path: Path):
+def test_record_every_thins_the_trajectories_out(tmp_path: Path) -> None:
     train(tmp_path / "run", small_config(record_every=3))
     assert len(list((tmp_path / "run" / "trajectories").iterdir())) == 2
 
 
-def test_the_codec_stub_loses_nothing():
+def test_the_codec_stub_loses_nothing() -> None:
     codec = LetterCodec()
     assert codec.decode(codec.encode("yes")) == "yes"

@@ -69,7 +69,7 @@ def compare(path: Path, whole: Path) -> None:
     assert [name for name in killed if killed[name] != uninterrupted[name]] == []
 
 
-def test_a_run_killed_three_times_ends_as_the_same_bytes(tmp_path: Path):
+def test_a_run_killed_three_times_ends_as_the_same_bytes(tmp_path: Path) -> None:
     run("fakes", tmp_path / "whole", "none")
     steps = killed_often("fakes", tmp_path / "run", "none", kills=3, step_s=0.05)
     compare(tmp_path / "run", tmp_path / "whole")
@@ -77,7 +77,9 @@ def test_a_run_killed_three_times_ends_as_the_same_bytes(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_run_of_the_embedded_engine_killed_ten_times_ends_as_the_same_bytes(tmp_path: Path, tiny_model_folder: Path):
+def test_a_run_of_the_embedded_engine_killed_ten_times_ends_as_the_same_bytes(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
     model = str(tiny_model_folder)
     with child("engine", tmp_path / "whole", model) as process:
         assert process.wait(timeout=300) == 0
@@ -99,7 +101,9 @@ class Stopper(Logger):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(tmp_path: Path, tiny_model_folder: Path):
+def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
     """In one process: stopped by a signal instead of a kill."""
     model = str(tiny_model_folder)
     run("engine", tmp_path / "whole", model)

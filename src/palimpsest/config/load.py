@@ -66,6 +66,15 @@ _Dumper.add_representer(
 )
 
 
+def _text(dumper: _Dumper, value: str) -> yaml.Node:
+    """In double quotes where it breaks a line by another character than a newline: other styles would fold that."""
+    style = '"' if any(c in value for c in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def recipe_names() -> list[str]:
     """Names of the recipes inside the package."""
     folder = resources.files("palimpsest") / "recipes"

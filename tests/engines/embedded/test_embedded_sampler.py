@@ -54,7 +54,7 @@ def largest_gap(model: Any, prompt: Sequence[int], completion: Completion, tempe
     return float((exact.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0] - ours).abs().max())
 
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-grouped": {"num_key_value_heads": 2},
     "llama-untied": {"tie_word_embeddings": False},
@@ -224,8 +224,9 @@ def test_cancelling_a_request_frees_its_row_and_leaves_the_others_alone(model: A
     results = asyncio.run(go())
     assert [isinstance(r, asyncio.CancelledError) for r in results] == [i in (1, 5) for i in range(6)]
     for index in (0, 2, 3, 4):
-        assert isinstance(results[index], Completion)
-        assert results[index].token_ids == undisturbed[index].token_ids
+        result = results[index]
+        assert isinstance(result, Completion)
+        assert result.token_ids == undisturbed[index].token_ids
     assert complete(sampler, batch, max_tokens=30, stop_ids=()) == undisturbed
 
 

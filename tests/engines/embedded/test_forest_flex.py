@@ -62,7 +62,9 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
         for places in (None, forest.places):
             plan = plan_of(forest, torch.float32, places)
             with torch.no_grad():
-                found = forest_flex.flex(*tensors(plan), forest_flex.block_mask(plan.exits, plan.places), 0.3)
-            torch.testing.assert_close(found, dense(*tensors(plan), plan, 0.3), atol=1e-5, rtol=1e-5)
+                query, key, value = tensors(plan)
+                blocks = forest_flex.block_mask(plan.exits, plan.places)
+                found = forest_flex.flex(query, key, value, blocks, 0.3)
+            torch.testing.assert_close(found, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
         graphs.append(counters["stats"]["unique_graphs"])
     assert len(set(graphs[1:])) == 1, "after the first forest nothing is compiled anew"

@@ -99,7 +99,7 @@ def test_random_forests_have_the_gradient_of_separate_segments(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forest_plan, "SQUARE", square)
         patch.setattr(forest_plan, "TILE", 8)
-        patch.setitem(forest.build_forests.__kwdefaults__, "min_shared", shared)
+        patch.setitem(forest.build_forests.__kwdefaults__ or {}, "min_shared", shared)
         error, stats = compared(model, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
     assert error < 1e-9
     assert stats.reuse == stats.logical_tokens / stats.physical_tokens
@@ -162,14 +162,20 @@ def error_and_reuse(groups: Sequence[Group], model: Any) -> tuple[float, float]:
     return error, stats.reuse
 
 
-SIZES = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8, "prompts": "short"}
+SIZES: dict[str, Any] = {
+    "chunk_size": 20,
+    "question_tokens": 60,
+    "memory_tokens": 12,
+    "answer_tokens": 8,
+    "prompts": "short",
+}
 POLICIES = {
     "memory_first": OverwritePolicy(**SIZES),
     "section_first": OverwritePolicy(**SIZES, layout="section_first"),
     "full_context": FullContextPolicy(question_tokens=60, answer_tokens=8, prompts="short"),
 }
-TAGGED_SIZES = {**SIZES, "chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48}
-TAGGED = {
+TAGGED_SIZES: dict[str, Any] = {**SIZES, "chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48}
+TAGGED: dict[str, Any] = {
     "recall": (RecallPolicy(**TAGGED_SIZES), "recall"),
     "recall_section_first": (RecallPolicy(**TAGGED_SIZES, layout="section_first"), "recall"),
     "gated": (GatedPolicy(**TAGGED_SIZES), "gates"),
@@ -285,7 +291,7 @@ def test_the_shipped_model_in_single_precision() -> None:
 
 # ---- models --------------------------------------------------------------------------------------------------
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -295,7 +301,7 @@ SMALL = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
 }
-TAKEN = {
+TAKEN: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen2": {},
     "Qwen3": {"head_dim": 16},
@@ -419,7 +425,7 @@ def test_parts_are_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everyw
     results = []
     for way in (forest_attention.attend, forest_attention.dense):
         inputs = [x.to(dtype).requires_grad_() for x in tensors]
-        result = way(*inputs, plan, 0.3)
+        result = way(inputs[0], inputs[1], inputs[2], plan, 0.3)
         result.float().square().sum().backward()
         results.append([result.detach(), *(x.grad for x in inputs)])
     for ours, reference in zip(*results, strict=True):

@@ -1,0 +1,39 @@
+"""Exchanges of a history, and its tokens read by other means."""
+
+from __future__ import annotations
+
+from palimpsest.memory.parts.history import Exchange, History, Result, said_text
+from palimpsest.text.codec import Codec
+from palimpsest.text.tool_calls import CallStyle, find_calls
+
+
+def exchange(codec: Codec, reply: str, style: CallStyle, prefix: str = "r", *, stop: bool = True) -> Exchange:
+    """A reply and a result for each of its calls, under prefix0, prefix1, ..."""
+    ids = (*codec.encode_trusted(reply), *([codec.stop_ids[-1]] if stop else []))
+    found = find_calls(said_text(ids, codec), style)
+    return Exchange(
+        ids,
+        tuple(
+            Result(f"{prefix}{at}", tuple(codec.encode(f"result {prefix}{at}")), (one.start, one.end))
+            for at, one in enumerate(found)
+        ),
+    )
+
+
+def is_subsequence(short: list[int], whole: list[int]) -> bool:
+    rest = iter(whole)
+    return all(i in rest for i in short)
+
+
+def concatenated(made: History) -> list[int]:
+    """By a plain loop over the pieces."""
+    pieces, ids = made.pieces, [*made.opening, *made.pieces.generation]
+    for one in made.exchanges:
+        reply, results = one.shown
+        ids.extend(reply)
+        ids.extend(pieces.to_results)  # every reply here ends in a sampled stop token
+        for number, result in enumerate(results):
+            ids.extend(pieces.between if number else ())
+            ids.extend(result.ids)
+        ids.extend(pieces.last)
+    return ids
