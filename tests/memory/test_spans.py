@@ -74,7 +74,7 @@ def recorded(prompt: Sequence[int]) -> Turn:
             assert type(prompt_ids) is tuple
             return Completion((), (), StopReason.STOP)
 
-    recorder = Recorder(sampler=Silent(), codec=base_codec(), sampling=SamplingConfig(), key=(0,))  # type: ignore[arg-type]
+    recorder = Recorder(sampler=Silent(), codec=base_codec(), sampling=SamplingConfig(), key=(0,))
     asyncio.run(recorder.generate(prompt, name="read", max_tokens=1))
     return recorder.turns[0]
 
@@ -181,7 +181,7 @@ def test_the_window_takes_the_results_that_leave_out_of_the_pieces() -> None:
 
 def test_a_summary_is_a_piece_and_the_request_for_it_shows_what_it_sums_up() -> None:
     policy = tool_policy("summary", context_tokens=200, turn_tokens=80, summary_tokens=40)
-    replies = [
+    replies: list[Any] = [
         search("Alice"),
         search("Bob"),
         lambda text: " Alice drinks tea." if "Update" in text else search("Emma"),
