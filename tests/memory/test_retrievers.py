@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from support.work import calls_of
 MEMORIES = ["Bob drinks tea.", "Ann trusts Bob. Bob eats figs.", "Ann drinks wine."]
 
 
-def filled(name: str, memories: list[str] = MEMORIES) -> Index:
+def filled(name: Any, memories: list[str] = MEMORIES) -> Index:
     index = RETRIEVERS[name]()
     for memory in memories:
         index.add(memory)
@@ -47,13 +48,13 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
-def test_similarities_by_hand(name: str) -> None:
+def test_similarities_by_hand(name: Any) -> None:
     scores = filled(name)._scores(Counter(words("Bob's tea")))
     assert [scores.get(place, 0.0) for place in range(3)] == pytest.approx(BY_HAND[name])
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
-def test_a_tie_goes_to_the_earliest_and_duplicates_stay(name: str) -> None:
+def test_a_tie_goes_to_the_earliest_and_duplicates_stay(name: Any) -> None:
     """ReMemR1 keeps its memories in a set: ties fall by hash, duplicates and steps are lost."""
     history = History(RETRIEVERS[name](), 0.0)
     for step, text in enumerate(["It rained.", "Bob drinks tea.", "Ann ran.", "Bob drinks tea."]):
@@ -65,7 +66,7 @@ def test_a_tie_goes_to_the_earliest_and_duplicates_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
-def test_nothing_is_recalled_where_nothing_is_similar(name: str) -> None:
+def test_nothing_is_recalled_where_nothing_is_similar(name: Any) -> None:
     """ReMemR1 returns its top hit even at similarity 0."""
     history = History(RETRIEVERS[name](), 0.0)
     assert history.look_up("Bob") is None
@@ -83,7 +84,7 @@ def test_a_minimum_is_exceeded_not_met() -> None:
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
-def test_a_recall_among_ten_thousand_memories_looks_at_each_a_few_times_at_most(name: str) -> None:
+def test_a_recall_among_ten_thousand_memories_looks_at_each_a_few_times_at_most(name: Any) -> None:
     """Measured on one busy core: 0.1 to 2 ms, `tfidf` 40."""
     rng = random.Random(0)
     vocabulary = [f"word{i}" for i in range(2000)]

@@ -108,7 +108,8 @@ def test_nothing_that_siblings_share_can_be_changed() -> None:
         name = "max_tokens" if isinstance(shared, SamplingParams) else next(iter(type(shared).__annotations__))
         with pytest.raises((dataclasses.FrozenInstanceError, ValidationError)):
             setattr(shared, name, 1)
-    for cls in POLICIES.values():
+    policies: dict[str, Any] = dict(POLICIES)
+    for cls in policies.values():
         assert cls.__dataclass_params__.frozen, cls.__name__
 
 
