@@ -175,7 +175,7 @@ def example() -> str:
 
 
 def answer_pairs() -> str:
-    from tests.support.answer_pairs import table
+    from support.answer_pairs import table
 
     return table()
 

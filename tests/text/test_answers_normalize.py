@@ -7,10 +7,10 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.answer_pairs import DIFFERENT, SAME
 
 from palimpsest.reward.match import exact
 from palimpsest.text.normalize import hendrycks, normalize, squad, tokens
+from support.answer_pairs import DIFFERENT, SAME
 
 
 @pytest.mark.parametrize(
