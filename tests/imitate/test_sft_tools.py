@@ -264,7 +264,7 @@ def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cu
         (ENDS_IN_PRUNE, "{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         (HEAD, QWEN25, "none with role 'assistant'"),
         ([*HEAD, {"role": "bot", "content": "x"}], QWEN25, r"messages\[2\].role='bot'"),
-        ([*HEAD, say("assistant", 5)], QWEN25, r"messages\[2\].content must be a string"),  # type: ignore[arg-type]
+        ([*HEAD, say("assistant", 5)], QWEN25, r"messages\[2\].content must be a string"),
         ([{**call("search"), "tool_calls": [{"name": "search", "arguments": "{no"}]}], QWEN25, "is no JSON"),
         ([{**call("search"), "tool_calls": [{"name": "search", "arguments": [1]}]}], QWEN25, "must be an object"),
         ([{**call("search"), "tool_calls": {"name": "search"}}], QWEN25, "tool_calls must be a list"),

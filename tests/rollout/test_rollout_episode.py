@@ -107,8 +107,8 @@ def test_an_error_in_the_policy_is_an_outcome_with_type_and_message() -> None:
     [
         (None, "run() must return Answered, returned NoneType"),
         ("yes", "run() must return Answered, returned str"),
-        (Answered(42, Outcome.ANSWERED), "Answered.text must be a string or None, is int"),  # type: ignore[arg-type]
-        (Answered("a", "done"), "Answered.outcome must be an Outcome, is 'done'"),  # type: ignore[arg-type]
+        (Answered(42, Outcome.ANSWERED), "Answered.text must be a string or None, is int"),
+        (Answered("a", "done"), "Answered.outcome must be an Outcome, is 'done'"),
     ],
 )
 def test_a_policy_that_returns_something_else_than_an_answer_has_failed(returned: Any, message: str) -> None:

@@ -103,10 +103,10 @@ class PairCodec(LetterCodec):
 def test_a_token_that_straddles_a_boundary_gives_its_share_and_nothing_else_is_spelt_anew() -> None:
     codec = PairCodec()
     ids = [*map(ord, "<update"), 200_002, *map(ord, "ob ran"), 200_001, *map(ord, "update>")]
-    reply = read_recall_reply(ids, codec)  # type: ignore[arg-type]
+    reply = read_recall_reply(ids, codec)
     assert isinstance(reply, RecallReply)
     assert reply.update == [*map(ord, " B"), *map(ord, "ob ran"), ord(".")]
-    inside = read_recall_reply([*map(ord, "<update"), 200_003, *map(ord, "/update>")], codec)  # type: ignore[arg-type]
+    inside = read_recall_reply([*map(ord, "<update"), 200_003, *map(ord, "/update>")], codec)
     assert isinstance(inside, RecallReply)
     assert inside.update == [ord("x")]
 

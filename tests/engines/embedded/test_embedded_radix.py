@@ -13,6 +13,7 @@ import torch
 from palimpsest.engines.embedded.sampling.kv import KVPool, KVShape
 from palimpsest.engines.embedded.sampling.radix import PrefixCache
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.protocol import SamplerStats
 from palimpsest.types import Completion, SamplingParams
 from support.models import build_llama
 
@@ -122,7 +123,7 @@ def model() -> Any:
 
 def play(
     model: Any, *, first: str, cache_tokens: int, slots: int, documents: int = 3, group: int = 6, sections: int = 3
-) -> tuple[list[Completion], dict[str, float]]:
+) -> tuple[list[Completion], SamplerStats]:
     """MemAgent-shaped episodes, all at once: the sampled memory goes into the next prompt."""
     draw = random.Random(0)
     texts = [[[draw.randrange(VOCAB) for _ in range(100)] for _ in range(sections)] for _ in range(documents)]
@@ -152,9 +153,9 @@ def test_completions_are_those_without_a_cache(model: Any, cache_tokens: int, sl
     assert [c.token_ids for c in cached] == [c.token_ids for c in plain]
     gaps = [abs(a - b) for x, y in zip(cached, plain, strict=True) for a, b in zip(x.logprobs, y.logprobs, strict=True)]
     assert max(gaps) < 1e-5
-    assert off["computed_prompt_tokens"] == off["prompt_tokens"]
-    assert on["computed_prompt_tokens"] < on["prompt_tokens"]
-    assert (on["evicted_tokens"] > 0) == (cache_tokens < 65_536)
+    assert off.computed_prompt_tokens == off.prompt_tokens
+    assert on.computed_prompt_tokens < on.prompt_tokens
+    assert (on.evicted_tokens > 0) == (cache_tokens < 65_536)
 
 
 @pytest.mark.parametrize("slots", [4, 32])
@@ -162,5 +163,5 @@ def test_a_section_is_computed_once_for_all_rollouts_that_read_it(model: Any, sl
     """Fewer slots than rollouts, several documents: only memories are computed again."""
     turns, stats = play(model, first="section", cache_tokens=65_536, slots=slots)
     sections = 3 * 3 * 100
-    own = stats["prompt_tokens"] - len(turns) * 100
-    assert stats["computed_prompt_tokens"] <= sections + own
+    own = stats.prompt_tokens - len(turns) * 100
+    assert stats.computed_prompt_tokens <= sections + own

@@ -46,6 +46,7 @@ def trained(folder: Path, *overrides: str) -> EmbeddedEngine:
     engine = engine_of(folder, *overrides)
     for _ in range(2):
         engine.trainer.update([batch()])
+    assert engine.learner is not None
     asyncio.run(engine.learner.publish())
     return engine
 
