@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit.test_credit_assign import only, trained, trajectory
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
@@ -20,6 +19,7 @@ from palimpsest.credit.rules import build_rule
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.rollout.record import grade_from_json, grade_to_json
 from palimpsest.types import Grade, Group, Problem, SpanReward
+from support.credit import only, trained, trajectory
 
 MODULE = """
 from statistics import median
