@@ -10,7 +10,7 @@ import dataclasses
 import json
 
 from palimpsest.bench.retrieval import Sizes, run
-from palimpsest.jobs.measuring import show_bench
+from palimpsest.cli.figures import show_figures
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -18,4 +18,4 @@ if __name__ == "__main__":
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
     result = run(Sizes(**vars(parser.parse_args())))
     print(json.dumps(result))
-    show_bench("retrieval", result, json=False)
+    show_figures("retrieval", result, json=False)

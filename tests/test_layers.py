@@ -12,14 +12,14 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "palimpsest"
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "files", "seeding", "plugins", "config", "engines.protocol"),
+    ("types", "errors", "files", "seeding", "plugins", "config", "progress", "engines.protocol"),
     ("text",),
     ("retrieval", "tools", "memory", "data"),
     ("measures", "reward", "rollout"),
     ("credit",),
     ("engines.losses", "engines.embedded", "engines.scale"),
     ("engines.open",),
-    ("runs", "train", "imitate", "evaluate"),
+    ("runs", "training", "imitate", "evaluation"),
     ("base", "serve", "view", "report", "bench"),
     ("jobs",),
     ("cli",),
@@ -35,9 +35,9 @@ SIDEWAYS = {
     ("measures", "rollout"),
     ("reward", "measures"),
     ("rollout", "reward"),
-    ("train", "runs"),
+    ("training", "runs"),
     ("imitate", "runs"),
-    ("imitate", "train"),
+    ("imitate", "training"),
     ("engines.embedded", "engines.losses"),
     ("bench", "report"),
 }
@@ -177,7 +177,7 @@ def test_heavy_packages_stay_where_they_belong(package: str) -> None:
 
 
 def test_package_initialisers_import_nothing_heavy() -> None:
-    """`import palimpsest.train` must not cost what torch costs."""
+    """`import palimpsest.training` must not cost what torch costs."""
     initialisers = {name for name in MODULES if (PACKAGE.parent / Path(*name.split(".")) / "__init__.py").exists()}
     heavy = [
         f"{i.importer}:{i.line}" for i in IMPORTS if i.importer in initialisers and i.imported.split(".")[0] in HEAVY
@@ -185,6 +185,22 @@ def test_package_initialisers_import_nothing_heavy() -> None:
     assert not heavy
 
 
+def test_the_application_prints_nothing_and_knows_no_command_line() -> None:
+    """`jobs/` is called from notebooks, servers and the command line alike; what watches it is a `Progress`."""
+    displays = ("typer", "rich", "click", "palimpsest.cli")
+    strays = [
+        f"{i.importer}:{i.line} imports {i.imported}"
+        for i in IMPORTS
+        if unit_of(i.importer) == "jobs" and i.imported.startswith(displays)
+    ]
+    for name, tree in MODULES.items():
+        if unit_of(name) == "jobs":
+            calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+            strays += [f"{name}:{call.lineno} prints" for call in calls if ast.unparse(call.func) in PRINTING]
+    assert not strays, "\n".join(strays)
+
+
+PRINTING = {"print", "sys.stdout.write", "sys.stderr.write"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
@@ -230,12 +246,12 @@ def test_the_lint_sees_what_it_is_for(source: str) -> None:
     [
         ("palimpsest.memory.overwrite", "palimpsest.text.codec", True),
         ("palimpsest.text.codec", "palimpsest.memory.policy", False),
-        ("palimpsest.train.loop", "palimpsest.engines.embedded.engine", False),
-        ("palimpsest.jobs.parts", "palimpsest.engines.embedded.engine", False),
-        ("palimpsest.jobs.parts", "palimpsest.engines.open", True),
+        ("palimpsest.training.loop", "palimpsest.engines.embedded.engine", False),
+        ("palimpsest.jobs.composing", "palimpsest.engines.embedded.engine", False),
+        ("palimpsest.jobs.composing", "palimpsest.engines.open", True),
         ("palimpsest.engines.embedded.learner", "palimpsest.engines.losses", True),
-        ("palimpsest.engines.embedded.learner", "palimpsest.train.loop", False),
-        ("palimpsest.evaluate.run", "palimpsest.train.metrics", False),
+        ("palimpsest.engines.embedded.learner", "palimpsest.training.loop", False),
+        ("palimpsest.evaluation.run", "palimpsest.training.metrics", False),
         ("palimpsest.rollout.group", "palimpsest.engines.protocol", True),
     ],
 )

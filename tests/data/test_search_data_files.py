@@ -213,17 +213,17 @@ def _listed(answers: Any) -> list[str]:
 
 def evaluated(**options: Any) -> list[tuple[str, list[Problem]]]:
     from palimpsest.jobs.evaluation import read_problems as to_play
-    from palimpsest.jobs.requests import EvalRequest
+    from palimpsest.jobs.settings import Agent, evaluation_config
 
-    request = EvalRequest(**options)
-    return to_play(request, request.config())
+    chunks = options.pop("chunks", None)
+    return list(to_play(evaluation_config(Agent(policy="overwrite"), **options), chunks).items())
 
 
 def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path) -> None:
-    for name, problems in evaluated(data="synthetic_search", objectives="4,1", limit=5):
+    for name, problems in evaluated(data="synthetic_search", objectives=(4, 1), limit=5):
         assert len(problems) == 5
         assert {f"{objective_count(p)} objective{'s' if objective_count(p) > 1 else ''}" for p in problems} == {name}
-    sets = evaluated(data=str(ten), objectives="2,5")
+    sets = evaluated(data=str(ten), objectives=(2, 5))
     assert [(name, len(problems)) for name, problems in sets] == [("2 objectives", 5), ("5 objectives", 2)]
     assert [name for name, _ in evaluated(data="synthetic_search")] == ["1 objective", "2 objectives", "4 objectives"]
     assert [name for name, _ in evaluated(data=str(ten))] == ["ten"]  # as the file has them
@@ -232,10 +232,10 @@ def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"data": "synthetic_search", "objectives": "x"}, "data.search.objectives"),
-        ({"data": "synthetic", "objectives": "2"}, "data.source=synthetic_search"),
-        ({"data": "synthetic_search", "chunks": "4"}, "takes --objectives"),
-        ({"data": "ten.jsonl", "objectives": "2", "documents": 20}, "unset them"),
+        ({"data": "synthetic_search", "objectives": ("x",)}, "data.search.objectives"),
+        ({"data": "synthetic", "objectives": (2,)}, "data.source=synthetic_search"),
+        ({"data": "synthetic_search", "chunks": (4,)}, "takes objectives"),
+        ({"data": "ten.jsonl", "objectives": (2,), "documents": 20}, "unset them"),
     ],
 )
 def test_sizes_of_another_kind_of_problem_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -20,15 +21,17 @@ from palimpsest.imitate.supervised import SupervisedTrainer
 from palimpsest.jobs import cold_start
 from palimpsest.jobs.cold_start import run_cold_start
 from palimpsest.jobs.methods import METHODS, Lengths
-from palimpsest.jobs.training import prepare, train_run
+from palimpsest.jobs.training import Training, prepare
 from palimpsest.measures.memory import copied, sentences
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy, read_gates
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.prompts import read_slots
 from palimpsest.memory.recall import RecallPolicy
+from palimpsest.progress.progress import Silent
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.tags import RecallReply, read_recall_reply
 from support.fakes import first_lessons
 
@@ -181,7 +184,7 @@ def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, ti
     started: list[str] = []
     for _ in range(2):
         with open_run(tmp_path / "run", config, resume=True) as folder:
-            finished = train_run(folder, config, prepare(config), started.append)
+            finished = asyncio.run(Training(folder).run(config, prepare(config), started.append))
         assert finished.step == 1
     assert started == [str(tmp_path / "run" / "cold-start" / "checkpoints" / "step-000002")] * 2
     rows = (tmp_path / "run" / "cold-start" / "metrics.jsonl").read_text().splitlines()
@@ -215,8 +218,16 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
 
     def go(name: str) -> Finished:
         parts = prepared.parts
-        assert config.cold_start is not None
-        return run_cold_start(config, config.cold_start, parts.policy, parts.engine.codec, tmp_path / name, print)
+        work = run_cold_start(
+            config,
+            parts.policy,
+            parts.engine.codec,
+            tmp_path / name,
+            progress=Silent(),
+            stop=GracefulStop(),
+            warn=print,
+        )
+        return asyncio.run(work)
 
     monkeypatch.setattr(cold_start, "SAVE_EVERY", 2)
     monkeypatch.setattr(SupervisedTrainer, "step", watched)
@@ -227,7 +238,7 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
     assert [path.name for path in (tmp_path / "killed" / "cold-start" / "checkpoints").iterdir()] == ["step-000002"]
     happens, started = interrupt, list[str]()
     with open_run(tmp_path / "interrupted", config) as folder:
-        begun = train_run(folder, config, prepared, started.append)
+        begun = asyncio.run(Training(folder).run(config, prepared, started.append))
     assert (begun.step, begun.interrupted, begun.checkpoint.name, started) == (0, True, "step-000004", [])
     assert not (tmp_path / "interrupted" / "metrics.jsonl").exists()
     happens = None

@@ -10,11 +10,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from palimpsest.cli.train import read_imitated
 from palimpsest.data.tool_messages import read_conversations, trained_messages
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.imitate.conversations import load_conversations
 from palimpsest.imitate.supervised import read_trajectories, select
-from palimpsest.jobs.requests import SftRequest
 from palimpsest.rollout.record import encode_groups
 from palimpsest.rollout.segments import segments_of
 from palimpsest.text.codec import Codec
@@ -344,7 +344,7 @@ def test_the_records_of_a_run_are_found_in_its_folder_and_problems_counted_over_
 def test_options_without_a_meaning_together_are_refused(options: dict[str, Any], said: str) -> None:
     nothing: dict[str, Any] = dict.fromkeys(("records", "keep", "per_problem", "data"))
     with pytest.raises(ConfigError, match=said):
-        SftRequest.resolve(**{**nothing, "memory_first": False, "drop_too_long": False, **options})
+        read_imitated(**{**nothing, "memory_first": False, "drop_too_long": False, **options})
 
 
 def test_the_command_learns_conversations_and_then_its_own_best_episodes(

@@ -8,7 +8,7 @@ import pytest
 
 from palimpsest.measures.memory import copied, evidence_retention, memory_metrics
 from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.train.metrics import group_metrics
+from palimpsest.training.metrics import group_metrics
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from palimpsest.jobs.evaluation import measure_memory
+from palimpsest.jobs.composing import measure_memory
 from palimpsest.report.training_plots import training_figures
-from palimpsest.train.metrics import group_metrics
+from palimpsest.training.metrics import group_metrics
 from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 

@@ -16,7 +16,7 @@ from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.reward.gates import GateLayer, gate_rewards
 from palimpsest.rollout.episode import play as play_episode
-from palimpsest.train.metrics import prompt_tokens, sampled_tokens
+from palimpsest.training.metrics import prompt_tokens, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
 from support.recall import DOCUMENT, SMALL, Script
 

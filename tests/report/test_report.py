@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.evaluate.samples import Sample
-from palimpsest.evaluate.summary import score
+from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.summary import score
 from palimpsest.jobs.methods import METHODS
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.report.report import Cell, Results, lead, visible, write_report

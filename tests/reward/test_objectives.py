@@ -14,7 +14,7 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError, JudgeError
-from palimpsest.evaluate.run import evaluate
+from palimpsest.evaluation.run import evaluate
 from palimpsest.reward.compose import Reward, build_reward
 from palimpsest.reward.grading import graded
 from palimpsest.reward.objectives import ConstraintLayer, FinalAnswerGrader

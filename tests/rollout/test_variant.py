@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
-from palimpsest.evaluate.run import evaluate
+from palimpsest.evaluation.run import evaluate
 from palimpsest.jobs.quickstart import _rivals
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.registry import POLICIES, build_policy
@@ -24,7 +24,7 @@ from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.rollout.variant import Variant, build_variant, is_variant
 from palimpsest.runs.run_folder import open_run
-from palimpsest.train.metrics import group_metrics
+from palimpsest.training.metrics import group_metrics
 from palimpsest.types import Grade, Group, Outcome, Problem, SamplingParams, Trajectory
 from support.fakes import LetterCodec, SeedSampler, YesGrader, make_trainer, small_config
 

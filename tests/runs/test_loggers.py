@@ -13,7 +13,7 @@ import pytest
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
-from palimpsest.runs.console import Console
+from palimpsest.progress.steps import StepLines
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
 from palimpsest.runs.run_folder import open_run, read_rows
 from support.fakes import make_trainer, small_config
@@ -150,7 +150,7 @@ def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path) 
 
 def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     stream = io.StringIO()
-    console = Console(total_steps=20, stream=stream)
+    console = StepLines(total_steps=20, stream=stream)
     console.progress("rollout", 3, 8)
     console.step(1, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
     console.message("a line")
@@ -162,7 +162,7 @@ def test_without_a_terminal_each_step_is_one_plain_line() -> None:
 
 def test_on_a_terminal_a_bar_shows_steps_and_episodes() -> None:
     stream = io.StringIO()
-    console = Console(total_steps=20, stream=stream, live=True)
+    console = StepLines(total_steps=20, stream=stream, live=True)
     console.progress("rollout", 3, 8)
     console.step(2, {"reward/mean": 0.5}, {})
     console.message("resumed [not markup]")

@@ -15,7 +15,7 @@ from palimpsest.files import hashes
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
 from palimpsest.runs.run_folder import RunFolder
-from palimpsest.train.loop import Trainer
+from palimpsest.training.loop import Trainer
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
 
 

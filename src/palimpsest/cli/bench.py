@@ -10,6 +10,14 @@ import typer
 app = typer.Typer(help="Measure speed on this machine.", invoke_without_command=True, rich_markup_mode=None)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
+BENCHES = (
+    ("rollout", "2 minutes", "sampling beside transformers and vLLM"),
+    ("train-step", "20 seconds", "one optimiser step beside padded training, with peak memory"),
+    ("retrieval", "1 minute", "the retrieval server under 32 clients beside its index called directly"),
+    ("forest", "4 minutes", "shared prefixes trained and sampled once beside one by one, and beside TRL"),
+    ("all", "8 minutes", "every one of them, and forests on a GPU where there is one"),
+)
+
 Model = Annotated[str, typer.Option(help="`embedded`, a Hugging Face folder or a hub id.")]
 
 
@@ -24,9 +32,9 @@ def every(context: typer.Context) -> None:
       palimpsest bench forest --plot scaling.png
     """
     if context.invoked_subcommand is None:
-        from palimpsest.jobs.measuring import list_benches
+        from palimpsest.cli.show import stdout, table
 
-        list_benches()
+        stdout().print(table("palimpsest bench NAME", ["name", "takes about", "measures"], [list(r) for r in BENCHES]))
 
 
 @app.command("all")
@@ -45,9 +53,20 @@ def everything(
       palimpsest bench all
       palimpsest bench all --size small --json
     """
-    from palimpsest.jobs.measuring import run_all
+    from palimpsest.cli.figures import show_figures, show_measured
+    from palimpsest.jobs.measuring import all_benches
+    from palimpsest.progress.terminal import Terminal
 
-    raise typer.Exit(run_all(model=model, json=json, small=size == "small"))
+    done = {}
+    for name, run in all_benches(model=model, small=size == "small"):
+        Terminal().message(f"bench {name}")
+        done[name] = run()
+        if not json:
+            show_measured(name, done[name])
+    if json:
+        shown = {name: {"status": m.status, "notes": list(m.notes), "figures": m.figures} for name, m in done.items()}
+        show_figures("all", shown, json=True)
+    raise typer.Exit(int(any(measured.status == "failed" for measured in done.values())))
 
 
 @app.command("rollout")
@@ -60,9 +79,10 @@ def rollout(json: Json = False, model: Model = "embedded") -> None:
       palimpsest bench rollout --json
       PALIMPSEST_VLLM_PYTHON=/opt/vllm/bin/python palimpsest bench rollout
     """
-    from palimpsest.jobs.measuring import run_bench
+    from palimpsest.cli.figures import show_figures
+    from palimpsest.jobs.measuring import measure
 
-    run_bench("rollout", model=model, json=json)
+    show_figures("rollout", measure("rollout", model=model), json)
 
 
 @app.command("train-step")
@@ -74,9 +94,10 @@ def train_step(json: Json = False, model: Model = "embedded") -> None:
       palimpsest bench train-step
       palimpsest bench train-step --json
     """
-    from palimpsest.jobs.measuring import run_bench
+    from palimpsest.cli.figures import show_figures
+    from palimpsest.jobs.measuring import measure
 
-    run_bench("train-step", model=model, json=json)
+    show_figures("train-step", measure("train-step", model=model), json)
 
 
 @app.command("retrieval")
@@ -91,9 +112,10 @@ def retrieval(
       palimpsest bench retrieval
       palimpsest bench retrieval --json --size passages=10000 --size clients=8
     """
-    from palimpsest.jobs.measuring import run_retrieval
+    from palimpsest.cli.figures import show_figures
+    from palimpsest.jobs.measuring import measure_retrieval
 
-    run_retrieval(json=json, size=tuple(size or ()))
+    show_figures("retrieval", measure_retrieval(size=tuple(size or ())), json)
 
 
 @app.command("forest")
@@ -114,6 +136,7 @@ def forest(
       palimpsest bench forest --size group=8 --size section=500
       PALIMPSEST_TRL_PYTHON=/opt/trl/bin/python palimpsest bench forest
     """
-    from palimpsest.jobs.measuring import run_forest
+    from palimpsest.cli.figures import show_figures
+    from palimpsest.jobs.measuring import measure_forest
 
-    run_forest(model=model, json=json, size=tuple(size or ()), plot=plot)
+    show_figures("forest", measure_forest(model=model, size=tuple(size or ()), plot=plot), json)

@@ -29,9 +29,10 @@ def inspect(
       palimpsest data inspect hotpot_dev.json
       palimpsest data inspect hotpot_dev.json --documents 50 --limit 20
     """
-    from palimpsest.jobs.inspection import run_inspect
+    from palimpsest.cli.show import stdout
+    from palimpsest.data.inspect import inspect_source, render
 
-    run_inspect(file, documents=documents, corpus=corpus, limit=limit)
+    stdout().print(render(inspect_source(file, documents=documents, corpus=corpus, limit=limit)))
 
 
 @app.command("assemble")
@@ -53,9 +54,10 @@ def assemble(
       palimpsest data assemble 2wiki_dev.json --documents 400 --order reverse --min-distance 100 \\
         --out eval_2wiki_400_min_distance_100.json
     """
-    from palimpsest.jobs.inspection import run_assemble
+    from palimpsest.jobs.inspection import assemble_file
+    from palimpsest.progress.terminal import Terminal
 
-    run_assemble(
+    count = assemble_file(
         file,
         out=out,
         documents=documents,
@@ -65,3 +67,4 @@ def assemble(
         limit=limit,
         seed=seed,
     )
+    Terminal().message(f"{out}: {count} problems of {documents} documents")

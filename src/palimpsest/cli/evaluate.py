@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from palimpsest.cli.options import Force
+from palimpsest.errors import ConfigError
+from palimpsest.progress.terminal import Terminal
+
+if TYPE_CHECKING:
+    from palimpsest.evaluation.summary import EvalSummary
+    from palimpsest.jobs.evaluation import Evaluation
 
 
 def evaluate(
     policy: Annotated[
-        str,
-        typer.Option(help="A shipped policy (overwrite, recall, prune, full_context...), or my_module:MyPolicy."),
-    ] = "overwrite",
+        str | None,
+        typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the recipe's, overwrite without one."),
+    ] = None,
     model: Annotated[
         str, typer.Option(help="`embedded`, a Hugging Face folder, a run folder's checkpoint, or a hub id.")
     ] = "embedded",
     data: Annotated[
-        str, typer.Option(help="A data file (HotpotQA, MemAgent, RULER, MemAct...), synthetic, synthetic_search.")
-    ] = "synthetic",
+        str | None,
+        typer.Option(
+            help="A data file (HotpotQA, MemAgent, RULER, MemAct...), synthetic, synthetic_search; default: the "
+            "recipe's, synthetic without one."
+        ),
+    ] = None,
     documents: Annotated[
         int | None,
         typer.Option(min=1, help="Documents per context, gold ones among distractors; default: as they are."),
@@ -62,24 +72,67 @@ def evaluate(
       palimpsest eval --policy my_module:MyPolicy --data dev.jsonl --set notebook_lines=8
       palimpsest eval --policy full_context --data hotpot_dev.json --set reward.name=f1
     """
-    from palimpsest.jobs.requests import EvalRequest
+    from palimpsest.jobs.settings import Agent, evaluation_config
 
-    request = EvalRequest(
-        policy=policy,
-        model=model,
+    lengths, numbers = _numbers("--chunks", "lengths", chunks), _numbers("--objectives", "numbers", objectives)
+    config = evaluation_config(
+        Agent(model, policy, recipe, settings or (), seed),
         data=data,
         documents=documents,
-        chunks=chunks,
-        objectives=objectives,
+        objectives=numbers,
         corpus=corpus,
         limit=limit,
-        out=out,
-        recipe=recipe,
-        settings=tuple(settings or ()),
-        seed=seed,
-        force=force,
     )
-    config = request.config()
-    from palimpsest.jobs.evaluation import run_evaluation  # after the configuration is known to be right
+    from palimpsest.jobs.evaluation import evaluate_config  # after the configuration is known to be right
 
-    run_evaluation(request, config)
+    _show(evaluate_config(config, chunks=lengths, out=out, force=force, progress=Terminal()))
+
+
+def _numbers(option: str, what: str, text: str | None) -> tuple[int, ...] | None:
+    """
+    >>> _numbers("--chunks", "lengths", "4,64")
+    (4, 64)
+    """
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers) < 1:
+        raise ConfigError(f"{option} {text}: expected {what} such as 4,64,256")
+    return numbers
+
+
+_COLUMNS = ["", "problems", "accuracy", "95%", "em", "f1", "sub-em", "evidence kept", "turns", "tokens/document"]
+
+
+def _show(evaluation: Evaluation) -> None:
+    from palimpsest.cli.show import stdout, table
+    from palimpsest.evaluation.samples import SAMPLES
+    from palimpsest.jobs.evaluation import SUMMARY
+
+    console = stdout()
+    console.print(table(evaluation.title, _COLUMNS, [_row(summary) for summary in evaluation.summaries]))
+    if evaluation.ungraded:
+        console.print(
+            f"{evaluation.ungraded} episodes have no grade and are not in the accuracy; run again to play them again"
+        )
+    if evaluation.out is not None:
+        Terminal().message(f"{evaluation.out / SAMPLES}, {evaluation.out / SUMMARY}")
+
+
+def _row(summary: EvalSummary) -> list[str]:
+    from palimpsest.cli.show import interval, percent
+
+    metric, kept = summary.metrics, summary.measures.get("evidence_retention")
+    return [
+        summary.name,
+        str(summary.problems),
+        percent(summary.accuracy.mean),
+        interval(summary.accuracy),
+        *(percent(metric.get(name)) for name in ("em", "f1", "sub_em")),
+        percent(kept),
+        f"{summary.turns_per_document:.1f}",
+        f"{summary.tokens_per_document:,.0f}",
+    ]

@@ -33,6 +33,21 @@ def check(
       palimpsest judge check --url http://127.0.0.1:9527/v1 --model gpt-oss
       palimpsest judge check --url https://api.openai.com/v1 --model gpt-4.1-mini --api-key-env OPENAI_API_KEY
     """
-    from palimpsest.jobs.judging import run_check
+    from palimpsest.cli.show import stdout, table
+    from palimpsest.jobs.judging import try_judge
 
-    raise typer.Exit(run_check(url, model, api_key_env, max_tokens, timeout, attempts))
+    trial = try_judge(url, model, api_key_env, max_tokens, timeout, attempts)
+    rows = [
+        [
+            each.case.name,
+            each.case.expected,
+            f"{each.verdict or 'none'}{'' if each.agreed else ' !'}",
+            f"{each.seconds:.2f}",
+        ]
+        for each in trial.tried
+    ]
+    console = stdout()
+    console.print(table(f"{model} at {url}", ["case", "expected", "verdict", "seconds"], rows), markup=False)
+    for line in trial.conclusions:
+        console.print(line, markup=False, highlight=False)
+    raise typer.Exit(int(not trial.passed))

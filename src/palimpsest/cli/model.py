@@ -22,9 +22,10 @@ def base_model(
       palimpsest base-model --out my-base-model
       palimpsest quickstart memagent model.path=my-base-model
     """
-    from palimpsest.jobs.models import run_base_model
+    from palimpsest.jobs.models import make_base_model
+    from palimpsest.progress.terminal import Terminal
 
-    run_base_model(out, seed=seed, force=force)
+    make_base_model(out, seed=seed, force=force, progress=Terminal())
 
 
 def check(
@@ -40,6 +41,16 @@ def check(
       palimpsest check my_module:MyPolicy
       palimpsest check overwrite --set chunk_size=48
     """
-    from palimpsest.jobs.models import run_check
+    from palimpsest.cli.show import stdout
+    from palimpsest.config.load import split_override
+    from palimpsest.jobs.models import check as check_contract
 
-    raise typer.Exit(run_check(policy, tuple(settings or ())))
+    findings = check_contract(policy, dict(split_override(setting) for setting in settings or ()))
+    console = stdout()
+    for finding in findings:
+        mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"
+        console.print(f"{mark} ", end="")
+        console.print(f"{finding.name}: {finding.message}", markup=False, highlight=False, soft_wrap=True)
+    failed = sum(not finding.passed for finding in findings)
+    console.print(f"{len(findings) - failed} of {len(findings)} points hold", highlight=False)
+    raise typer.Exit(int(failed > 0))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from palimpsest.cli.options import Force
+from palimpsest.config.load import quickstart_names
+from palimpsest.progress.terminal import Terminal
 
-METHODS = ("memagent", "rememr1", "memact")
+if TYPE_CHECKING:
+    from palimpsest.jobs.quickstart import Quickstart
+    from palimpsest.report.report import Cell, Results
 
 
 def quickstart(
-    method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")] = "memagent",
+    method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(quickstart_names())}.")] = "memagent",
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Recipe keys to change, values as YAML.")
     ] = None,
@@ -35,10 +40,46 @@ def quickstart(
       palimpsest quickstart memact --seed 0 --out runs/prune
       palimpsest quickstart memagent train.steps=20 evaluation.multiples=[1,16] --out runs/short
     """
-    from palimpsest.errors import ConfigError, nearest
+    from palimpsest.jobs.settings import check_quickstart
 
-    if method not in METHODS:
-        raise ConfigError(f"quickstart {method}: no such method{nearest(method, METHODS)}; known: {', '.join(METHODS)}")
-    from palimpsest.jobs.quickstart import run_quickstart
+    check_quickstart(method)
+    from palimpsest.jobs.quickstart import quickstart as run
 
-    run_quickstart(method, overrides=tuple(settings or ()), seed=seed, out=out, resume=resume, force=force)
+    done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
+    if done.finished:
+        _show(done)
+    else:
+        Terminal().message(
+            f"stopped after step {done.run.steps}; palimpsest quickstart {method} --out {out} --resume goes on"
+        )
+
+
+def _show(done: Quickstart) -> None:
+    from palimpsest.cli.show import interval, percent, stdout, table
+
+    results, axis, config = done.results, done.method.axis, done.run.config
+    assert results is not None
+    points = sorted(axis.points(config))
+    columns = ["accuracy in %, 95% interval", *(axis.heading(config, p) for p in points)]
+    rows = [
+        [results.label(name), *(f"{percent(row[p].score.mean)}  {interval(row[p].score)}" for p in points)]
+        for name, row in results.cells.items()
+    ]
+    tokens = [
+        [f"{results.words.cost.replace(' processed', '')}, {label}", *(f"{row[p].tokens:,.0f}" for p in points)]
+        for label, row in _costs(results)
+    ]
+    stdout().print(table("", columns, [*rows, *tokens]))
+    time_taken = f"{results.wall_s / 60:.1f} minutes"
+    if results.words.reads:
+        fidelity = [percent(value) for value in (results.fidelity_before, results.fidelity_after)]
+        time_taken = f"copy fidelity {fidelity[0]}% before, {fidelity[1]}% after; {time_taken}"
+    Terminal().message(time_taken)
+    Terminal().message(f"{done.report}, {done.report.with_name('summary.json')}")
+
+
+def _costs(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
+    """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
+    if results.words.reads:
+        return [("agent", results.cells[results.agent])]
+    return [(results.label(name), row) for name, row in results.cells.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,8 +44,16 @@ def serve(
       palimpsest retrieval serve --corpus 2wiki_corpus.json --port 8100
       palimpsest retrieval serve --corpus passages.jsonl --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.jobs.retrieving import Dense, run_serve
+    from palimpsest.jobs.retrieving import Address, Dense, serve_corpus
+    from palimpsest.progress.terminal import Terminal
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
-    run_serve(corpus, index, backend, dense, host, port, token)
+    address = Address(host, port, token)
+    serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_tell)
+
+
+def _tell(line: str) -> None:
+    """The address is the one line on stdout."""
+    typer.echo(line)
+    sys.stdout.flush()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from palimpsest.cli.options import Force, Overrides, Seed
+from palimpsest.errors import ConfigError
+from palimpsest.imitate.imitated import Imitated
+from palimpsest.progress.terminal import Terminal
 
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder from its last checkpoint.")]
 RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE-seedS.")]
@@ -33,12 +37,15 @@ def train(
       palimpsest train memagent-quickstart --out runs/first --resume
       palimpsest train my_recipe.yaml data.source=hotpot_train.json data.documents=20
     """
-    from palimpsest.jobs.requests import TrainRequest
+    from palimpsest.jobs.settings import default_folder, run_config
 
-    request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=resume, force=force)
-    from palimpsest.jobs.training import run_training  # after the configuration is known to be right
+    config = run_config(recipe, overrides or (), seed=seed)
+    from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
 
-    run_training(request)
+    folder = out or default_folder(config)
+    run = train_run(config, out=folder, resume=resume, force=force)
+    again = "" if run.finished else f"; palimpsest train {recipe} --out {folder} --resume goes on"
+    Terminal().message(f"{run.steps} of {config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
 
 
 def cold_start(
@@ -57,12 +64,15 @@ def cold_start(
       palimpsest train rememr1-quickstart model.path=runs/lessons/cold-start/checkpoints/step-000400 cold_start=null
       palimpsest cold-start memact-quickstart model.path=embedded 'cold_start={steps: 900}' --out runs/calls
     """
-    from palimpsest.jobs.requests import TrainRequest
+    from palimpsest.jobs.settings import default_folder, run_config
 
-    request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=True, force=False)
-    from palimpsest.jobs.cold_start import run_lessons
+    config = run_config(recipe, overrides or (), seed=seed)
+    from palimpsest.jobs.cold_start import cold_start as learn
 
-    run_lessons(request)
+    finished = learn(config, out or default_folder(config), progress=Terminal())
+    assert config.cold_start is not None
+    again = "; the same command goes on" if finished.interrupted else ""
+    Terminal().message(f"{finished.step} of {config.cold_start.steps} steps, {finished.checkpoint}{again}")
 
 
 def sft(
@@ -101,9 +111,9 @@ def sft(
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
     """
-    from palimpsest.jobs.requests import SftRequest, TrainRequest
+    from palimpsest.jobs.settings import default_folder, run_config
 
-    lessons = SftRequest.resolve(
+    imitated = read_imitated(
         records=records,
         keep=keep,
         per_problem=per_problem,
@@ -111,7 +121,46 @@ def sft(
         memory_first=memory_first,
         drop_too_long=drop_too_long,
     )
-    request = TrainRequest.resolve(recipe, overrides, out=out, seed=seed, resume=resume, force=force)
-    from palimpsest.jobs.training import run_sft  # after the configuration is known to be right
+    config = run_config(recipe, overrides or (), seed=seed)
+    from palimpsest.jobs.imitation import imitate  # after the configuration is known to be right
 
-    run_sft(request, lessons)
+    folder = out or default_folder(config)
+    finished = imitate(config, imitated, folder, resume=resume, force=force, progress=Terminal())
+    Terminal().message(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}")
+
+
+def read_imitated(
+    *,
+    records: Path | None,
+    keep: str | None,
+    per_problem: int | None,
+    data: Path | None,
+    memory_first: bool,
+    drop_too_long: bool,
+) -> Imitated:
+    """What the options of `sft` ask for. Raises ConfigError for options that have no meaning together."""
+    if (records is None) == (data is None):
+        raise ConfigError("palimpsest sft: give --from RUN (recorded episodes) or --data FILE (conversations), one")
+    if records is None and (keep is not None or per_problem is not None):
+        raise ConfigError(
+            "--keep and --per-problem choose recorded episodes: they need --from, conversations have no grade"
+        )
+    if data is None and (memory_first or drop_too_long):
+        raise ConfigError("--memory-first and --drop-too-long are about conversations: they need --data")
+    return Imitated(records, _least_grade(keep or "all"), per_problem, data, memory_first, drop_too_long)
+
+
+def _least_grade(keep: str) -> float | None:
+    """
+    >>> _least_grade("all"), _least_grade("correct"), _least_grade("0.5")
+    (None, 1.0, 0.5)
+    """
+    if keep in ("all", "correct"):
+        return None if keep == "all" else 1.0
+    try:
+        least = float(keep)
+    except ValueError:
+        least = math.nan
+    if math.isnan(least):
+        raise ConfigError(f"--keep {keep}: give correct (a grade of 1), all, or the least grade to keep")
+    return least

@@ -1,6 +1,7 @@
 """Recipes and overrides: YAML in, one typed `RunConfig` out.
 
     load_recipe("memagent-7b", ["train.steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
+    load_recipe("memagent-7b", {"train.steps": 10, "credit": {"overlong": None}})
 
 Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
 refused in one line that names key, value and what is allowed; `parse_config(dump_config(c)) == c`.
@@ -11,7 +12,7 @@ Not covered: the options of a memory policy, which are checked when it is built 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from pydantic import ValidationError
 from palimpsest.config.explain import explain, section_of
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, nearest
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Keys to change: `a.b=c` texts whose values are YAML, or a mapping of dotted keys, or of sections, to values."""
 
 _FLOAT = re.compile(
     r"^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\d[\d_]*[eE][-+]?\d+$"
@@ -81,6 +85,11 @@ def recipe_names() -> list[str]:
     return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def quickstart_names() -> list[str]:
+    """Methods that have a quickstart: one shipped recipe each."""
+    return [name.removesuffix("-quickstart") for name in recipe_names() if name.endswith("-quickstart")]
+
+
 def recipe_text(name_or_path: str) -> str:
     """The YAML of a shipped recipe, or of a file.
 
@@ -99,20 +108,20 @@ def recipe_text(name_or_path: str) -> str:
         raise ConfigError(f"recipe {path}: can't be read as UTF-8 text ({error})") from None
 
 
-def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a shipped recipe or a YAML file with `a.b=c` overrides applied in order."""
-    return parse_config(recipe_text(name_or_path), name=name_or_path, overrides=overrides)
+def load_recipe(name_or_path: str | Path, overrides: Overrides = ()) -> RunConfig:
+    """The configuration of a shipped recipe or a YAML file with overrides applied in order."""
+    name = str(name_or_path)
+    return parse_config(recipe_text(name), name=name, overrides=overrides)
 
 
-def parse_config(text: str, *, name: str = "config", overrides: Sequence[str] = ()) -> RunConfig:
+def parse_config(text: str, *, name: str = "config", overrides: Overrides = ()) -> RunConfig:
     """`load_recipe` for YAML that is already text; `name` is what error messages call it."""
     values = _mapping(text, name)
     values.setdefault("recipe", Path(name).stem)
     given = {}
-    for override in overrides:
-        key, value = split_override(override)
+    for key, value, shown in split_overrides(overrides):
         _put(values, key, value)
-        given[key] = override
+        given[key] = shown
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -142,6 +151,36 @@ def split_override(override: str) -> tuple[str, Any]:
         return key, yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override}: the value is not YAML ({_first_line(error)})") from None
+
+
+def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
+    """Dotted key, value, and how a message quotes it, of each override.
+
+    >>> list(split_overrides(["train.steps=10"]))
+    [('train.steps', 10, 'train.steps=10')]
+    >>> list(split_overrides({"train": {"steps": 10}, "data.corpus": None}))
+    [('train.steps', 10, 'train.steps=10'), ('data.corpus', None, 'data.corpus=None')]
+    """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides {overrides}: give a mapping or a list of texts, e.g. ['train.steps=10']")
+    if isinstance(overrides, Mapping):
+        yield from _leaves(overrides, "")
+        return
+    for override in overrides:
+        key, value = split_override(override)
+        yield key, value, override
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, str]]:
+    """The values of a mapping whose sections may be mappings themselves; an empty one for a section stays."""
+    for name, value in values.items():
+        if not isinstance(name, str) or not all(name.split(".")):
+            raise ConfigError(f"override {prefix}{name!r}: expected a dotted key, e.g. 'train.steps'")
+        key = prefix + name
+        if isinstance(value, Mapping) and value and section_of(key) is not None:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, str(value) if isinstance(value, Path) else value, f"{key}={value}"
 
 
 def _mapping(text: str, name: str) -> dict[str, Any]:

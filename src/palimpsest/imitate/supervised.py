@@ -33,8 +33,9 @@ from palimpsest.rollout.segments import segments_of
 from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
+from palimpsest.runs.signals import GracefulStop
 from palimpsest.seeding import keyed_random
-from palimpsest.train.metrics import learner_metrics
+from palimpsest.training.metrics import learner_metrics
 from palimpsest.types import Trajectory
 
 
@@ -61,11 +62,12 @@ class SupervisedTrainer:
     evaluate: Evaluate | None = None
     fingerprint: str | None = None
     """Of the trajectories, where the configuration doesn't say which they are; a resume with others is refused."""
+    stop: GracefulStop = field(default_factory=GracefulStop)
     _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
 
     async def run(self) -> Finished:
-        """Train to `train.steps`, or to the first signal."""
-        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate)
+        """Train to `train.steps`, or until `stop` is wished for."""
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         return await driver.run()
 
     async def step(self, step: int) -> Report:

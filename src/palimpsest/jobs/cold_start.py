@@ -20,14 +20,15 @@ from palimpsest.errors import ConfigError
 from palimpsest.imitate.lessons import Lessons
 from palimpsest.imitate.supervised import SupervisedTrainer, check_fit
 from palimpsest.imitate.tool_lessons import ToolLessons
-from palimpsest.jobs.parts import policy_of
-from palimpsest.jobs.requests import TrainRequest
-from palimpsest.jobs.show import note
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.composing import policy_of
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.progress.progress import Progress
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers
 from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.types import Trajectory
 
@@ -63,41 +64,59 @@ class Drawn:
         return lesson
 
 
-def run_cold_start(
+async def run_cold_start(
     config: RunConfig,
-    wanted: ColdStartConfig,
     policy: MemoryPolicy,
     codec: Codec,
     run: Path,
+    *,
+    progress: Progress,
+    stop: GracefulStop,
     warn: Callable[[str], None],
 ) -> Finished:
-    """Train on the lessons in `run`/cold-start, or find it done."""
+    """Train on the lessons of `config.cold_start` in `run`/cold-start, or find it done."""
+    wanted = config.cold_start
+    assert wanted is not None
     settings = _settings(config, wanted)
-    engine = open_engine(settings, objective="nll")
+    engine = await asyncio.to_thread(open_engine, settings, objective="nll")
     assert engine.learner is not None
     limits = engine.limits
     check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
     lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
     with open_run(run / FOLDER, settings, resume=True, on_warning=warn) as folder:
-        loggers = build_loggers(settings, folder)
         trainer = SupervisedTrainer(
-            config=settings, folder=folder, learner=engine.learner, trajectories=lessons, loggers=loggers
+            config=settings,
+            folder=folder,
+            learner=engine.learner,
+            trajectories=lessons,
+            loggers=build_loggers(settings, folder, progress),
+            stop=stop,
         )
-        return asyncio.run(using(engine, trainer.run()))
+        return await using(engine, trainer.run())
 
 
-def run_lessons(request: TrainRequest) -> None:
-    """The cold start of a recipe and no more. Raises ConfigError for a recipe without one."""
-    config = request.config
+async def cold_start_async(
+    config: RunConfig, out: Path, *, progress: Progress, stop: GracefulStop | None = None
+) -> Finished:
+    """The cold start of a configuration and no more. Raises ConfigError for one without."""
     if config.cold_start is None:
         raise ConfigError(
-            f"recipe {request.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
+            f"recipe {config.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
             "or imitate records with palimpsest sft"
         )
     codec = Codec.load(model_path(config.model))
-    finished = run_cold_start(config, config.cold_start, policy_of(config), codec, request.out, note)
-    again = "; the same command goes on" if finished.interrupted else ""
-    note(f"{finished.step} of {config.cold_start.steps} steps, {finished.checkpoint}{again}")
+    return await run_cold_start(
+        config,
+        policy_of(config),
+        codec,
+        out,
+        progress=progress,
+        stop=stop or GracefulStop(),
+        warn=progress.message,
+    )
+
+
+cold_start = blocking(cold_start_async)
 
 
 def build_lessons(

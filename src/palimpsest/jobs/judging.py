@@ -1,10 +1,8 @@
-"""`palimpsest judge check`."""
+"""A judge tried on worked cases."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,7 +10,7 @@ from pydantic import ValidationError
 
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
-from palimpsest.jobs.show import stdout, table
+from palimpsest.jobs.blocking import finish
 
 try:
     from palimpsest.reward.judge import Judge, Verdict
@@ -39,8 +37,35 @@ class Tried:
         return self.case.attack and self.verdict in (Verdict.CORRECT, Verdict.PARTIAL)
 
 
-def run_check(url: str, model: str, api_key_env: str | None, max_tokens: int, timeout: float, attempts: int) -> int:
-    """Print what the judge says of each case; the exit code."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A judge's verdicts on all cases."""
+
+    tried: tuple[Tried, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every verdict was had, and no answer passed by force."""
+        return not any(each.verdict is None or each.passed_by_force for each in self.tried)
+
+    @property
+    def conclusions(self) -> list[str]:
+        """In words, a line each."""
+        given = [each for each in self.tried if each.verdict is not None]
+        attacks = [each for each in self.tried if each.case.attack]
+        times = [each.seconds for each in self.tried]
+        lines = [
+            f"agreed on {sum(each.agreed for each in self.tried)} of {len(self.tried)}; "
+            f"median {median(times):.2f} s, longest {max(times):.2f} s",
+            f"attacks that passed: {sum(each.passed_by_force for each in attacks)} of {len(attacks)}; "
+            f"no verdict: {len(self.tried) - len(given)} of {len(self.tried)}",
+        ]
+        failures = dict.fromkeys(each.failure for each in self.tried if each.failure)
+        return [*lines, *(f"failed: {failure}" for failure in failures)]
+
+
+def try_judge(url: str, model: str, api_key_env: str | None, max_tokens: int, timeout: float, attempts: int) -> Trial:
+    """What the judge says of each case."""
     try:
         config = JudgeConfig(
             url=url,
@@ -52,13 +77,7 @@ def run_check(url: str, model: str, api_key_env: str | None, max_tokens: int, ti
         )
     except ValidationError:
         raise ConfigError(f"--url {url}: expected an address such as http://127.0.0.1:9527/v1") from None
-    tried = asyncio.run(_try_all(config))
-    console = stdout()
-    columns = ["case", "expected", "verdict", "seconds"]
-    console.print(table(f"{model} at {url}", columns, [_row(one) for one in tried]), markup=False)
-    for line in _conclusions(tried):
-        console.print(line, markup=False, highlight=False)
-    return int(any(one.verdict is None or one.passed_by_force for one in tried))
+    return Trial(tuple(finish(lambda: _try_all(config))))
 
 
 async def _try_all(config: JudgeConfig) -> list[Tried]:
@@ -77,22 +96,3 @@ async def _try(judge: Judge, case: WorkedCase) -> Tried:
     except JudgeError as error:
         verdict, failure = None, str(error)
     return Tried(case, verdict, time.perf_counter() - begun, failure)
-
-
-def _row(one: Tried) -> list[str]:
-    mark = "" if one.agreed else " !"
-    return [one.case.name, one.case.expected, f"{one.verdict or 'none'}{mark}", f"{one.seconds:.2f}"]
-
-
-def _conclusions(tried: Sequence[Tried]) -> list[str]:
-    read = [one for one in tried if one.verdict is not None]
-    attacks = [one for one in tried if one.case.attack]
-    times = [one.seconds for one in tried]
-    lines = [
-        f"agreed on {sum(one.agreed for one in tried)} of {len(tried)}; "
-        f"median {median(times):.2f} s, longest {max(times):.2f} s",
-        f"attacks that passed: {sum(one.passed_by_force for one in attacks)} of {len(attacks)}; "
-        f"no verdict: {len(tried) - len(read)} of {len(tried)}",
-    ]
-    failures = dict.fromkeys(one.failure for one in tried if one.failure)
-    return [*lines, *(f"failed: {failure}" for failure in failures)]

@@ -1,9 +1,8 @@
-"""`palimpsest bench`: runs measurements and prints them."""
+"""The measurements behind the figures in the documentation."""
 
 from __future__ import annotations
 
-import json as json_module
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +12,10 @@ from palimpsest.bench import forest, forest_cuda, retrieval, rollout, train_step
 from palimpsest.bench.grpo_step import TRL_PYTHON
 from palimpsest.bench.rollout import VLLM_PYTHON
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.show import note, stdout, table
 from palimpsest.report.scaling_plot import plot_scaling
 
 S = TypeVar("S", forest.Sizes, retrieval.Sizes)
 RUNS: dict[str, Callable[..., dict[str, Any]]] = {"rollout": rollout.run, "train-step": train_step.run}
-BENCHES = (
-    ("rollout", "2 minutes", "sampling beside transformers and vLLM"),
-    ("train-step", "20 seconds", "one optimiser step beside padded training, with peak memory"),
-    ("retrieval", "1 minute", "the retrieval server under 32 clients beside its index called directly"),
-    ("forest", "4 minutes", "shared prefixes trained and sampled once beside one by one, and beside TRL"),
-    ("all", "8 minutes", "every one of them, and forests on a GPU where there is one"),
-)
 MISSING = {  # figures that are null where a peer isn't there, and what names it
     "ratio_vllm": f"vLLM is not installed: name an interpreter that has it in {VLLM_PYTHON}",
     "trl_step_ratio": f"TRL is not installed: name an interpreter that has it in {TRL_PYTHON}",
@@ -42,23 +33,10 @@ class Measured:
     """Why it failed or was skipped, or which peers were missing."""
 
 
-def list_benches() -> None:
-    """The benchmarks by name, and about how long each takes."""
-    stdout().print(table("palimpsest bench NAME", ["name", "takes about", "measures"], [list(row) for row in BENCHES]))
-
-
-def run_all(*, model: str, json: bool, small: bool) -> int:
-    """Each benchmark in turn, then all of it as one JSON object if wanted; 1 if any failed."""
-    done: dict[str, Measured] = {}
+def all_benches(*, model: str, small: bool) -> Iterator[tuple[str, Callable[[], Measured]]]:
+    """Each benchmark by name, to be called in turn. One that fails or lacks what it needs says so."""
     for name, run in _runs(model, small).items():
-        note(f"bench {name}")
-        done[name] = _tried(run)
-        if not json:
-            _print_measured(name, done[name])
-    if json:
-        shown = {name: {"status": m.status, "notes": list(m.notes), "figures": m.figures} for name, m in done.items()}
-        print(json_module.dumps(shown))
-    return int(any(measured.status == "failed" for measured in done.values()))
+        yield name, partial(_tried, run)
 
 
 def _runs(model: str, small: bool) -> dict[str, Callable[[], dict[str, Any]] | str]:
@@ -88,35 +66,25 @@ def _tried(run: Callable[[], dict[str, Any]] | str) -> Measured:
     return Measured("ok", figures, tuple(missing))
 
 
-def _print_measured(name: str, measured: Measured) -> None:
-    if measured.figures is None:
-        stdout().print(f"bench {name}: {measured.status}: {measured.notes[0]}\n", markup=False, soft_wrap=True)
-        return
-    show_bench(name, measured.figures, json=False)
-    for line in measured.notes:
-        stdout().print(line, markup=False, soft_wrap=True)
-    print()
+def measure(name: str, *, model: str) -> dict[str, Any]:
+    """The figures of a benchmark that has no sizes to change."""
+    return RUNS[name](model=model)
 
 
-def run_bench(name: str, *, model: str, json: bool) -> None:
-    """Measure, then print one JSON object or a table of the same figures."""
-    show_bench(name, RUNS[name](model=model), json)
-
-
-def run_forest(*, model: str, json: bool, size: tuple[str, ...], plot: Path | None) -> None:
-    """`bench forest` with some of its sizes changed, and its plot if a file is named."""
+def measure_forest(*, model: str, size: tuple[str, ...], plot: Path | None) -> dict[str, Any]:
+    """The forest with some of its sizes changed, and its plot if a file is named."""
     sizes = sized(size, forest.Sizes())
     if plot is not None and not plot.absolute().parent.is_dir():
         raise ConfigError(f"--plot {plot}: the folder does not exist; make it first")
-    result = forest.run(model=model, sizes=sizes)
+    figures = forest.run(model=model, sizes=sizes)
     if plot is not None:
-        plot_scaling(result["scaling"], str(plot))
-    show_bench("forest", result, json)
+        plot_scaling(figures["scaling"], str(plot))
+    return figures
 
 
-def run_retrieval(*, json: bool, size: tuple[str, ...]) -> None:
-    """`bench retrieval` with some of its sizes changed."""
-    show_bench("retrieval", retrieval.run(sized(size, retrieval.Sizes())), json)
+def measure_retrieval(*, size: tuple[str, ...]) -> dict[str, Any]:
+    """The retrieval server with some of its sizes changed."""
+    return retrieval.run(sized(size, retrieval.Sizes()))
 
 
 def sized(changes: tuple[str, ...], sizes: S) -> S:
@@ -135,29 +103,3 @@ def sized(changes: tuple[str, ...], sizes: S) -> S:
             raise ConfigError(f"--size {change}: give a whole number of at least 1")
         chosen[name] = int(value)
     return replace(sizes, **chosen)
-
-
-def show_bench(name: str, result: dict[str, Any], json: bool) -> None:
-    """One JSON object, or a table of the same figures."""
-    if json:
-        print(json_module.dumps(result))
-        return
-    rows = [[key, _shown(value)] for key, value in result.items()]
-    stdout().print(table(f"bench {name}", ["", "value"], rows))
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "not installed"
-    if isinstance(value, list):
-        return "\n".join(_row(row) for row in value)
-    if isinstance(value, float):
-        return f"{value:,.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}"
-    return str(value)
-
-
-def _row(row: Any) -> str:
-    """A row of numbers, or of named ones."""
-    if isinstance(row, dict):
-        return ", ".join(f"{name} {_shown(value)}" for name, value in row.items())
-    return " ".join(f"{number:,.4g}" for number in row)

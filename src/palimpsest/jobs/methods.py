@@ -1,4 +1,4 @@
-"""What a quickstart compares, method by method: names, figures, words. The jobs themselves know no method.
+"""What a quickstart compares, method by method: names, figures, words.
 
 A method's recipe `NAME-quickstart` says what is trained (`policy`, `evaluation.rivals`) and what is played on trained
 weights (`evaluation.baselines`); here stand the names the report gives the agent, what grows along its axis, and which
@@ -19,7 +19,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.search_synthetic import SOURCE
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError
-from palimpsest.evaluate.summary import EvalSummary
+from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.report.words import DOCUMENTS, QUESTIONS, Words
 from palimpsest.types import Problem
 
@@ -154,19 +154,19 @@ def _tool_figures(agent: str, summaries: Summaries) -> dict[str, Any]:
     def of(name: str, measure: str) -> dict[str, float | None]:
         return {str(point): row.measures.get(measure) for point, row in sorted(summaries[name].items())}
 
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         key: {
-            name: {str(point): one.metrics.get(metric) for point, one in sorted(row.items())}
+            name: {str(point): summary.metrics.get(metric) for point, summary in sorted(row.items())}
             for name, row in summaries.items()
         }
         for key, metric in (("all_right", "all"), ("answers_right", "each"))
     }
-    found["input_tokens_per_episode"] = {name: of(name, "input_tokens") for name in summaries}
+    figures["input_tokens_per_episode"] = {name: of(name, "input_tokens") for name in summaries}
     for key, measure in (("prunes_per_episode", "prunes"), ("segments_per_trajectory", "segments")):
-        found[key] = of(agent, measure)
-        known = [value for value in found[key].values() if value is not None]
-        found[f"mean_{key}"] = fmean(known) if known else None
-    return found
+        figures[key] = of(agent, measure)
+        known = [value for value in figures[key].values() if value is not None]
+        figures[f"mean_{key}"] = fmean(known) if known else None
+    return figures
 
 
 @dataclass(frozen=True, slots=True)

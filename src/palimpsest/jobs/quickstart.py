@@ -1,38 +1,47 @@
-"""`palimpsest quickstart`: train, evaluate on the sizes trained on and beyond, report.
+"""`quickstart`: train, evaluate on the sizes trained on and beyond, report.
 
-    main process     (cold start) train ............ evaluate share 1   report
-    helper           train the rivals, evaluate the untrained agent ...   evaluate share 2
+    this process     (cold start) train ............ evaluate shard 1   report
+    workers          train the rivals, evaluate the untrained agent ...   evaluate the other shards
 
 Which agents there are, and what grows along the axis, is the method's affair (jobs/methods.py) and its recipe's.
 
-Guaranteed: an interrupted quickstart goes on with --resume and comes to the same figures; summary.json is written
+Guaranteed: an interrupted quickstart goes on with `resume` and comes to the same figures; summary.json is written
 last, by rename, so a folder that has it is complete.
 Not covered: `wall_s` is the time of the last invocation.
 """
 
 from __future__ import annotations
 
+import asyncio
+import html
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.load import dump_config, load_recipe, parse_config
+from palimpsest.config.load import Overrides, dump_config, parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluate.samples import Sample, write_json
-from palimpsest.evaluate.summary import EvalSummary, summarise
-from palimpsest.jobs.evaluation import interval, percent
+from palimpsest.evaluation.samples import Sample, write_json
+from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.composing import policy_of
 from palimpsest.jobs.methods import METHODS, Method
-from palimpsest.jobs.parts import policy_of
-from palimpsest.jobs.shares import Helper, Share, play_share, samples_of, set_name
-from palimpsest.jobs.show import note, progress, stdout, table
-from palimpsest.jobs.training import Prepared, prepare, train_run
+from palimpsest.jobs.pool import Report, WorkerPool
+from palimpsest.jobs.run import Run
+from palimpsest.jobs.settings import check_quickstart, run_config
+from palimpsest.jobs.shards import Shard, play_shard, samples_of, set_name
+from palimpsest.jobs.table import Table
+from palimpsest.jobs.training import Prepared, Training, prepare
 from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.progress.choose import suitable_progress
+from palimpsest.progress.progress import Progress, Tick
 from palimpsest.report.report import Cell, Results, write_report
 from palimpsest.runs.run_folder import METRICS, RunFolder, open_run, read_rows
+from palimpsest.runs.signals import GracefulStop
 
 SUMMARY = "summary.json"
 SHOWN_SAMPLES = 4
@@ -41,77 +50,216 @@ Summaries = dict[str, dict[int, EvalSummary]]
 """Policy name, then point of the method's axis."""
 
 
+@dataclass(frozen=True)
+class Quickstart:
+    """What a quickstart came to."""
+
+    method: Method
+    run: Run
+    results: Results | None
+    """None if it was interrupted; with `resume` it goes on."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its report."""
+        return self.results is not None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of summary.json. Raises RunError if it was interrupted."""
+        self._finished()
+        return dict(json.loads((self.run.folder / SUMMARY).read_text("utf-8")))
+
+    @property
+    def report(self) -> Path:
+        """The report, to be opened in a browser."""
+        self._finished()
+        return self.run.folder / "report.html"
+
+    @property
+    def table(self) -> Table:
+        """Accuracy, a row an agent, a column a size; shares, not percent."""
+        results, axis = self._finished(), self.method.axis
+        return Table.of(
+            [
+                {"accuracy": results.label(name)}
+                | {axis.heading(self.run.config, point): cell.score.mean for point, cell in sorted(row.items())}
+                for name, row in results.cells.items()
+            ]
+        )
+
+    def __repr__(self) -> str:
+        head = f"quickstart {self.method.name} in {self.run.folder}"
+        return f"{head}\n{self.table}" if self.finished else f"{head}: interrupted after {self.run.steps} steps"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table._repr_html_() if self.finished else f"<p>{html.escape(repr(self))}</p>"
+
+    def _finished(self) -> Results:
+        if self.results is None:
+            raise RunError(f"{self.run.folder}: interrupted; the same call with resume=True goes on")
+        return self.results
+
+
+async def quickstart_async(
+    method: str = "memagent",
+    overrides: Overrides = (),
+    *,
+    seed: int = 0,
+    out: str | Path = "runs/quickstart",
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    progress: Progress | None = None,
+    stop: GracefulStop | None = None,
+) -> Quickstart:
+    """Train an agent on this machine's CPU, evaluate it beyond what it was trained on, write a report: minutes.
+
+    `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is to be awaited.
+
+    - `method`: memagent, rememr1 or memact
+    - the others: as for `train`
+
+    Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
+    """
+    check_quickstart(method)
+    config = quickstart_config(method, overrides, seed)
+    watching = progress or suitable_progress(quiet=quiet)
+    return await run_quickstart(
+        METHODS[method],
+        config,
+        Path(out),
+        resume=resume,
+        force=force,
+        progress=watching,
+        stop=stop or GracefulStop(),
+    )
+
+
+quickstart = blocking(quickstart_async)
+
+
 @dataclass(frozen=True, slots=True)
 class RivalTraining:
-    """A rival's training, as a task for a helper process."""
+    """A rival's training, as a task for a worker process."""
 
     config: str
     """The rival's own run configuration as YAML."""
-    folder: Path
+    folder: str
 
-    def run(self, on_episode: Callable[[], None]) -> None:
+    def run(self, report: Report) -> None:
         """Train to the end, going on from what is there."""
         config = parse_config(self.config)
-        with open_run(self.folder, config, resume=True, on_warning=note) as folder:
-            finished = train_run(folder, config, prepare(config))
+        with open_run(self.folder, config, resume=True, on_warning=report.message) as folder:
+            finished = asyncio.run(Training(folder).run(config, prepare(config)))
         if finished.interrupted:
             raise RunError(f"{self.folder}: interrupted after step {finished.step}; run again with --resume")
 
     @property
     def model(self) -> str:
         """Folder of the trained weights, once it has run."""
-        return str(self.folder / "checkpoints" / f"step-{parse_config(self.config).train.steps:06d}")
+        return str(Path(self.folder) / "checkpoints" / f"step-{parse_config(self.config).train.steps:06d}")
 
 
-def run_quickstart(
-    name: str, *, overrides: Sequence[str], seed: int, out: Path, resume: bool = False, force: bool = False
-) -> None:
-    """Do all of it in `out`."""
+async def run_quickstart(
+    method: Method,
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool,
+    force: bool,
+    progress: Progress,
+    stop: GracefulStop,
+) -> Quickstart:
+    """`quickstart` of a configuration."""
     started = time.monotonic()
-    method = METHODS[name]
-    config = quickstart_config(name, overrides, seed)
-    prepared = prepare(config)
+    prepared = await asyncio.to_thread(prepare, config)
     _admit(method, config, prepared)
-    with ExitStack() as stack:
-        folder = stack.enter_context(open_run(out, config, resume=resume, force=force, on_warning=note))
-        helpers = [Helper() for _ in range(max(1, config.evaluation.processes - 1))]
-        for helper in helpers:
-            stack.callback(helper.stop)
+    with (
+        open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
+        WorkerPool(max(1, config.evaluation.processes - 1)) as pool,
+    ):
+        workers = Workers(pool, progress)
         rivals = _rivals(config, out)
-        trained = {rival: helpers[0].hand(task) for rival, task in rivals.items()}
-        before: list[Share] = []
+        trained = {name: workers.begin(task) for name, task in rivals.items()}
 
         def begin(model: str) -> None:
-            text = dump_config(config)
-            before.append(Share(text, model, (method.before,), out / "evaluations" / "before", 0, 1, name))
-            helpers[0].hand(before[0])
+            text, place = dump_config(config), str(out / "evaluations" / "before")
+            workers.play(Shard(method.name, text, model, (method.before,), place, 0, 1))
 
-        finished = train_run(folder, config, prepared, begin)
+        finished = await Training(folder, progress, stop).run(config, prepared, begin)
         if finished.interrupted:
-            note(f"stopped after step {finished.step}; palimpsest quickstart {name} --out {out} --resume goes on")
-            return
-        models = {rival: task.model for rival, task in rivals.items()}
-        weights = _weights(method, config, str(finished.checkpoint), models, trained, out)
-        after = _evaluate_after(config, weights, helpers, before)
-    _publish(method, config, folder, samples_of([*before, *after]), time.monotonic() - started)
+            return Quickstart(method, Run(out), None)
+        models = {name: task.model for name, task in rivals.items()}
+        shards = _shards(method, config, str(finished.checkpoint), models, out)
+        await _evaluate(config, shards, trained, workers)
+        results = _publish(method, config, folder, samples_of(workers.shards), time.monotonic() - started)
+    return Quickstart(method, Run(out), results)
+
+
+class Workers:
+    """The worker processes of a quickstart, and the shards that are played."""
+
+    def __init__(self, pool: WorkerPool, progress: Progress) -> None:
+        self.shards: list[Shard] = []
+        self.playing: list[Future[None]] = []
+        self.progress = progress
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._played = 0
+        self._tick: Tick | None = None
+
+    def begin(self, task: RivalTraining) -> Future[None]:
+        """Train a rival in the next free process."""
+        return self._pool.submit(task, self)
+
+    def play(self, shard: Shard) -> Future[None]:
+        """Play a shard in the next free process."""
+        self.shards.append(shard)
+        self.playing.append(self._pool.submit(shard, self))
+        return self.playing[-1]
+
+    async def play_here(self, shard: Shard) -> None:
+        """Play a shard in this process."""
+        self.shards.append(shard)
+        await play_shard(shard, self)
+
+    def part(self) -> None:
+        """An episode was played, here or in a worker."""
+        self._loop.call_soon_threadsafe(self._count)
+
+    def message(self, text: str) -> None:
+        """A worker has something to say."""
+        self._loop.call_soon_threadsafe(self.progress.message, text)
+
+    def show(self, tick: Tick) -> None:
+        """Count episodes on `tick` from now on, those played before at once."""
+        self._tick = tick
+        tick(self._played)
+
+    def _count(self) -> None:
+        self._played += 1
+        if self._tick is not None:
+            self._tick()
 
 
 def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
     """The trainings of the recipe's rivals: the agent's own but for the policy, whose options a variant changes."""
     quiet = config.logging.model_copy(update={"sinks": ("jsonl",)})
     train = config.train.model_copy(update={"variant": None})
-    found = {}
+    rivals = {}
     for name, policy in config.evaluation.rivals.items():
         changed = {"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet, "train": train}
         own = config.model_copy(update=changed)
-        found[name] = RivalTraining(dump_config(own), out / "rivals" / name)
-    return found
+        rivals[name] = RivalTraining(dump_config(own), str(out / "rivals" / name))
+    return rivals
 
 
-def quickstart_config(method: str, overrides: Sequence[str], seed: int) -> RunConfig:
+def quickstart_config(method: str, overrides: Overrides, seed: int) -> RunConfig:
     """The method's quickstart recipe. Raises ConfigError if it can't be evaluated along the method's axis."""
     axis = METHODS[method].axis
-    config = load_recipe(f"{method}-quickstart", [*overrides, f"seed={seed}", f"data.seed={seed}"])
+    config = run_config(f"{method}-quickstart", overrides, seed=seed)
     if config.data.source != axis.source:
         raise ConfigError(
             f"data.source={config.data.source}: quickstart {axis.growth}, so it needs {axis.source}; "
@@ -136,69 +284,63 @@ def _admit(method: Method, config: RunConfig, prepared: Prepared) -> None:
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A trained model and who is evaluated on it."""
-
-    model: str
-    policies: tuple[str, ...]
-    tasks: int
-    """Tasks of the first helper after which the model is there."""
-    shares: tuple[Share, ...]
-    """One a process, the main process's first."""
-
-
-def _weights(
-    method: Method, config: RunConfig, model: str, rivals: Mapping[str, str], trained: Mapping[str, int], out: Path
-) -> list[Weights]:
-    """The agent's weights and each rival's; `trained` are the first helper's counts of tasks."""
+def _shards(
+    method: Method, config: RunConfig, model: str, rivals: Mapping[str, str], out: Path
+) -> dict[str, list[Shard]]:
+    """The shards of each trained model's evaluation, one a process: the agent's own, then the rivals' by name."""
     text, count = dump_config(config), config.evaluation.processes
 
-    def weights(folder: str, path: str, policies: tuple[str, ...], tasks: int) -> Weights:
-        place = out / "evaluations" / folder
-        shares = tuple(Share(text, path, policies, place, i, count, method.name) for i in range(count))
-        return Weights(path, policies, tasks, shares)
+    def dealt(folder: str, path: str, policies: tuple[str, ...]) -> list[Shard]:
+        place = str(out / "evaluations" / folder)
+        return [Shard(method.name, text, path, policies, place, index, count) for index in range(count)]
 
-    own = weights("after", model, (method.agent, *config.evaluation.baselines), 0)
-    return [own, *(weights(name, path, (name,), trained[name]) for name, path in rivals.items())]
+    own = dealt("after", model, (method.agent, *config.evaluation.baselines))
+    return {method.agent: own, **{name: dealt(name, path, (name,)) for name, path in rivals.items()}}
 
 
-def _evaluate_after(
-    config: RunConfig, weights: Sequence[Weights], helpers: Sequence[Helper], before: Sequence[Share]
-) -> list[Share]:
-    """Evaluate all trained weights in all processes, and wait for what is left of the work before."""
-    shares = [share for one in weights for share in one.shares]
-    total = sum(share.episodes(config) for share in (*before, *shares))
-    mine = shown = 0
-    with progress("evaluation", total) as tick:
+async def _evaluate(
+    config: RunConfig,
+    shards: Mapping[str, Sequence[Shard]],
+    trained: Mapping[str, Future[None]],
+    workers: Workers,
+) -> None:
+    """Evaluate all trained models in all processes, each as soon as it is trained, and wait for what was begun
+    before."""
+    begun = list(workers.playing)
+    everything = [*workers.shards, *(shard for dealt in shards.values() for shard in dealt)]
 
-        def show() -> None:
-            nonlocal shown
-            seen = mine + sum(helper.played for helper in helpers)
-            tick(seen - shown)
-            shown = seen
+    async def is_trained(name: str) -> None:
+        if name in trained:
+            await asyncio.wrap_future(trained[name])
 
-        def on_episode() -> None:
-            nonlocal mine
-            mine += 1
-            show()
+    async def elsewhere(name: str) -> None:
+        await is_trained(name)
+        for playing in [workers.play(shard) for shard in shards[name][1:]]:
+            await asyncio.wrap_future(playing)
 
-        for one in weights:
-            for helper, share in zip(helpers, one.shares[1:], strict=False):
-                if helper is not helpers[0]:  # the first trains the rivals and comes to this after them
-                    helpers[0].wait(show, one.tasks)
-                helper.hand(share)
-        for one in weights:
-            helpers[0].wait(show, one.tasks)
-            play_share(one.shares[0], on_episode)
-        for helper in helpers:
-            helper.wait(show)
-    return shares
+    async def here() -> None:
+        for name, dealt in shards.items():
+            await is_trained(name)
+            await workers.play_here(dealt[0])
+
+    with workers.progress.count("evaluation", sum(shard.episodes(config) for shard in everything)) as tick:
+        workers.show(tick)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in shards:
+                    group.create_task(elsewhere(name))
+                group.create_task(here())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others were cancelled because of it
+        for playing in begun:
+            await asyncio.wrap_future(playing)
+        await asyncio.sleep(0)  # the last episodes are counted
 
 
 def _publish(
     method: Method, config: RunConfig, folder: RunFolder, samples: Mapping[str, Sequence[Sample]], wall_s: float
-) -> None:
+) -> Results:
+    """Write report and summaries."""
     points = method.axis.points(config)
     summaries = {
         name: {p: summarise(set_name(name, p), samples.get(set_name(name, p), ())) for p in points}
@@ -212,7 +354,7 @@ def _publish(
         {name: {str(p): s.to_json() for p, s in row.items()} for name, row in summaries.items()},
     )
     write_json(folder.path / SUMMARY, summary_json(method, results) | method.figures(method.agent, summaries))
-    _print(method, config, results, folder.path)
+    return results
 
 
 def _results(
@@ -260,30 +402,3 @@ def summary_json(method: Method, results: Results) -> dict[str, Any]:
             name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()
         },
     }
-
-
-def _print(method: Method, config: RunConfig, results: Results, path: Path) -> None:
-    points = sorted(method.axis.points(config))
-    columns = ["accuracy in %, 95% interval", *(method.axis.heading(config, p) for p in points)]
-    rows = [
-        [results.label(name), *(f"{percent(row[p].score.mean)}  {interval(row[p].score)}" for p in points)]
-        for name, row in results.cells.items()
-    ]
-    tokens = [
-        [f"{results.words.cost.replace(' processed', '')}, {label}", *(f"{row[p].tokens:,.0f}" for p in points)]
-        for label, row in _costs(results)
-    ]
-    stdout().print(table("", columns, [*rows, *tokens]))
-    time_taken = f"{results.wall_s / 60:.1f} minutes"
-    if results.words.reads:
-        fidelity = [percent(value) for value in (results.fidelity_before, results.fidelity_after)]
-        time_taken = f"copy fidelity {fidelity[0]}% before, {fidelity[1]}% after; {time_taken}"
-    note(time_taken)
-    note(f"{path / 'report.html'}, {path / SUMMARY}")
-
-
-def _costs(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
-    """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
-    if results.words.reads:
-        return [("agent", results.cells[results.agent])]
-    return [(results.label(name), row) for name, row in results.cells.items()]

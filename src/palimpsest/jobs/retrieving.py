@@ -1,21 +1,19 @@
-"""`palimpsest retrieval serve`."""
+"""Search over a corpus as a service."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import typer
-
 from palimpsest.engines.open import open_encoder
 from palimpsest.errors import ConfigError, nearest
-from palimpsest.jobs.show import Tick, progress
+from palimpsest.progress.progress import Progress, Tick
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.search import check_token
@@ -34,30 +32,45 @@ class Dense:
     """Fields of `engines.embedded.encoder.Reading`; None keeps the preset's."""
 
 
-def run_serve(
-    corpus: Path, folder: Path | None, backend: str, dense: Dense, host: str, port: int, token: str | None
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the service answers, and to whom."""
+
+    host: str
+    port: int
+    token: str | None
+
+
+def serve_corpus(
+    corpus: Path,
+    folder: Path | None,
+    backend: str,
+    dense: Dense,
+    address: Address,
+    *,
+    progress: Progress,
+    on_ready: Callable[[str], None],
 ) -> None:
-    """Take the address, build or open the index, then serve. The address is the one line on stdout."""
+    """Take the address, build or open the index, then serve; `on_ready` is told how many passages are where."""
     try:
         from palimpsest.serve.retrieval_server import RetrievalService, bound, check_host, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
-    check_host(host, token)
-    check_token(token, "--token")
+    check_host(address.host, address.token)
+    check_token(address.token, "--token")
     _check(backend, dense)
     with ExitStack() as stack:
-        taken = stack.enter_context(bound(host, port))
+        taken = stack.enter_context(bound(address.host, address.port))
         before = signal.signal(signal.SIGTERM, _leave)  # while building: temporary folders go on the way out
         stack.callback(signal.signal, signal.SIGTERM, before)
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))) / "index"
-        index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense)
+        index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense, progress)
 
         def ready(url: str) -> None:
-            typer.echo(f"{len(index)} passages at {url}/retrieve")
-            sys.stdout.flush()
+            on_ready(f"{len(index)} passages at {url}/retrieve")
 
-        serve(RetrievalService(index, token=token), taken, ready)
+        serve(RetrievalService(index, token=address.token), taken, ready)
 
 
 def _check(backend: str, dense: Dense) -> None:
@@ -71,7 +84,7 @@ def _check(backend: str, dense: Dense) -> None:
         raise ConfigError(f"--pooling {dense.changes['pooling']}: choose mean or first")
 
 
-def _dense(corpus: Path, folder: Path, dense: Dense) -> DenseIndex:
+def _dense(corpus: Path, folder: Path, dense: Dense, progress: Progress) -> DenseIndex:
     assert dense.encoder
     encoder = open_encoder(dense.encoder, dense.preset, dense.changes, device=dense.device)
     with ExitStack() as stack:
@@ -81,7 +94,7 @@ def _dense(corpus: Path, folder: Path, dense: Dense) -> DenseIndex:
         def on_progress(done: int, total: int) -> None:
             nonlocal before
             if not ticks:
-                ticks.append(stack.enter_context(progress("passages encoded", total)))
+                ticks.append(stack.enter_context(progress.count("passages encoded", total)))
             ticks[0](done - before)
             before = done
 

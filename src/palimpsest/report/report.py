@@ -17,8 +17,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from palimpsest.evaluate.samples import Sample
-from palimpsest.evaluate.summary import Score
+from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.summary import Score
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.report.training_plots import training_figures
 from palimpsest.report.words import DOCUMENTS, Words

@@ -82,12 +82,14 @@ class Driver:
     config: TrainConfig
     loggers: LoggerSet
     evaluate: Evaluate | None = None
+    stop: GracefulStop = field(default_factory=GracefulStop)
 
     async def run(self) -> Finished:
         """Go on from the newest checkpoint to `config.steps`. Closes the loggers, not the folder."""
+        stop = self.stop
         try:
             step, saved = await self._resume()
-            with GracefulStop(self._on_signal) as stop:
+            with stop.watching(self._on_signal):
                 while step < self.config.steps and not stop.requested:
                     await self._one(step + 1, saved)
                     step += 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, PalimpsestError
-from palimpsest.runs.console import Console
+from palimpsest.progress.progress import Progress, Silent, StepDisplay
 from palimpsest.runs.run_folder import RunFolder
 
 Row = Mapping[str, float]
@@ -53,11 +53,11 @@ class JsonlLogger(Logger):
 
 
 class ConsoleLogger(Logger):
-    """The terminal."""
+    """Whoever watches the run: a terminal, a notebook."""
 
     name = "console"
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: StepDisplay) -> None:
         self._console = console
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
@@ -198,8 +198,8 @@ class LoggerSet(Logger):
             sink.close()
 
 
-def build_loggers(config: RunConfig, folder: RunFolder, *, console: Console | None = None) -> LoggerSet:
-    """The sinks `logging.sinks` names.
+def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | None = None) -> LoggerSet:
+    """The sinks `logging.sinks` names; `progress` is what the sink `console` shows the steps on.
 
     Raises ConfigError for a package that is missing, with the command that installs it, and for a service that
     doesn't start.
@@ -207,7 +207,7 @@ def build_loggers(config: RunConfig, folder: RunFolder, *, console: Console | No
     """
     builders: dict[str, Callable[[], Logger]] = {
         "jsonl": lambda: JsonlLogger(folder),
-        "console": lambda: ConsoleLogger(console or Console(total_steps=config.train.steps)),
+        "console": lambda: ConsoleLogger((progress or Silent()).steps(config.train.steps)),
         "tensorboard": lambda: TensorboardLogger(folder.path),
         "wandb": lambda: WandbLogger(folder.path, config),
         "trackio": lambda: TrackioLogger(folder.path, config),

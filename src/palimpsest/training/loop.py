@@ -32,9 +32,10 @@ from palimpsest.rollout.variant import Variant, build_variant
 from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
+from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
-from palimpsest.train.curriculum import Curriculum
-from palimpsest.train.metrics import Metrics, credit_metrics, group_metrics, learner_metrics, rates, sampled_tokens
+from palimpsest.training.curriculum import Curriculum
+from palimpsest.training.metrics import Metrics, credit_metrics, group_metrics, learner_metrics, rates, sampled_tokens
 from palimpsest.types import Grade, Group, Trajectory
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Trainer:
     loggers: LoggerSet
     evaluate: Evaluate | None = None
     """Called every `train.eval_every` steps and after the last; None: no evaluation."""
+    stop: GracefulStop = field(default_factory=GracefulStop)
+    """Wishes that the run end early: signals do, and whoever waits for a run in another thread."""
     curriculum: Curriculum | None = field(init=False)
     variant: Variant | None = field(init=False)
     _silent: int = field(default=0, init=False)
@@ -70,8 +73,8 @@ class Trainer:
         self.variant = build_variant(self.config)
 
     async def run(self) -> Finished:
-        """Train to `train.steps`, or to the first signal; resumes if the folder holds a checkpoint."""
-        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate)
+        """Train to `train.steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         return await driver.run()
 
     async def step(self, step: int) -> Report:

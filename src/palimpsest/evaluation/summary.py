@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from palimpsest.evaluate.samples import Sample
+from palimpsest.evaluation.samples import Sample
 from palimpsest.seeding import keyed_random
 
 _Z = 1.959964  # 95%

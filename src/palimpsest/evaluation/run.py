@@ -18,8 +18,9 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
-from palimpsest.evaluate.samples import Sample, SampleLog
-from palimpsest.evaluate.summary import EvalSummary, summarise
+from palimpsest.evaluation.memories import last_memory
+from palimpsest.evaluation.samples import Sample, SampleLog
+from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
@@ -29,6 +30,8 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 Measure = Callable[[Problem, Trajectory, Grade], Mapping[str, float]]
 OnProgress = Callable[[Sample], None]
+Samples = Mapping[tuple[str, str], Sample]
+"""By name of the set and id of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,32 @@ async def evaluate_sets(
 
     Give the sets with the longest documents first: short episodes then fill the batch beside them.
     """
+    samples = await play_sets(
+        sets,
+        arena,
+        out=out,
+        concurrency=concurrency,
+        identity=identity,
+        on_progress=on_progress,
+        on_warning=on_warning,
+    )
+    return summaries_of(sets, samples)
+
+
+async def play_sets(
+    sets: Sequence[EvalSet],
+    arena: Arena,
+    *,
+    out: Path | None = None,
+    concurrency: int = 64,
+    identity: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> Samples:
+    """The sample of every problem of `evaluate_sets`, those that `out` held already included."""
     _refuse_repeated_ids(sets)
     if out is None:
-        played = await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
-        return _summaries(sets, played)
+        return await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
     with SampleLog(out, identity) as log:
         if log.unreadable and on_warning is not None:
             on_warning(f"{log.path}: lines that can't be read: {log.unreadable}; what they told is played again")
@@ -115,10 +140,7 @@ async def evaluate_sets(
                 on_progress(sample)
 
         played = await _play_all(_jobs(sets, log.finished), arena, concurrency, finish)
-        return _summaries(sets, {**log.finished, **played})
-
-
-Samples = Mapping[tuple[str, str], Sample]
+        return {**log.finished, **played}
 
 
 def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[tuple[EvalSet, Problem]]:
@@ -182,7 +204,7 @@ def _sample(
         question=problem.question,
         answers=problem.answers,
         answer=trajectory.answer,
-        memory=_last_memory(trajectory, codec),
+        memory=last_memory(trajectory, codec),
         outcome=str(trajectory.outcome),
         value=grade.value,
         reason=grade.reason if grade.value is not None or grade.reason else str(trajectory.outcome),
@@ -202,21 +224,8 @@ def _size(problem: Problem) -> int | None:
     return next((count for count in counts if type(count) is int), None)
 
 
-_MEMORY_EVENTS = {"memory": "text", "prune": "memory", "summary": "text"}
-"""Kind of an event that tells a memory, and the key it stands under."""
-
-
-def _last_memory(trajectory: Trajectory, codec: Codec) -> str | None:
-    """What the policy says its memory is, else the reply of the last turn before the answer; an agent with tools that
-    wrote nothing down has none."""
-    told = [event.detail[_MEMORY_EVENTS[event.kind]] for event in trajectory.events if event.kind in _MEMORY_EVENTS]
-    if told:
-        return str(told[-1])
-    before = [turn for turn in trajectory.turns if turn.name not in ("answer", "act")]
-    return codec.decode(before[-1].completion.token_ids, control=False) if before else None
-
-
-def _summaries(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:
+def summaries_of(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:
+    """The figures of each set."""
     return [summarise(s.name, [samples[s.name, p.id] for p in s.problems]) for s in sets]
 
 

@@ -18,7 +18,7 @@ from palimpsest.reward.compose import Reward
 from palimpsest.reward.objectives import ConstraintLayer
 from palimpsest.rollout.record import read_groups
 from palimpsest.runs.run_folder import read_rows
-from palimpsest.train.curriculum import Curriculum
+from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import (
     HashLearner,

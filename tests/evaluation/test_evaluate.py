@@ -14,11 +14,11 @@ import pytest
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
-from palimpsest.evaluate.run import Arena, EvalSet, evaluate, evaluate_sets
-from palimpsest.evaluate.samples import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
-from palimpsest.evaluate.summary import EvalSummary, score, summarise, wilson
+from palimpsest.evaluation.run import Arena, EvalSet, evaluate, evaluate_sets
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
+from palimpsest.evaluation.summary import EvalSummary, score, summarise, wilson
 from palimpsest.jobs.quickstart import quickstart_config
-from palimpsest.jobs.shares import Share, play_share, samples_of
+from palimpsest.jobs.shards import Shard, samples_of
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
@@ -264,22 +264,36 @@ def test_the_order_of_samples_does_not_matter() -> None:
     assert summarise("s", rows) == summarise("s", rows[::-1])
 
 
-def share_of(folder: Path, model: Path, *overrides: str) -> Share:
+@dataclass
+class Told:
+    """What a task reports."""
+
+    parts: int = 0
+    messages: list[str] = field(default_factory=list)
+
+    def part(self) -> None:
+        self.parts += 1
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:
     small = ["evaluation.multiples=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
     config = quickstart_config("memagent", [f"model.path={model}", *small, *overrides], seed=0)
-    return Share(dump_config(config), str(model), ("agent",), folder, 0, 1)
+    return Shard("memagent", dump_config(config), str(model), ("agent",), str(folder), 0, 1)
 
 
 def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_what_is_asked_for_alone(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    played: list[None] = []
+    report = Told()
 
-    def play_with(*overrides: str) -> tuple[Share, int]:
-        share, before = share_of(tmp_path, tiny_model_folder, *overrides), len(played)
-        play_share(share, lambda: played.append(None))
-        return share, len(played) - before
+    def play_with(*overrides: str) -> tuple[Shard, int]:
+        shard, before = shard_of(tmp_path, tiny_model_folder, *overrides), report.parts
+        shard.run(report)
+        return shard, report.parts - before
 
     _, first = play_with("evaluation.problems=2")
     assert first == 2
@@ -291,8 +305,9 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
     assert {name: len(samples) for name, samples in samples_of([shrunk]).items()} == {"agent@1": 1}
     warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
     assert anew == 2
+    assert [text.endswith("set aside and played anew") for text in report.messages] == [True]
     assert len(read_samples(warm.path / SAMPLES)[0]) == 2
-    assert len(read_samples(tmp_path / "share-1-of-1.old-1" / SAMPLES)[0]) == 3
+    assert len(read_samples(tmp_path / "shard-1-of-1.old-1" / SAMPLES)[0]) == 3
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (64, 64), (1, 1)])

@@ -19,7 +19,7 @@ r"""What a step is measured by.
 | memory/malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
 | memory/update_rate | share of reading turns with an open update gate, where there is one |
 | tool/prunes, tool/context_tokens... | measures/tools.py, over episodes that are no variant's |
-| curriculum/chunks, objectives, credit/..., policy/..., optim/..., eval/... | see train/loop.py |
+| curriculum/chunks, objectives, credit/..., policy/..., optim/..., eval/... | see training/loop.py |
 
 A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
 """

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live bar on a terminal, one plain line a step elsewhere.
+"""The steps of a run: a live bar on a terminal, one plain line a step elsewhere.
 
     step 12/100  reward 0.641 ± 0.480  chunks 2  turns 3.0  sampled 41  1,820 tok/s  ETA 0:03:10
 
@@ -11,27 +11,30 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _WINDOW = 10  # steps over which the remaining time is estimated
 
 
-class Console:
-    """The terminal of one run."""
+class StepLines:
+    """Shows the steps of one run on a terminal or in a log."""
 
     def __init__(self, *, total_steps: int, stream: TextIO | None = None, live: bool | None = None) -> None:
         """`live`: a progress bar; None: if `stream` is a terminal."""
         self._total = total_steps
         self._stream = stream or sys.stderr
-        self._ends: deque[float] = deque([time.monotonic()], maxlen=_WINDOW + 1)
+        self._pace = Pace()
         live = self._stream.isatty() if live is None else live
-        self._bar: Any = _Bar(total_steps, self._stream) if live else None
+        self._bar: _Bar | None = _Bar(total_steps, self._stream) if live else None
 
     def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
         """Show a finished step."""
-        self._ends.append(time.monotonic())
+        self._pace.ended()
         line = summary_line(metrics, timings)
-        eta = clock((self._total - step) * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1))
+        eta = clock(self._pace.seconds_for(self._total - step))
         if self._bar is not None:
             self._bar.step(step, line)
         else:
@@ -55,20 +58,32 @@ class Console:
             self._bar.close()
 
 
+class Pace:
+    """How long a step takes, from the last few."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque([time.monotonic()], maxlen=_WINDOW + 1)
+
+    def ended(self) -> None:
+        """A step has ended now."""
+        self._ends.append(time.monotonic())
+
+    def seconds_for(self, steps: int) -> float:
+        """Seconds that so many further steps will take; at least one has ended."""
+        return steps * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+
 class _Bar:
     """Two rich progress bars: steps of the run, episodes of the step."""
 
     def __init__(self, total_steps: int, stream: TextIO) -> None:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}", markup=False),
-            console=RichConsole(file=stream),
+            console=Console(file=stream),
         )
         self._steps = self._progress.add_task("steps", total=total_steps, line="")
         self._stage = self._progress.add_task("", total=1, line="")

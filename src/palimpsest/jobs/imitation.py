@@ -1,0 +1,89 @@
+"""Supervised training on what was recorded, or on conversations, from a recipe to a run folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.open import open_engine, using
+from palimpsest.imitate.conversations import load_conversations
+from palimpsest.imitate.imitated import Imitated
+from palimpsest.imitate.supervised import (
+    Selection,
+    SupervisedTrainer,
+    audible,
+    check_fit,
+    fingerprint,
+    read_trajectories,
+)
+from palimpsest.jobs.blocking import blocking
+from palimpsest.progress.progress import Progress
+from palimpsest.runs.driver import Finished
+from palimpsest.runs.loggers import build_loggers
+from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.codec import Codec
+from palimpsest.types import Trajectory
+
+
+async def imitate_async(
+    config: RunConfig,
+    imitated: Imitated,
+    out: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress,
+    stop: GracefulStop | None = None,
+) -> Finished:
+    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+    chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
+    engine = await asyncio.to_thread(open_engine, config, objective="nll")
+    assert engine.learner is not None
+    window = engine.limits.max_context
+    trajectories = audible(chosen.trajectories if chosen else _conversations(config, imitated, window, progress))
+    check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
+    if chosen:
+        progress.message(f"{imitated.records}: {chosen}")
+    with open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder:
+        trainer = SupervisedTrainer(
+            config=config,
+            folder=folder,
+            learner=engine.learner,
+            trajectories=trajectories,
+            loggers=build_loggers(config, folder, progress),
+            fingerprint=fingerprint(trajectories),
+            stop=stop or GracefulStop(),
+        )
+        return await using(engine, trainer.run())
+
+
+imitate = blocking(imitate_async)
+
+
+def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
+    """The recorded episodes that were asked for, if any were."""
+    if imitated.records is None:
+        return None
+    return read_trajectories(
+        imitated.records,
+        min_grade=imitated.min_grade,
+        per_problem=imitated.per_problem,
+        warn=progress.message,
+    )
+
+
+def _conversations(config: RunConfig, imitated: Imitated, max_context: int, progress: Progress) -> Sequence[Trajectory]:
+    """The conversations that were asked for, in the model's tokens."""
+    assert imitated.data is not None
+    return load_conversations(
+        imitated.data,
+        Codec.load(model_path(config.model)),
+        max_tokens=max_context,
+        drop_too_long=imitated.drop_too_long,
+        memory_first=imitated.memory_first,
+        warn=progress.message,
+    )

@@ -1,0 +1,169 @@
+"""One episode, to look at: a question and a document, memory by memory, to the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.source import build_source
+from palimpsest.engines.open import open_engine, using
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.memories import memories
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.budgets import fitted
+from palimpsest.jobs.settings import Agent, Recipe
+from palimpsest.jobs.table import Table
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import closing, graded
+from palimpsest.rollout.episode import play as play_episode
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Outcome, Problem, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn in words."""
+
+    name: str
+    """What the call was for: read, answer, act."""
+    prompt: str
+    """Control tokens included."""
+    reply: str
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A trajectory in words."""
+
+    problem: Problem
+    trajectory: Trajectory
+    """As it was recorded, in tokens."""
+    turns: tuple[PlayedTurn, ...]
+    memories: tuple[str, ...]
+    """What the policy says its memory was, one after the other; else its replies before the answer."""
+    grade: Grade | None
+    """None for a problem without gold answers."""
+
+    @property
+    def answer(self) -> str | None:
+        """Text of the answer turn, None if the episode never got there."""
+        return self.trajectory.answer
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return self.trajectory.outcome
+
+    @property
+    def table(self) -> Table:
+        """A row a turn."""
+        turns = zip(self.turns, self.trajectory.turns, strict=True)
+        return Table.of(
+            [{"": word.name, "prompt tokens": len(turn.prompt_ids), "reply": word.reply} for word, turn in turns]
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"{number:>3} {text}" for number, text in enumerate(map(_one_line, self.memories))]
+        value = "" if self.grade is None else f", reward {self.grade.value}"
+        head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {self.outcome}{value}"
+        return "\n".join([head, *lines, f"  > {_one_line(self.answer or '')}"])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = "".join(f"<li>{html.escape(_one_line(text))}</li>" for text in self.memories)
+        head = html.escape(repr(self).partition("\n")[0])
+        return f"<p>{head}</p><ol start='0'>{rows}</ol><p>{html.escape(_one_line(self.answer or ''))}</p>"
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks and what would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+async def play_async(
+    problem: Problem | str | None = None,
+    context: str | None = None,
+    *,
+    answers: str | Sequence[str] = (),
+    model: str | Path = "embedded",
+    policy: str | MemoryPolicy | None = None,
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    chunks: int | None = None,
+    seed: int = 0,
+) -> Episode:
+    """Play one episode, greedily unless the recipe's `eval_sampling` says otherwise.
+
+    `play` is an ordinary call and works in a notebook; `play_async` is to be awaited.
+
+    - `problem`: a `Problem`; or a question, with its `context` and, to have it graded, `answers`; or nothing: the
+      first held-out problem of the recipe's data, of `chunks` paragraphs or as many questions where it is drawn
+    - `policy`: a shipped one, `my_module:MyPolicy`, or an object; the recipe's without it
+    - `model`, `recipe`, `overrides`, `seed`: as for `evaluate`
+
+    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
+    """
+    own = policy if policy is not None and not isinstance(policy, str) else None
+    agent = Agent(model, policy if isinstance(policy, str) else None, recipe, overrides, seed)
+    config = agent.config({})
+    asked = _problem(problem, context, answers, chunks, config)
+    engine = await asyncio.to_thread(open_engine, config, objective=None)
+    window = engine.sampler.max_context
+    if own is None:
+        own = build_policy(fitted(config.policy, problems=[asked], codec=engine.codec, max_context=window))
+    admit_all(own, [asked], engine.codec, window)
+    playing = play_episode(
+        asked,
+        policy=own,
+        sampler=engine.sampler,
+        codec=engine.codec,
+        sampling=config.eval_sampling,
+        key=(config.seed, "play"),
+        group_id="play",
+        rollout=0,
+    )
+    trajectory = await using(engine, playing)
+    grade = None
+    if asked.answers:
+        reward = build_reward(config.reward, engine.codec)
+        grade = await closing(reward, graded(reward.answer, asked, trajectory))
+    return _in_words(asked, trajectory, engine.codec, grade)
+
+
+play = blocking(play_async)
+
+
+def _problem(
+    problem: Problem | str | None,
+    context: str | None,
+    answers: str | Sequence[str],
+    chunks: int | None,
+    config: RunConfig,
+) -> Problem:
+    if problem is None:
+        if context is not None or answers:
+            raise ConfigError("play: context and answers belong to a question; give the question first")
+        return build_source(config.data, split="eval").problems(step=0, count=1, size=chunks)[0]
+    if chunks is not None:
+        raise ConfigError(f"chunks={chunks}: the size of a problem that is drawn; leave it out with one of your own")
+    if isinstance(problem, Problem):
+        if context is not None or answers:
+            raise ConfigError(f"play: problem {problem.id} has a context and answers of its own; leave out the others")
+        return problem
+    golds = (answers,) if isinstance(answers, str) else tuple(answers)
+    return Problem("question", problem, golds, context)
+
+
+def _in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grade | None) -> Episode:
+    turns = tuple(
+        PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
+        for turn in trajectory.turns
+    )
+    return Episode(problem, trajectory, turns, memories(trajectory, codec), grade)

@@ -1,0 +1,83 @@
+"""A run as an object: its folder, read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import RunError
+from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
+from palimpsest.jobs.playing import Episode, play, play_async
+from palimpsest.jobs.table import Table
+from palimpsest.runs.run_folder import METRICS, load_config, read_rows
+
+
+class Run:
+    """A run that was trained, here or elsewhere: `Run("runs/first")`. What it tells is read when it is asked.
+
+    Raises RunError if the folder holds no run.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config: RunConfig = load_config(self.folder)
+
+    @property
+    def metrics(self) -> Table:
+        """A row a step."""
+        return Table.of(read_rows(self.folder / METRICS))
+
+    @property
+    def steps(self) -> int:
+        """Steps done, of `config.train.steps`."""
+        newest = self._newest()
+        return 0 if newest is None else int(newest.name.removeprefix("step-"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was trained to its last step."""
+        return self.steps >= self.config.train.steps
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest: a Hugging Face folder. Raises RunError if there is none."""
+        newest = self._newest()
+        if newest is None:
+            raise RunError(f"{self.folder}: no checkpoint yet; train it with resume=True")
+        return newest
+
+    @property
+    def model(self) -> str:
+        """The newest checkpoint, as `model` of another call."""
+        return str(self.checkpoint)
+
+    def evaluate(self, **options: Any) -> Evaluation:
+        """`palimpsest.evaluate` of the trained agent, under the run's own configuration."""
+        return evaluate(self.model, **self._options(options))
+
+    async def evaluate_async(self, **options: Any) -> Evaluation:
+        """`evaluate`, to be awaited."""
+        return await evaluate_async(self.model, **self._options(options))
+
+    def play(self, problem: Any = None, **options: Any) -> Episode:
+        """`palimpsest.play` with the trained agent, under the run's own configuration."""
+        return play(problem, model=self.model, **self._options(options))
+
+    async def play_async(self, problem: Any = None, **options: Any) -> Episode:
+        """`play`, to be awaited."""
+        return await play_async(problem, model=self.model, **self._options(options))
+
+    def __repr__(self) -> str:
+        metrics = self.metrics
+        reward = [row["reward/mean"] for row in metrics if "reward/mean" in row]
+        learnt = f", reward {reward[0]:.3f} at first, {reward[-1]:.3f} at last" if reward else ""
+        state = "finished" if self.finished else "unfinished"
+        return f"Run({str(self.folder)!r}: {self.steps} of {self.config.train.steps} steps, {state}{learnt})"
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"recipe": self.config, "seed": self.config.seed, **options}
+
+    def _newest(self) -> Path | None:
+        saved = self.folder.glob("checkpoints/step-*")
+        return max(saved, key=lambda path: (len(path.name), path.name), default=None)

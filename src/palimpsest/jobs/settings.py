@@ -1,0 +1,128 @@
+"""What is asked for, resolved to one `RunConfig`: the same way from Python and from the command line.
+
+Light on purpose: a mistake in a recipe or an override is named before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.memory.registry import policy_class
+from palimpsest.runs.run_folder import CONFIG
+
+Recipe = str | Path | RunConfig
+"""A shipped recipe's name, a YAML file, or a configuration."""
+
+
+def run_config(recipe: Recipe, overrides: Overrides | None = None, *, seed: int | None = None) -> RunConfig:
+    """The configuration of a run; `seed` is the run's and the data's. Raises ConfigError."""
+    changes = overrides or ()
+    if seed is not None:
+        changes = _more(changes, {"seed": seed, "data.seed": seed})
+    if isinstance(recipe, RunConfig):
+        return parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes)
+    return load_recipe(recipe, changes)
+
+
+def _more(overrides: Overrides, changes: Mapping[str, Any]) -> Overrides:
+    """`overrides`, and after them `changes`."""
+    if isinstance(overrides, Mapping):
+        return {**overrides, **changes}
+    return [*overrides, *(f"{key}={value}" for key, value in changes.items())]
+
+
+def default_folder(config: RunConfig) -> Path:
+    """Where a run goes that is given no folder: its name says recipe and seed."""
+    return Path("runs") / f"{config.recipe}-seed{config.seed}"
+
+
+def check_quickstart(method: str) -> None:
+    """Raise ConfigError for a method that has no quickstart."""
+    names = quickstart_names()
+    if method not in names:
+        raise ConfigError(f"quickstart {method}: no such method{nearest(method, names)}; known: {', '.join(names)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Who plays: a policy on a model, with the budgets, rewards and sampling of a recipe."""
+
+    model: str | Path = "embedded"
+    """`embedded`, a Hugging Face folder, a hub id, or a run's folder, whose newest checkpoint is meant."""
+    policy: str | None = None
+    """None: the recipe's, `overwrite` without a recipe."""
+    recipe: Recipe | None = None
+    overrides: Overrides = ()
+    """Options of the policy (`chunk_size=48`) and dotted keys of the recipe."""
+    seed: int = 0
+
+    def config(self, data: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> RunConfig:
+        """The configuration it plays under, with `data` in place of keys of the data section and `more` overrides.
+
+        Options of the policy may still be open. Raises ConfigError.
+        """
+        base = RunConfig() if self.recipe is None else run_config(self.recipe)
+        policy = self.policy or base.policy.name
+        options = dict(base.policy.options) if base.policy.name == policy else {}
+        changes: dict[str, Any] = {}
+        for key, value, _ in split_overrides(self.overrides):
+            (changes if "." in key else options)[key] = value
+        reward = {} if self.recipe is not None or "reward.name" in changes else _own_reward(policy)
+        changed = base.model_copy(
+            update={
+                "policy": PolicyConfig(name=policy, options=options),
+                "model": base.model.model_copy(update={"path": model_folder(self.model)}),
+                "data": base.data.model_copy(update={**data, "seed": self.seed}),
+                "seed": self.seed,
+            }
+        )
+        overrides = {**reward, **changes, **(more or {})}
+        return parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
+
+
+def _own_reward(policy: str) -> dict[str, str]:
+    """The reward that a policy names for itself."""
+    reward = policy_class(policy).reward
+    return {} if reward is None else {"reward.name": reward}
+
+
+def evaluation_config(
+    agent: Agent,
+    *,
+    data: str | Path | None = None,
+    documents: int | None = None,
+    objectives: Iterable[int] | None = None,
+    corpus: str | Path | None = None,
+    limit: int | None = None,
+) -> RunConfig:
+    """The configuration of an evaluation of `agent` on `data`: a file, `synthetic` or `synthetic_search`.
+
+    Without `data` it is the recipe's held-out data; without a recipe, too, `synthetic`.
+    """
+    section: dict[str, Any] = {"limit": limit, "curriculum": None}
+    if data is None and agent.recipe is not None:
+        given = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
+        section |= {name: value for name, value in given.items() if value is not None}
+    else:
+        source = str(data or "synthetic")
+        section |= {"source": source, "eval_source": None, "documents": documents}
+        section["corpus"] = None if corpus is None else str(corpus)
+        if source == "synthetic":
+            section["search"] = None
+    asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
+    return agent.config(section, asked)
+
+
+def model_folder(path: str | Path) -> str:
+    """`path`, or the newest checkpoint if it is the folder of a run."""
+    folder = Path(path)
+    if not (folder / CONFIG).is_file():
+        return str(path)
+    saved = sorted(folder.glob("checkpoints/step-*"), key=lambda entry: (len(entry.name), entry.name))
+    return str(saved[-1]) if saved else str(path)

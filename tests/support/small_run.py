@@ -1,0 +1,18 @@
+"""A run of seconds on a tiny model, as overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def small_run(model: Path, **changes: Any) -> dict[str, Any]:
+    """Overrides of memagent-quickstart; `changes` name keys of `train`."""
+    return {
+        "model.path": str(model),
+        "data.curriculum": None,
+        "data.synthetic.chunks": 2,
+        "policy.options": {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8},
+        "train": {"steps": 2, "prompts_per_step": 1, "optimizer_steps": 1, "group_size": 2, "save_every": 1} | changes,
+        "logging.sinks": ["jsonl"],
+    }
