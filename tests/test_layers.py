@@ -44,7 +44,7 @@ SIDEWAYS = {
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
 HEAVY = {
-    "torch": ("runs", "engines.embedded", "engines.losses", "engines.scale", "base", "text", "bench"),
+    "torch": ("engines.embedded", "engines.losses", "engines.scale", "base", "text", "bench"),
     "transformers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
     "tokenizers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
     "ray": ("engines.scale",),

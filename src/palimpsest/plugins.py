@@ -180,7 +180,7 @@ def build(
     except PalimpsestError:
         raise
     except Exception as error:
-        raise ConfigError(f"{where}: {name} could not be made with its options: {_told(error)}") from error
+        raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error
     call = getattr(made, method, None) if method else None
     call = made if call is None else call
     if not callable(call):
@@ -245,6 +245,17 @@ def _signature(target: Any) -> Signature | None:
         return inspect.signature(target)
     except (TypeError, ValueError):
         return None
+
+
+def owner(call: Callable[..., Any]) -> Any:
+    """The object whose method `call` is; else `call` itself.
+
+    >>> owner("abc".upper), owner(len) is len
+    ('abc', True)
+    """
+    if isinstance(call, MethodType) or (inspect.isbuiltin(call) and not isinstance(call.__self__, ModuleType)):
+        return call.__self__
+    return call
 
 
 def own_name(thing: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.progress.steps import StepLines
@@ -146,6 +147,68 @@ def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path) 
         "sink remote failed 6 times in this run",
     ]
     assert [row["sink_failures"] for row in read_rows(tmp_path / "run" / "timings.jsonl")] == [0, 1, 2, 3, 4, 5]
+
+
+OWN = """
+from pathlib import Path
+
+class Csv:
+    def __init__(self, folder: Path, config): self.file, self.seed = folder / "own.csv", config.seed
+    def log(self, step, metrics, timings):
+        with self.file.open("a") as file: print(self.seed, step, metrics["reward/mean"], sep=",", file=file)
+    def close(self): self.file.with_suffix(".done").touch()
+
+def breaks(step, metrics, timings): raise OSError("disk full")
+def other(step): ...
+class Unset:
+    def __init__(self): raise RuntimeError("no token: set TOKEN")
+    def log(self, step, metrics, timings): ...
+"""
+
+
+@pytest.fixture
+def own_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_sinks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_sinks")
+def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    sinks = config("own_sinks:Csv", "own_sinks:breaks", "jsonl")
+    with open_run(tmp_path / "run", sinks, on_warning=warnings.append) as folder:
+        finished = asyncio.run(make_trainer(folder, loggers=build_loggers(sinks, folder)).run())
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    expected = [f"{sinks.seed},{row['step']},{row['reward/mean']}" for row in rows]
+    assert finished.step == len(rows)
+    assert (tmp_path / "run" / "own.csv").read_text().splitlines() == expected
+    assert (tmp_path / "run" / "own.done").exists()
+    assert warnings == [
+        "sink own_sinks:breaks failed (OSError: disk full); the run goes on without it",
+        f"sink own_sinks:breaks failed {len(rows)} times in this run",
+    ]
+
+
+@pytest.mark.usefixtures("own_sinks")
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ("own_sinks:Csvs", r"logging.sinks=own_sinks:Csvs: own_sinks has no 'Csvs'; did you mean Csv\?"),
+        ("own_sinks:other", r"takes \(step\), and is called with \(step, metrics, timings\)"),
+        (
+            "own_sinks:Unset",
+            r"logging.sinks=own_sinks:Unset: .* could not be made: RuntimeError: no token",
+        ),
+    ],
+)
+def test_a_sink_that_can_not_work_is_refused_at_the_start(tmp_path: Path, sink: str, message: str) -> None:
+    with open_run(tmp_path / "run", config(sink)) as folder, pytest.raises(ConfigError, match=message):
+        build_loggers(folder.config, folder)
+
+
+def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"logging.sinks='tensorbord': no such log sink; did you mean tensorboard\?"):
+        parse_config("logging: {sinks: [tensorbord]}")
 
 
 def test_without_a_terminal_each_step_is_one_plain_line() -> None:

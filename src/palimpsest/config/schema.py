@@ -18,6 +18,9 @@ from palimpsest.plugins import check_name, is_own
 RULES = ("mean", "mean_std", "leave_one_out")
 """The shipped credit rules."""
 
+SINKS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
+"""The shipped log sinks."""
+
 
 class AdapterConfig(Strict):
     """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs `palimpsest[lora]`."""
@@ -238,8 +241,14 @@ class EvaluationConfig(Strict):
 
 
 class LoggingConfig(Strict):
-    sinks: tuple[Literal["console", "jsonl", "tensorboard", "wandb", "trackio"], ...] = ("console", "jsonl")
+    sinks: tuple[str, ...] = ("console", "jsonl")
+    """console, jsonl, tensorboard, wandb, trackio, my_module:MySink."""
     project: str = "palimpsest"
+
+    @field_validator("sinks")
+    @classmethod
+    def _known(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_name(sink, SINKS, "logging.sinks", "log sink", "my_module:MySink") for sink in sinks)
 
 
 class RunConfig(Strict):

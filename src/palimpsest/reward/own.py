@@ -115,7 +115,7 @@ class Caller:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
-        owner = getattr(self._call, "__self__", self._call)
+        owner = plugins.owner(self._call)
         closing_call = getattr(owner, "close", None)
         if closing_call is not None:
             result = closing_call()

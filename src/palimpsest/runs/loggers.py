@@ -1,4 +1,4 @@
-"""Where a run's numbers go: the run folder, the terminal, TensorBoard, wandb, trackio.
+"""Where a run's numbers go: the run folder, the terminal, TensorBoard, wandb, trackio, a sink of the user's own.
 
 A sink takes one row a step. Guaranteed: a sink outside the run folder (remote service, terminal) that fails never
 ends a run, and its failures are counted and told once; a sink whose package is missing is refused at the start.
@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from palimpsest import plugins
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.progress.progress import Progress, Silent, StepDisplay
 from palimpsest.runs.run_folder import RunFolder
 
 Row = Mapping[str, float]
+ROW = ("step", "metrics", "timings")
+"""What a user's sink is called with."""
 
 
 class Logger:
@@ -80,13 +84,17 @@ class TensorboardLogger(Logger):
 
     def __init__(self, folder: Path) -> None:
         _require("tensorboard", "tensorboard")
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event  # the package's own writer: it needs no torch
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder / "tensorboard"))
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
-        for name, value in _merged(metrics, timings).items():
-            self._writer.add_scalar(name, value, step)
+        row = _merged(metrics, timings)
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
         self._writer.close()
@@ -134,6 +142,32 @@ class TrackioLogger(Logger):
 
     def close(self) -> None:
         self._run.finish()
+
+
+class OwnSink(Logger):
+    """A user's function `(step, metrics, timings)`, or an object with `log` and whatever else of `Logger`."""
+
+    def __init__(self, name: str, log: Callable[[int, Row, Row], Any]) -> None:
+        self.name = name
+        self._log = log
+        self._sink = plugins.owner(log)
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._log(step, metrics, timings)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._call("progress", stage, done, total)
+
+    def message(self, text: str) -> None:
+        self._call("message", text)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        defined = getattr(self._sink, method, None)
+        if defined is not None:
+            defined(*arguments)
 
 
 class Supervised(Logger):
@@ -203,7 +237,7 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
 
     Raises ConfigError for a package that is missing, with the command that installs it, and for a service that
     doesn't start.
-    Warnings of sinks go to events.jsonl only: the terminal may be the one that failed.
+    Warnings are shown and go to events.jsonl; of the console to events.jsonl only, as the terminal may have failed.
     """
     builders: dict[str, Callable[[], Logger]] = {
         "jsonl": lambda: JsonlLogger(folder),
@@ -213,11 +247,24 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
         "trackio": lambda: TrackioLogger(folder.path, config),
     }
 
-    def warn(message: str) -> None:
+    def own(name: str) -> Logger:
+        given = {"folder": folder.path, "config": config}
+        where = f"logging.sinks={name}"
+        return OwnSink(name, plugins.build(name, {}, where=where, arguments=ROW, method="log", given=given))
+
+    def quietly(message: str) -> None:
         folder.event("warning", message=message)
 
-    sinks = [_started(name, builders[name]) for name in dict.fromkeys(config.logging.sinks)]
-    return LoggerSet([sink if isinstance(sink, JsonlLogger) else Supervised(sink, warn) for sink in sinks])
+    names = dict.fromkeys(config.logging.sinks)
+    sinks = [own(name) if plugins.is_own(name) else _started(name, builders[name]) for name in names]
+    return LoggerSet(
+        [
+            sink
+            if isinstance(sink, JsonlLogger)
+            else Supervised(sink, quietly if isinstance(sink, ConsoleLogger) else folder.warn)
+            for sink in sinks
+        ]
+    )
 
 
 def _started(name: str, build: Callable[[], Logger]) -> Logger:
