@@ -189,7 +189,7 @@ def test_what_can_not_be_a_reward_is_refused_before_any_model_is_loaded(config: 
 
 
 def test_a_class_that_does_not_come_up_is_told_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"could not be made .*OSError: no such file: weights.bin \(own_rewards.py"):
+    with pytest.raises(ConfigError, match=r"could not be made: OSError: no such file: weights.bin \(own_rewards.py"):
         reward(name="own_rewards:Broken")
 
 
