@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "palimpsest"
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "files", "seeding", "plugins", "config", "progress", "engines.protocol"),
+    ("types", "errors", "files", "seeding", "plugins", "endpoints", "config", "progress", "engines.protocol"),
     ("text",),
     ("retrieval", "tools", "memory", "data"),
     ("measures", "reward", "rollout"),

@@ -215,3 +215,27 @@ def test_known_keys_reach_into_optional_sections() -> None:
     keys = set(known_keys())
     assert {"train.steps", "credit.overlong.buffer", "data.curriculum.window"} <= keys
     assert all(section_of(key) is None for key in ("train.steps", "policy.options.chunk_size", "nope"))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("policy: {name: prune, options: {tools: {search: {source: 'http://h:1', token: hush}}}}", "search.token"),
+        ("policy: {name: 'mine:P', options: {service: {api_key: hush}}}", "service.api_key"),
+        ("policy: {name: 'mine:P', options: {openai_api_key: hush}}", "openai_api_key"),
+        ("policy: {name: 'mine:P', options: {servers: ['http://me:hush@h:1/']}}", "policy.options.servers"),
+        ("policy: {name: prune, options: {tools: {search: {source: 'http://me:hush@h:1'}}}}", "search.source"),
+        ("reward: {judge: {url: 'http://me:hush@h:1/v1', model: m}}", "reward.judge.url"),
+    ],
+)
+def test_a_secret_in_a_configuration_is_refused_and_not_shown(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(text)
+    assert key in str(error.value)
+    assert "hush" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_name_of_a_variable_is_no_secret() -> None:
+    parse_config("policy: {name: prune, options: {tools: {search: {source: 'http://h:1', token_env: SEARCH_TOKEN}}}}")
+    parse_config("credit: {aggregate: token}")

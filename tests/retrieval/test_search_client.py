@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import resource
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -76,6 +79,9 @@ async def test_it_gives_up_after_so_many_attempts() -> None:
         ((200, '{"result": [[{"document": {}}]]}'), "not the answer"),
         ((200, '{"result": 3}'), "not the answer"),
         ((200, '{"result": []}'), "0 results for 1 queries"),
+        ((200, '{"result": ' + "[" * 200_000), "not the answer"),
+        ((200, '{"result":' * 100_000), "not the answer"),
+        ((200, '{"result": [[{"document": {}, "score": 1e999}]]}'), "not the answer"),
     ],
 )
 async def test_what_another_attempt_would_not_mend_is_an_error_at_once(reply: tuple[int, str], said: str) -> None:
@@ -97,8 +103,62 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
     listening = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     async with listening, RemoteSearch(url, pause=60) as client:
-        with pytest.raises(SearchError, match=f"{url}/retrieve: Error -3"):
+        with pytest.raises(SearchError, match=f"{url}/retrieve: the reply is no gzip"):
             await client.search(["q"], 1)
+
+
+@pytest.mark.parametrize("packed", ["gzip", "deflate", "identity"])
+async def test_a_reply_is_held_up_to_a_limit_however_it_is_packed(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 MB of gzip makes 1 GB; the process must not grow by more than a little."""
+    monkeypatch.setattr("palimpsest.retrieval.client._REPLY_BYTES", 2_000_000)
+    zeros = b"0" * 1_000_000
+    pack = zlib.compressobj(9, wbits=31 if packed == "gzip" else 15)
+    bomb = b"".join([pack.compress(zeros) for _ in range(1_000)]) + pack.flush()
+    sent = [0]
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = bomb if packed != "identity" else None
+        writer.write(f"HTTP/1.1 200 x\r\nContent-Encoding: {packed}\r\nConnection: close\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            for piece in [body] if body else [zeros] * 1_000:
+                writer.write(piece)
+                await writer.drain()
+                sent[0] += len(piece)
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with listening, RemoteSearch(url, attempts=1) as client:
+        with pytest.raises(SearchError, match="the reply exceeds 2000000 bytes"):
+            await client.search(["q"], 1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB; whole it would be 1,000,000
+    assert sent[0] < 100_000_000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (400, "you sent Bearer t0ken"),
+        (503, "t0ken " * 50),
+        (200, '{"result": "t0ken"}'),
+        (200, '{"result": [[{"document": {}, "score": "t0ken"}]]}'),
+    ],
+)
+async def test_a_token_that_a_server_echoes_is_in_no_message(reply: tuple[int, str]) -> None:
+    async with server(reply) as (url, _), RemoteSearch(url, token="t0ken", attempts=1) as client:
+        with pytest.raises(SearchError) as caught:
+            await client.search(["q"], 1)
+    assert "t0k" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://user:pw@127.0.0.1:1", "http://user@127.0.0.1:1", "http://user:pw@host:port"])
+def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"give http://host:port") as error:
+        RemoteSearch(url)
+    assert "pw" not in str(error.value)
+    assert "user@" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,28 @@ def test_a_resume_with_one_field_changed_does_what_the_table_says(tmp_path: Path
     assert identity(config) == identity(CONFIG)
 
 
+def searching(source: str, **options: Any) -> RunConfig:
+    return changed(policy={"name": "prune", "options": {"tools": {"search": {"source": source, **options}}}})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (searching("http://a:1"), searching("https://b:2"), "warned"),
+        (searching("http://a:1"), searching("http://a:1", token_env="OTHER"), "warned"),
+        (searching("http://a:1"), searching("http://a:1", timeout_s=3.0), "warned"),
+        (searching("http://a:1"), searching("http://a:1", topk=3), "refused"),
+        (searching("http://a:1"), searching("problem"), "refused"),
+        (searching("indexes/a"), searching("indexes/b"), "refused"),
+    ],
+)
+def test_a_search_server_may_move_between_runs_and_its_token_change(
+    before: RunConfig, after: RunConfig, verdict: str
+) -> None:
+    assert [change.verdict for change in changes(before, after)] == [verdict]
+    assert (identity(before) == identity(after)) == (verdict != "refused")
+
+
 def test_more_steps_under_a_schedule_that_ends_are_warned_of() -> None:
     before = changed(optim={"schedule": "cosine"})
     after = before.model_copy(update={"train": before.train.model_copy(update={"steps": 99})})

@@ -24,7 +24,7 @@ def case_of(request: dict[str, Any]) -> dict[str, Any]:
 
 def verdict(request: dict[str, Any], said: str) -> str:
     """What a judge replies who keeps to the form."""
-    return json.dumps({"case": case_of(request)["case"], "reason": "so", "verdict": said})
+    return json.dumps({"reason": "so", "case": case_of(request)["case"], "verdict": said})
 
 
 def honest(request: dict[str, Any], _: int = 0) -> str:

@@ -70,7 +70,18 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
             {"search": {"source": "http://localhost:notaport"}},
             "policy.options.tools.search.source='http://localhost:notaport': Invalid port: 'notaport'; give http://host",
         ),
-        ({"search": {"source": "http://h:1", "token": "ä"}}, "policy.options.tools.search.token: no client can send"),
+        (
+            {"search": {"source": "http://h:1", "token": "x"}},
+            "search.token is unknown to search; did you mean token_env",
+        ),
+        (
+            {"search": {"source": "http://h:1", "token_env": "NOT_SET"}},
+            "token_env=NOT_SET: the environment has no such",
+        ),
+        (
+            {"search": {"source": "http://u:pw@h:1"}},
+            "search.source: the address holds a user or a password; give http://",
+        ),
         ({"search": {"tpok": 3}}, r"policy.options.tools.search.tpok is unknown to search; did you mean topk"),
         ({"search": {"topk": "3"}}, r"policy.options.tools.search.topk='3': must be a whole number"),
         ({"search": {"titles": 1}}, r"policy.options.tools.search.titles=1: must be true or false"),

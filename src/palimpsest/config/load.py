@@ -4,7 +4,8 @@
     load_recipe("memagent-7b", {"train.steps": 10, "credit": {"overlong": None}})
 
 Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
-refused in one line that names key, value and what is allowed; `parse_config(dump_config(c)) == c`.
+refused in one line that names key, value and what is allowed; a secret is refused unshown (secrets.py);
+`parse_config(dump_config(c)) == c`.
 Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
 Not covered: the options of a memory policy, which are checked when it is built (config/options.py).
 """
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 
 from palimpsest.config.explain import explain, section_of
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.secrets import refuse_secrets
 from palimpsest.errors import ConfigError, nearest
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -122,6 +124,7 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = ()) 
     for key, value, shown in split_overrides(overrides):
         _put(values, key, value)
         given[key] = shown
+    refuse_secrets(values, name)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

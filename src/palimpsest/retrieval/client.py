@@ -5,8 +5,8 @@ many queries, and what a request costs on both sides is paid once.
 
 Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
 busy (429, 5xx) is asked again after a pause that doubles, `attempts` times in all, then SearchError; an answer of the
-wrong shape or encoding and any other status are SearchError at once; one line each.
-Not covered: use from several event loops; the size of answers.
+wrong shape, encoding or size and any other status are SearchError at once; one line each, the token in none of them.
+Not covered: use from several event loops.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from typing import Any
 
 import httpx
 
-from palimpsest.errors import ConfigError, SearchError
+from palimpsest.endpoints import BadReply, Reply, check_address, post, redacted
+from palimpsest.errors import SearchError
 from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, check_token
 
 _LONGEST_PAUSE = 10.0  # seconds
+_REPLY_BYTES = 64 << 20
+"""Of one reply, which holds the passages of up to `together` queries."""
 
 
 class _RefusedError(SearchError):
@@ -52,6 +55,7 @@ class RemoteSearch:
         check_token(token, "search server token")
         self.url = f"{url.rstrip('/')}/retrieve"
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
+        self._token = token
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=None,  # the whole attempt is timed below; httpx would time each read
@@ -75,27 +79,28 @@ class RemoteSearch:
                 await asyncio.sleep(min(self._pause * 2 ** (attempt - 1), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
             try:
                 async with asyncio.timeout(self._timeout):
-                    answer = await self._client.post(self.url, json=body)
+                    answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
             except TimeoutError:
                 said = f"no answer within {self._timeout:g} s"
             except httpx.TransportError as error:
                 said = str(error) or type(error).__name__
-            except httpx.RequestError as error:  # an answer that can't be decoded, a redirect without an end
+            except (BadReply, httpx.RequestError) as error:
                 raise SearchError(f"{self.url}: {error or type(error).__name__}") from None
             else:
-                if answer.status_code == 200:
+                if answer.status == 200:
                     return self._hits(answer, len(queries))
-                said = f"status {answer.status_code}: {answer.text!r:.200}"
-                if answer.status_code != 429 and answer.status_code < 500:
+                said = f"status {answer.status}: {answer.quoted(200, self._token)}"
+                if answer.status != 429 and answer.status < 500:
                     raise _RefusedError(f"{self.url}: {said}")
         raise SearchError(f"{self.url}: gave up after {self._attempts} attempts: {said}; is the server running?")
 
-    def _hits(self, answer: httpx.Response, count: int) -> list[list[Hit]]:
+    def _hits(self, answer: Reply, count: int) -> list[list[Hit]]:
         try:
             result: Any = answer.json()["result"]
             found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in result]
-        except (ValueError, TypeError, KeyError) as error:
-            raise SearchError(f"{self.url}: not the answer of a retrieval server ({error!r:.100})") from None
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            what = redacted(repr(error), self._token)
+            raise SearchError(f"{self.url}: not the answer of a retrieval server ({what:.100})") from None
         if len(found) != count:
             raise SearchError(f"{self.url}: {len(found)} results for {count} queries")
         return found
@@ -111,13 +116,3 @@ class RemoteSearch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def check_address(url: str, key: str) -> None:
-    """Refuse what is no address of a server; it is the value of `key`. Raises ConfigError."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{key}={url!r:.80}: {error}; give http://host:port") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"{key}={url!r:.80}: no address of a server; give http://host:port")

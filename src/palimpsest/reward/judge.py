@@ -5,10 +5,11 @@ its own verdict:
 
 - it goes to the judge as a JSON string of bounded length in which < > [ ] | are escapes, so that it can close no tag
   and hold no control token of a chat template;
-- a verdict is an object of the judge's reply that repeats the case number, a hash over the question, the golds and the
-  answer itself. An answer can't hold its own hash, so no quotation of it is ever a verdict;
-- the last object with the case number decides; without one there is no verdict, which is asked for once more and then
-  leaves the episode ungraded.
+- a verdict is, in the judge's reply, the case number and the verdict's field right behind it. The number is a hash over
+  the question, the golds and the answer itself, so an answer can't hold its own; and where a judge quotes the answer,
+  escaped or not, it stands in the reason, before the number, so that no text of it comes between the two;
+- the last of them decides; without one there is no verdict, which is asked for once more and then leaves the episode
+  ungraded.
 
 Guaranteed: no verdict is made up: what can't be read is JudgeError; one verdict is asked for once, however many
 episodes of a group need it, and never again where the cache has it.
@@ -20,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,13 +31,12 @@ from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward.judge_cache import VerdictCache
 from palimpsest.reward.judge_client import ChatClient, Message
-from palimpsest.text.strict_json import Unreadable, end_of_value, loaded
+from palimpsest.text.strict_json import Unreadable
 
-PROMPT_VERSION = 1
+PROMPT_VERSION = 2
 """Part of every key: verdicts of another prompt are asked for anew."""
 FILE = "judge.jsonl"
 _ASKS = 2  # times a verdict is asked for where the reply can't be read
-_BRACES = 64  # of a reply, from its end, at which an object is looked for
 
 _SYSTEM = """\
 You compare an answer with reference answers. You get one JSON object with the fields case, question, references and \
@@ -49,19 +49,19 @@ detail that does not contradict, are fine.
 partial: it gives a part of what the reference says, or the right answer among others that are wrong.
 incorrect: anything else: another answer, several to choose from, none, a refusal, or text about the judging.
 
-Reply with one JSON object and nothing after it, with the fields
-case: the text of the field case, copied
+Reply with one JSON object and nothing after it, with these fields in this order:
 reason: one short sentence
+case: the text of the field case, copied
 verdict: one of correct, partial, incorrect"""
 
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {
-        "case": {"type": "string"},
         "reason": {"type": "string"},
+        "case": {"type": "string"},
         "verdict": {"type": "string", "enum": ["correct", "partial", "incorrect"]},
     },
-    "required": ["case", "reason", "verdict"],
+    "required": ["reason", "case", "verdict"],
     "additionalProperties": False,
 }
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>[]|"}
@@ -182,31 +182,17 @@ def quoted(text: str) -> str:
 
 
 def read_verdict(reply: str, number: str) -> Verdict:
-    """The verdict of the last object of `reply` whose case is `number`. Raises Unreadable.
+    """The last verdict of `reply` that stands right behind the case number. Raises Unreadable.
 
     >>> read_verdict('{"verdict": "correct"}? No: {"case": "17", "verdict": "incorrect"}', "17")
     <Verdict.INCORRECT: 'incorrect'>
     """
-    for found in _objects(reply.strip()):
-        if found.get("case") == number:
-            if found.get("verdict") in list(Verdict):
-                return Verdict(found["verdict"])
-            raise Unreadable("its verdict is none of correct, partial, incorrect")
-    raise Unreadable("it holds no JSON object with the case number")
-
-
-def _objects(reply: str) -> Iterator[dict[str, Any]]:
-    """All of the reply where it is one object, whatever stands in it; then the objects at its braces, from the end."""
-    with suppress(Unreadable):
-        if reply.startswith("{") and end_of_value(reply, 0, len(reply)) == len(reply):
-            yield loaded(reply)
-    brace = len(reply)
-    for _ in range(_BRACES):
-        brace = reply.rfind("{", 0, brace)
-        if brace < 0:
-            return
-        with suppress(Unreadable):
-            yield loaded(reply[brace : end_of_value(reply, brace, len(reply))])
+    verdicts = re.findall(rf'"case"\s*:\s*"{re.escape(number)}"\s*,\s*"verdict"\s*:\s*"(\w+)"', reply)
+    if not verdicts:
+        raise Unreadable("it holds no case number with a verdict right behind it")
+    if verdicts[-1] not in list(Verdict):
+        raise Unreadable("its verdict is none of correct, partial, incorrect")
+    return Verdict(verdicts[-1])
 
 
 def _cut(text: str, limit: int) -> str:

@@ -7,14 +7,14 @@ Guaranteed: the event loop is never blocked; at most `concurrency` requests are 
 (429, 5xx) or answers with something else than a completion is asked again, `attempts` times in all, after a pause that
 doubles, or the one the endpoint asks for up to `LONGEST_PAUSE`; then JudgeError, one line. An endpoint that is down or
 hangs holds up all requests together for about `attempts` times `timeout_s`: after that only one in `timeout_s` is sent
-to see whether it is back, and the others fail at once. The key is in no message.
-Not covered: use from several event loops; the size of an endpoint's answers; redirects.
+to see whether it is back, and the others fail at once. The key is in no message, whatever an endpoint echoes; at
+most `_REPLY_BYTES` of a reply are held.
+Not covered: use from several event loops; redirects.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,11 @@ from typing import Any
 import httpx
 
 from palimpsest.config.reward import JudgeConfig
-from palimpsest.errors import ConfigError, JudgeError
+from palimpsest.endpoints import BadReply, Reply, check_address, post, redacted, token_from
+from palimpsest.errors import JudgeError
 
 LONGEST_PAUSE = 20.0  # seconds
+_REPLY_BYTES = 8 << 20
 _REFUSALS = (400, 422)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -82,7 +84,9 @@ class ChatClient:
 
         Raises ConfigError if the address is none, or the environment variable of the key is not set.
         """
+        host = check_address(config.url, "reward.judge.url", example="one like http://127.0.0.1:9527/v1").host
         self.url = f"{config.url.rstrip('/')}/chat/completions"
+        self._key = token_from(config.api_key_env, "reward.judge.api_key_env")
         self._config, self._pause = config, pause
         self._formats = (
             {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}},
@@ -93,10 +97,10 @@ class ChatClient:
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = _Breaker(self.url, config.attempts * config.concurrency, config.timeout_s)
         self._client = httpx.AsyncClient(
-            headers=_authorisation(config),
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=None,  # the whole attempt is timed below; httpx would time each read
             limits=httpx.Limits(max_connections=config.concurrency),
-            trust_env=_host(config.url) not in _LOOPBACK,  # no proxy for a service on this machine
+            trust_env=host not in _LOOPBACK,  # no proxy for a service on this machine
         )
 
     async def complete(self, messages: Sequence[Message]) -> str:
@@ -142,56 +146,39 @@ class ChatClient:
         limit = self._config.timeout_s
         try:
             async with asyncio.timeout(limit):
-                answer = await self._client.post(self.url, json=body)
+                answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
         except TimeoutError:
             raise _Down(f"no answer within {limit:g} s") from None
         except httpx.RequestError as error:
             raise _Down(str(error) or type(error).__name__) from None
-        if answer.status_code == 200:
-            return _text(answer)
-        said = f"status {answer.status_code}: {answer.text!r:.200}"
-        if answer.status_code >= 500:
+        except BadReply as bad:
+            raise _Again(str(bad)) from None
+        if answer.status == 200:
+            return self._text(answer)
+        said = f"status {answer.status}: {answer.quoted(200, self._key)}"
+        if answer.status >= 500:
             raise _Down(said, _retry_after(answer))
-        if answer.status_code in (408, 429):
+        if answer.status in (408, 429):
             raise _Again(said, _retry_after(answer))
-        if answer.status_code in _REFUSALS:
+        if answer.status in _REFUSALS:
             raise _Refused(f"{self.url}: {said}")
-        hint = "; does reward.judge.url lack /v1?" if answer.status_code == 404 else ""
+        hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
         raise JudgeError(f"{self.url}: {said}{hint}")
 
-
-def _host(url: str) -> str:
-    try:
-        return httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"reward.judge.url={url}: {error}; give one like http://127.0.0.1:9527/v1") from None
-
-
-def _authorisation(config: JudgeConfig) -> dict[str, str]:
-    name = config.api_key_env
-    if name is None:
-        return {}
-    key = os.environ.get(name, "").strip()
-    if not key:
-        raise ConfigError(
-            f"reward.judge.api_key_env={name}: the environment has no such variable; set it, or drop the option"
-        )
-    return {"Authorization": f"Bearer {key}"}
+    def _text(self, answer: Reply) -> str:
+        try:
+            choice: Any = answer.json()["choices"][0]
+            text, ended = choice["message"]["content"], choice.get("finish_reason")
+        except (ValueError, TypeError, LookupError, AttributeError):
+            raise _Again(f"not a chat completion: {answer.quoted(100, self._key)}") from None
+        if not isinstance(text, str) or not text.strip():
+            why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
+            ended = redacted(str(ended), self._key)
+            raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
+        return text
 
 
-def _text(answer: httpx.Response) -> str:
-    try:
-        choice: Any = answer.json()["choices"][0]
-        text, ended = choice["message"]["content"], choice.get("finish_reason")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        raise _Again(f"not a chat completion: {answer.text!r:.100}") from None
-    if not isinstance(text, str) or not text.strip():
-        why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
-        raise JudgeError(f"the reply is empty (finish_reason {ended}){why}")
-    return text
-
-
-def _retry_after(answer: httpx.Response) -> float | None:
+def _retry_after(answer: Reply) -> float | None:
     """Seconds the endpoint asks to wait; the form with a date is passed over."""
     try:
         return max(0.0, float(answer.headers["retry-after"]))

@@ -4,7 +4,8 @@ allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints
           no past step would have come out otherwise
 warned    engine, optim, eval_sampling, data.eval_source, model.device, model.gradient_checkpointing,
           train.episode_timeout_s, sampler_retries, eval_problems,
-          reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache:
+          reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
+          policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run goes on, and events.jsonl says where it changed
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           it would be another experiment under the same name
@@ -27,6 +28,10 @@ from palimpsest.config.schema import RunConfig
 
 Verdict = Literal["allowed", "warned", "refused"]
 
+_SEARCH = "policy.options.tools.search"
+_A_SERVER = "(a server)"
+"""Stands for its address where the search tool asks one: which machine it is makes no other experiment."""
+
 _RULES: Mapping[str, Verdict] = {
     "recipe": "allowed",
     "logging": "allowed",
@@ -46,6 +51,7 @@ _RULES: Mapping[str, Verdict] = {
     "data.eval_source": "warned",
     "optim": "warned",
     **{f"reward.judge.{key}": "warned" for key in sorted(JUDGE_OPERATION)},
+    **{f"{_SEARCH}.{key}": "warned" for key in ("attempts", "timeout_s", "token_env")},
 }
 
 
@@ -73,7 +79,7 @@ def changes(old: RunConfig, new: RunConfig) -> list[Change]:
     keys = list(dict.fromkeys([*before, *after]))
     steps_matter = old.optim.schedule != "constant"
     return [
-        Change(key, before.get(key), after.get(key), _verdict(key, steps_matter=steps_matter))
+        Change(key, before.get(key), after.get(key), _verdict(key, (before.get(key), after.get(key)), steps_matter))
         for key in keys
         if before.get(key) != after.get(key)
     ]
@@ -81,16 +87,25 @@ def changes(old: RunConfig, new: RunConfig) -> list[Change]:
 
 def identity(config: RunConfig) -> str:
     """SHA-256 over the fields that must not change in a run: equal for all configurations it may resume with."""
-    fixed = {key: value for key, value in _flat(config).items() if _verdict(key) == "refused"}
+    fixed = {key: _meant(key, value) for key, value in _flat(config).items() if _verdict(key) == "refused"}
     return hashlib.sha256(orjson.dumps(fixed, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _verdict(key: str, *, steps_matter: bool = False) -> Verdict:
+def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool = False) -> Verdict:
+    """`values`: what stands there before and after."""
     if key == "train.steps" and steps_matter:
+        return "warned"
+    if values and _meant(key, values[0]) == _meant(key, values[1]):
         return "warned"
     parts = key.split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((_RULES[prefix] for prefix in prefixes if prefix in _RULES), "refused")
+
+
+def _meant(key: str, value: Any) -> Any:
+    """`value`, with one word for all addresses of search servers."""
+    is_address = isinstance(value, str) and value.startswith(("http://", "https://"))
+    return _A_SERVER if key == f"{_SEARCH}.source" and is_address else value
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:

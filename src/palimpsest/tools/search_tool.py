@@ -17,7 +17,7 @@ from typing import Any
 from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.retrieval.bm25 import Bm25Index, indexed, ranked
-from palimpsest.retrieval.search import Hit, LocalSearch, Search, check_token
+from palimpsest.retrieval.search import Hit, LocalSearch, Search
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec
 from palimpsest.types import Problem
 
@@ -54,14 +54,14 @@ class SearchTool(Tool):
         topk: int = 5,
         max_topk: int = 20,
         titles: bool = True,
-        token: str | None = None,
+        token_env: str | None = None,
         attempts: int = 3,
         timeout_s: float = 8.0,
     ) -> None:
         """`source`: `problem` (its metadata's `passages`), the folder of an index, or http://host:port.
 
-        `topk` where a call names none, `max_topk` at the most; `titles` puts "title: " before a passage; `token`,
-        `attempts` and `timeout_s` (of one attempt, in seconds) are for a server.
+        `topk` where a call names none, `max_topk` at the most; `titles` puts "title: " before a passage; for a server:
+        `token_env`, the environment variable that holds its token, `attempts`, `timeout_s` of one attempt in seconds.
         """
         if not 1 <= topk <= max_topk:
             raise ConfigError(f"policy.options.tools.search.topk={topk}: must be from 1 to max_topk={max_topk}")
@@ -70,7 +70,7 @@ class SearchTool(Tool):
         self._clients: dict[asyncio.AbstractEventLoop, Search] = {}
         self._index: Search | None = None
         if source.startswith(("http://", "https://")):
-            self._connect = _connector(source, token, attempts, timeout_s)
+            self._connect = _connector(source, token_env, attempts, timeout_s)
         elif source != "problem":
             self._index = LocalSearch(Bm25Index.open(Path(source)))
         self.spec = ToolSpec(
@@ -147,12 +147,13 @@ class SearchTool(Tool):
         return self._clients[loop]
 
 
-def _connector(source: str, token: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
+def _connector(source: str, token_env: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
     """What makes a client of a server, whose address and token are checked here. Raises ConfigError."""
     try:
-        from palimpsest.retrieval.client import RemoteSearch, check_address
+        from palimpsest.endpoints import check_address, token_from
+        from palimpsest.retrieval.client import RemoteSearch
     except ImportError as error:  # an extra
         raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
     check_address(source, "policy.options.tools.search.source")
-    check_token(token, "policy.options.tools.search.token")
+    token = token_from(token_env, "policy.options.tools.search.token_env")
     return partial(RemoteSearch, source, token=token, attempts=attempts, timeout=timeout_s)
