@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "src" / "palimpsest"
+from support.source import IMPORTS, MODULES, PACKAGE, Import
 
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "files", "seeding", "plugins", "endpoints", "config", "progress", "engines.protocol"),
@@ -53,50 +52,6 @@ HEAVY = {
     "matplotlib": ("report",),
     "pyarrow": ("data",),
 }
-
-
-@dataclass(frozen=True)
-class Import:
-    importer: str
-    imported: str
-    line: int
-    deferred: bool
-    """Inside a function: counts for the layers, not for cycles at import time."""
-
-
-def modules() -> dict[str, ast.Module]:
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
-    return found
-
-
-MODULES = modules()
-
-
-def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
-    """Every import but those under `if TYPE_CHECKING`, which never run."""
-
-    def walk(node: ast.AST, deferred: bool) -> Iterator[Import]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        if isinstance(node, ast.Import):
-            yield from (Import(name, alias.name, node.lineno, deferred) for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}:{node.lineno}: relative import; name the module in full"
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield Import(name, whole if whole in MODULES else str(node.module), node.lineno, deferred)
-        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside)
-
-    return walk(tree, False)
-
-
-IMPORTS = [found for name, tree in MODULES.items() for found in imports_of(name, tree)]
 
 
 def unit_of(module: str) -> str | None:
@@ -148,9 +103,10 @@ def test_imports_point_only_downwards() -> None:
 
 
 def test_no_import_cycles() -> None:
+    """Imports inside functions count: a cycle that is cut by one is a cycle still."""
     graph: dict[str, set[str]] = {name: set() for name in MODULES}
     for found in IMPORTS:
-        if found.imported in MODULES and not found.deferred:
+        if found.imported in MODULES:
             graph[found.importer].add(found.imported)
     done: set[str] = set()
 
@@ -174,6 +130,11 @@ def test_heavy_packages_stay_where_they_belong(package: str) -> None:
         if i.imported.split(".")[0] == package and not (unit_of(i.importer) or "").startswith(places)
     ]
     assert not strays, "\n".join(strays)
+
+
+def test_the_training_loop_knows_no_torch() -> None:
+    """Losses are the engines'. What computes them is behind a protocol."""
+    assert not [place for place in HEAVY["torch"] if "train".startswith(place)]
 
 
 def test_package_initialisers_import_nothing_heavy() -> None:

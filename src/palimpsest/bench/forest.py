@@ -34,10 +34,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from palimpsest.bench import grpo_step
 from palimpsest.bench.padded import padded_gradient, plain_gradient
 from palimpsest.bench.process import measured, module, peak_mb, serve
 from palimpsest.bench.shapes import Shapes
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.engines.protocol import UpdateStats
+from palimpsest.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +84,6 @@ TINY = Sizes(
 
 def run(*, sizes: Sizes | None = None, model: str = "embedded", trl_python: str | None = None) -> dict[str, Any]:
     """The table above, in under five minutes on one thread."""
-    import torch
-
-    from palimpsest.bench import grpo_step
-    from palimpsest.engines.embedded.thread import set_threads
-
     sizes = sizes or Sizes()
     set_threads(1)
     torch.manual_seed(0)
@@ -96,20 +102,12 @@ def run(*, sizes: Sizes | None = None, model: str = "embedded", trl_python: str 
 
 def build_model(name: str, window: int) -> Any:
     """A model of the shape of `name` with random weights and a longer window."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from palimpsest.config.models import model_path
-    from palimpsest.config.schema import ModelConfig
-
     config = AutoConfig.from_pretrained(model_path(ModelConfig(path=name)))
     config.max_position_embeddings = window
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
 
 
 def build_learner(net: Any, micro_batch_tokens: int) -> Any:
-    from palimpsest.config.schema import LossConfig, OptimConfig
-    from palimpsest.engines.embedded.learner import ForestLearner
-
     return ForestLearner(net, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=micro_batch_tokens)
 
 
@@ -129,9 +127,6 @@ def best_of(rounds: int, ways: Mapping[str, Callable[[], object]]) -> dict[str, 
 
 def gradient_error(depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6)) -> float:
     """Random forests of up to six levels in float64, against a plain forward and backward of each segment."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=101,
@@ -161,8 +156,6 @@ def gradient_error(depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6)) -> float:
 
 def _exact(net: Any) -> Any:
     """The model with norms that stay in float64: transformers' own round to float32 whatever the model's type."""
-    from torch import nn
-
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "LlamaRMSNorm":
@@ -234,9 +227,6 @@ def _layouts(net: Any, shapes: Shapes, sizes: Sizes) -> dict[str, Any]:
 
 def _computed(net: Any, batch: Any, sampled: int = 4) -> float:
     """Prompt tokens the sampler computes for the turns of a batch, of which all but the sampled tokens are prompt."""
-    from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-    from palimpsest.types import SamplingParams
-
     sampler = EmbeddedSampler(net)
 
     async def go() -> None:
@@ -295,8 +285,6 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 def _peak(way: str, model: str, sizes: Mapping[str, Any]) -> float:
     """Megabytes above the loaded model after a pass over MemAct's shape."""
-    from palimpsest.engines.embedded.thread import set_threads
-
     of = Sizes(**sizes)
     set_threads(1)
     net = build_model(model, of.window)

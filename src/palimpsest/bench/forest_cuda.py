@@ -18,6 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import is_flash_attn_2_available
+
 from palimpsest.bench.forest import build_learner
 from palimpsest.bench.padded import plain_gradient
 from palimpsest.bench.shapes import Shapes
@@ -49,15 +53,11 @@ TINY_GPU = GpuSizes(
 
 def available() -> bool:
     """Whether there is a CUDA device."""
-    import torch
-
     return torch.cuda.is_available()
 
 
 def run(*, device: str = "cuda", sizes: GpuSizes | None = None) -> dict[str, Any]:
     """For each size of forest: seconds of each way, reuse, speed-ups, share of the matrix rate, peak memory in MB."""
-    import torch
-
     sizes = sizes or (GpuSizes() if device == "cuda" else TINY_GPU)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     torch.manual_seed(0)
@@ -69,8 +69,6 @@ def run(*, device: str = "cuda", sizes: GpuSizes | None = None) -> dict[str, Any
 
 
 def _model(sizes: GpuSizes, device: str, dtype: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     config = Qwen3Config(
         vocab_size=sizes.vocab,
         hidden_size=sizes.width,
@@ -115,8 +113,6 @@ def _one(net: Any, sizes: GpuSizes, physical: int, device: str, rate: float) -> 
 
 def _timed(net: Any, way: Callable[[], object], rounds: int, device: str) -> tuple[float, float | None]:
     """Best seconds after a warm-up, which compiles, and peak memory."""
-    import torch
-
     best, cuda = float("inf"), device == "cuda"
     for number in range(rounds + 1):
         net.zero_grad(set_to_none=True)
@@ -134,9 +130,6 @@ def _timed(net: Any, way: Callable[[], object], rounds: int, device: str) -> tup
 
 def _varlen(net: Any, batch: StepBatch, rounds: int, device: str) -> float | None:
     """Seconds with all segments end to end in one row; None where transformers has no flash attention."""
-    import torch
-    from transformers.utils import is_flash_attn_2_available
-
     if device != "cuda" or not is_flash_attn_2_available():
         return None
     rows = [item.segment for item in batch.segments]
@@ -171,8 +164,6 @@ def _flop(sizes: GpuSizes, physical: float, count: int) -> float:
 
 def _matrix_rate(size: int, device: str, dtype: Any) -> float:
     """Operations per second of a large product, the best of several."""
-    import torch
-
     one = torch.randn(size, size, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(8):

@@ -22,6 +22,15 @@ from typing import Any
 
 from palimpsest.bench.process import Worker, module, serve
 from palimpsest.bench.shapes import segment
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.embedded.thread import set_threads
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.text.codec import Codec
+from palimpsest.types import SamplingParams
 
 TRL_PYTHON = "PALIMPSEST_TRL_PYTHON"  # interpreter of an environment that holds trl
 GROUP = 8
@@ -34,8 +43,6 @@ def ratio(model: str, prompts: int, tokens: int, python: str | None = None) -> f
     python = python or os.environ.get(TRL_PYTHON) or (sys.executable if importlib.util.find_spec("trl") else None)
     if not python:
         return None
-    from palimpsest.config.models import model_path
-    from palimpsest.config.schema import ModelConfig
 
     task = {"texts": [TEXT.format(i) * 2 for i in range(prompts)], "tokens": tokens, "group": GROUP, "steps": STEPS}
     with Worker(module("grpo_step"), {"model": model, **task}, what="bench forest, our step,") as ours:
@@ -57,14 +64,6 @@ def trl(python: str, task: Mapping[str, Any], timeout_s: float = 150.0) -> float
 
 def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     """Rounds of our steps, the model loaded."""
-    from palimpsest.config.models import model_path
-    from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
-    from palimpsest.engines.embedded.learner import ForestLearner
-    from palimpsest.engines.embedded.model import load_model
-    from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-    from palimpsest.engines.embedded.thread import set_threads
-    from palimpsest.text.codec import Codec
-
     config = ModelConfig(path=task["model"])
     set_threads(1)
     net = load_model(config)
@@ -89,9 +88,6 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
 
 async def _rollouts(sampler: Any, prompts: list[list[int]], tokens: int, step: int) -> Any:
     """Sampled completions as a batch; the reward is the parity of the last token, and never the same for a group."""
-    from palimpsest.engines.protocol import StepBatch
-    from palimpsest.types import SamplingParams
-
     wanted = [
         sampler.generate(prompt, SamplingParams(max_tokens=tokens, seed=step * 10_000 + i))
         for i, prompt in enumerate(prompts)

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from palimpsest.config.schema import LossConfig
+from palimpsest.engines.losses import policy_loss
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 
 
@@ -26,10 +29,6 @@ def padded_gradient(
 
 
 def _padded(model: Any, part: Sequence[TrainSegment], width: int, config: LossConfig) -> float:
-    import torch
-
-    from palimpsest.engines.losses import policy_loss
-
     def column(values: Any, fill: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([[*v, *[fill] * (width - len(v))] for v in map(values, part)], dtype=dtype)
 
@@ -57,10 +56,6 @@ def _padded(model: Any, part: Sequence[TrainSegment], width: int, config: LossCo
 
 def plain_gradient(model: Any, batch: StepBatch, loss: LossConfig | None = None) -> float:
     """Loss, its gradient accumulated, one segment at a time."""
-    import torch
-
-    from palimpsest.engines.losses import policy_loss
-
     total, device = 0.0, model.get_input_embeddings().weight.device
     for item in batch.segments:
         ids = torch.tensor([item.segment.token_ids], device=device)

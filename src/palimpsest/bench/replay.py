@@ -17,7 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
 from palimpsest.bench.process import Worker, module, serve
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.embedded.thread import set_threads
+from palimpsest.types import SamplingParams
 
 Plan = Sequence[Sequence[tuple[Sequence[int], int]]]
 VLLM = "vllm"
@@ -25,8 +34,6 @@ VLLM = "vllm"
 
 def contestant(name: str, config: Any, plan: Plan, vllm_python: str | None = None) -> Worker:
     """A process whose rounds play the plan on engine `name`, one of WAYS or VLLM, and tell the seconds."""
-    from palimpsest.config.models import model_path
-
     if name == VLLM:
         command = [str(vllm_python), str(Path(__file__).with_name("vllm_worker.py"))]
         task = {"model": model_path(config.model), "plan": plan}
@@ -37,10 +44,6 @@ def contestant(name: str, config: Any, plan: Plan, vllm_python: str | None = Non
 
 def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     """The model loaded, and a few turns played."""
-    from palimpsest.config.schema import RunConfig
-    from palimpsest.engines.embedded.model import load_model
-    from palimpsest.engines.embedded.thread import set_threads
-
     config = RunConfig.model_validate(task["config"])
     set_threads(config.engine.threads)
     model, way, plan = load_model(config.model).requires_grad_(False), WAYS[task["way"]], task["plan"]
@@ -50,9 +53,6 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
 
 def ours(model: Any, config: Any, plan: Plan) -> float:
     """Seconds of the embedded sampler."""
-    from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-    from palimpsest.types import SamplingParams
-
     engine = config.engine
     sampler = EmbeddedSampler(
         model,
@@ -75,7 +75,6 @@ def ours(model: Any, config: Any, plan: Plan) -> float:
 
 def transformers_generate(model: Any, config: Any, plan: Plan) -> float:
     """Seconds of `generate`, turn by turn: all episodes that still have a turn t form one left-padded batch."""
-    import torch
 
     def turn(batch: list[tuple[Sequence[int], int]]) -> None:
         width = max(len(p) for p, _ in batch)
@@ -102,8 +101,6 @@ def transformers_generate(model: Any, config: Any, plan: Plan) -> float:
 
 def transformers_continuous(model: Any, config: Any, plan: Plan) -> float:
     """Seconds of continuous batching: the next turn of an episode is added as soon as the one before is done."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
     longest = max(len(p) + n for episode in plan for p, n in episode)
     batching = ContinuousBatchingConfig(
         page_size=32,

@@ -14,6 +14,8 @@ from typing import Any
 from palimpsest.bench.padded import padded_gradient
 from palimpsest.bench.process import measured, module, peak_mb, serve
 from palimpsest.bench.shapes import Shapes
+from palimpsest.config.load import load_recipe
+from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.protocol import StepBatch
 
 WAYS = ("ours", "padded")
@@ -42,9 +44,6 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 
 def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any]:
-    from palimpsest.config.load import load_recipe
-    from palimpsest.engines.embedded.engine import EmbeddedEngine
-
     config = load_recipe("memagent-quickstart", [f"model.path={model}"])
     engine = EmbeddedEngine(config, objective="policy")
     batch = _batch(engine.codec.vocab_size, segments, config.policy.options)

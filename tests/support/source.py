@@ -1,0 +1,54 @@
+"""The package as text: every module's syntax tree and every import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "src" / "palimpsest"
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    imported: str
+    line: int
+    deferred: bool
+    """Inside a function."""
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
+    """Every import but those under `if TYPE_CHECKING`, which never run."""
+
+    def walk(node: ast.AST, deferred: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            yield from (Import(name, alias.name, node.lineno, deferred) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: relative import; name the module in full"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield Import(name, whole if whole in MODULES else str(node.module), node.lineno, deferred)
+        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    return walk(tree, False)
+
+
+IMPORTS = [found for name, tree in MODULES.items() for found in imports_of(name, tree)]

@@ -1,0 +1,130 @@
+"""The size of the code, held as its layers are: length of functions and files, nesting, parameters, late imports.
+
+A limit stands at what holds today. What goes over is named with its reason; a name that is no longer over goes.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.source import IMPORTS, MODULES, PACKAGE
+
+FUNCTION_LINES, FILE_LINES, NESTING, PARAMETERS = 40, 350, 4, 8
+LATE_IMPORTS = 0.04
+"""Share of imports that may stand inside functions: they hide what a module needs."""
+
+LONG = {
+    "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
+    "cli.train.sft": "a command",
+    "engines.losses.policy_loss": "half of it is the formula and what each term is for",
+    "base.make.stages": "a table of the stages",
+    "bench.trl_worker.measured": "runs in an interpreter of its own, where it can share nothing",
+    "data.synthetic.make_problem": "one draw after the other, in an order that seeds depend on",
+    "data.inspect.summarise": "a table of measures",
+}
+WIDE = {
+    "cli.evaluate.evaluate": "a command",
+    "cli.retrieval.serve": "a command",
+    "cli.train.sft": "a command",
+    "evaluate.run.evaluate": "keywords alone",
+    "rollout.episode.play": "keywords but the problem: what one episode depends on, and nothing else",
+    "data.synthetic.make_problem": "keywords but three",
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+def functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
+    """Every function with its dotted name, methods and functions inside functions too."""
+    for node in ast.iter_child_nodes(tree):
+        name = f"{prefix}.{node.name}" if isinstance(node, Function | ast.ClassDef) else prefix
+        if isinstance(node, Function):
+            yield name.removeprefix("palimpsest."), node
+        yield from functions(node, name)
+
+
+FUNCTIONS = [pair for module, tree in MODULES.items() for pair in functions(tree, module)]
+
+
+def nesting(node: ast.AST) -> int:
+    """How deep blocks stand in blocks; `elif` goes on at the level of its `if`.
+
+    >>> nesting(ast.parse("if a:\\n  for b in c: pass\\nelif d: pass"))
+    2
+    """
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            continue
+        same = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, nesting(child) + (isinstance(child, BLOCKS) and not same))
+    return deepest
+
+
+def parameters(function: Function) -> int:
+    """How many a caller sees."""
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def test_functions_are_short() -> None:
+    over = {name for name, node in FUNCTIONS if (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES}
+    assert over == set(LONG)
+
+
+def test_functions_have_few_parameters() -> None:
+    assert {name for name, node in FUNCTIONS if parameters(node) > PARAMETERS} == set(WIDE)
+
+
+def test_blocks_are_not_nested_deeply() -> None:
+    assert not [name for name, node in FUNCTIONS if nesting(node) > NESTING]
+
+
+def test_files_are_short() -> None:
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert not {name: length for name, length in lengths.items() if length > FILE_LINES}
+
+
+def test_few_imports_stand_inside_functions() -> None:
+    statements = {(each.importer, each.line, each.deferred) for each in IMPORTS}
+    late = [statement for statement in statements if statement[2]]
+    assert len(late) < LATE_IMPORTS * len(statements)
+
+
+# ---- the tests themselves ------------------------------------------------------------------------------------
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TESTS = Path(__file__).parent
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several need stands in tests/support."""
+    shared = re.compile(r"^\s*(?:from|import) (?:tests\.)?(?:\w+\.)*(test_\w+)", re.MULTILINE)
+    imported = {path.name: shared.findall(path.read_text("utf-8")) for path in TESTS.rglob("test_*.py")}
+    assert not {name: names for name, names in imported.items() if names}
+
+
+def test_tests_measure_no_time() -> None:
+    """A machine may be busy: work is counted (support.work), time is measured under benchmarks/."""
+    clock = re.compile(r"(perf_counter|process_time|time\.time)\(")
+    tests = [path for path in TESTS.rglob("*.py") if path != Path(__file__)]
+    assert not [path.name for path in tests if clock.search(path.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if ">>> " in path.read_text("utf-8")], ids=lambda p: p.stem)
+def test_every_example_in_a_docstring_is_run(path: Path) -> None:
+    """As many as stand in the text: none hides where doctest doesn't look, none is skipped."""
+    text = path.read_text("utf-8")
+    module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+    collected = [example for test in doctest.DocTestFinder().find(module) for example in test.examples]
+    assert len(collected) == len(re.findall(r"^\s*>>> ", text, re.MULTILINE))
+    assert "+SKIP" not in text
