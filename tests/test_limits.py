@@ -28,12 +28,19 @@ LONG = {
     "bench.trl_worker.measured": "runs in an interpreter of its own, where it can share nothing",
     "data.synthetic.make_problem": "one draw after the other, in an order that seeds depend on",
     "data.inspect.summarise": "a table of measures",
+    "jobs.playing.play_async": "half of it is the docstring of a public call",
+    "jobs.evaluation.evaluate_async": "half of it is the docstring of a public call",
 }
+LONG_FILES = {"jobs/quickstart.py": "the three quickstarts, one after the other"}
 WIDE = {
     "cli.evaluate.evaluate": "a command",
     "cli.retrieval.serve": "a command",
     "cli.train.sft": "a command",
-    "evaluate.run.evaluate": "keywords alone",
+    "evaluation.run.evaluate": "keywords alone",
+    "jobs.evaluation.evaluate_async": "a public call: keywords but two, each with a default",
+    "jobs.training.train_async": "a public call: keywords but two, each with a default",
+    "jobs.playing.play_async": "a public call: keywords but two, each with a default",
+    "jobs.quickstart.quickstart_async": "a public call: keywords but two, each with a default",
     "rollout.episode.play": "keywords but the problem: what one episode depends on, and nothing else",
     "data.synthetic.make_problem": "keywords but three",
 }
@@ -91,7 +98,7 @@ def test_blocks_are_not_nested_deeply() -> None:
 
 def test_files_are_short() -> None:
     lengths = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
-    assert not {name: length for name, length in lengths.items() if length > FILE_LINES}
+    assert {name for name, length in lengths.items() if length > FILE_LINES} == set(LONG_FILES)
 
 
 def test_few_imports_stand_inside_functions() -> None:
