@@ -21,6 +21,7 @@ def inspect(
     documents: Annotated[int | None, typer.Option(min=1, help="Assemble contexts of so many documents first.")] = None,
     corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
 ) -> None:
     """Show format, lengths, golds, evidence positions and one worked sample of a data file.
 
@@ -28,11 +29,14 @@ def inspect(
     Examples:
       palimpsest data inspect hotpot_dev.json
       palimpsest data inspect hotpot_dev.json --documents 50 --limit 20
+      palimpsest data inspect faq.csv --format my_module:MyFormat
     """
     from palimpsest.cli.show import stdout
     from palimpsest.data.inspect import inspect_source, render
+    from palimpsest.data.source import named_format
 
-    stdout().print(render(inspect_source(file, documents=documents, corpus=corpus, limit=limit)))
+    made = named_format(format)
+    stdout().print(render(inspect_source(file, format=made, documents=documents, corpus=corpus, limit=limit)))
 
 
 @app.command("assemble")
@@ -44,6 +48,7 @@ def assemble(
     min_distance: Annotated[int, typer.Option(min=0, help="Documents between gold paragraphs at the least.")] = 0,
     corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draw of distractors and places.")] = 0,
 ) -> None:
     """Write an evaluation file with MemAgent's and ReMemR1's fields: long contexts, evidence where it is wanted.
@@ -65,6 +70,7 @@ def assemble(
         min_distance=min_distance,
         corpus=corpus,
         limit=limit,
+        format=format,
         seed=seed,
     )
     Terminal().message(f"{out}: {count} problems of {documents} documents")

@@ -7,6 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.strict import Strict
+from palimpsest.plugins import check_name, is_own
+
+FORMATS = ("hotpotqa", "musique", "memagent", "memact", "memagent_eval", "ruler", "vime", "palimpsest")
+"""The shipped ones, by columns."""
 
 
 class SyntheticConfig(Strict):
@@ -94,6 +98,11 @@ class DataConfig(Strict):
     source: str = "synthetic"
     """`synthetic`, `synthetic_search`, or a file: HotpotQA (official or hub layout), MemAgent and MemAct parquet,
     eval_{N}.json, palimpsest JSONL."""
+    format: str | None = None
+    """Of files: hotpotqa, musique, memagent, memact, memagent_eval, ruler, vime, palimpsest, or my_module:MyFormat;
+    None: as their columns say."""
+    format_options: dict[str, Any] = Field(default_factory=dict)
+    """Those of a format of your own."""
     eval_source: str | None = None
     """File that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
@@ -112,6 +121,23 @@ class DataConfig(Strict):
     """Sizes of `synthetic_search`; with a file: its questions without their contexts, combined into problems of so many
     objectives, to be answered by searching a corpus. None: a file as it is."""
     curriculum: CurriculumConfig | None = None
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, format: str | None) -> str | None:
+        return format and check_name(format, FORMATS, "data.format", "data format", "my_module:MyFormat")
+
+    @model_validator(mode="after")
+    def _format_of_a_file(self) -> DataConfig:
+        drawn = {"synthetic", "synthetic_search"}
+        if self.format is not None and {self.source, self.eval_source or self.source} <= drawn:
+            raise ValueError(
+                f"data.format={self.format} is of files, data.source={self.source} has none: set data.source to a "
+                "file, or data.format=null"
+            )
+        if self.format_options and not (self.format and is_own(self.format)):
+            raise ValueError("data.format_options are those of a format of your own: set data.format, or drop them")
+        return self
 
     @model_validator(mode="after")
     def _one_kind_of_problem(self) -> DataConfig:

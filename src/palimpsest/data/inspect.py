@@ -18,10 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from palimpsest.data.assemble import assemble
-from palimpsest.data.formats import recognise
 from palimpsest.data.objectives import objective_count
-from palimpsest.data.problems import read_records
-from palimpsest.data.rows import read_rows
+from palimpsest.data.own_format import DataFormat
+from palimpsest.data.problems import format_of, read_records
 from palimpsest.data.source import FileSource
 from palimpsest.types import Problem
 
@@ -79,14 +78,14 @@ class Inspection:
 def inspect_source(
     path: str | Path,
     *,
-    format: str | None = None,
+    format: str | DataFormat | None = None,
     documents: int | None = None,
     limit: int | None = None,
     seed: int = 0,
     corpus: str | Path | None = None,
 ) -> Inspection:
     """Read `path` as a training run with these settings would, and summarise. Raises DataError."""
-    name = format or recognise(next(read_rows(Path(path)))).name
+    name = format_of(Path(path), format, corpus).name
     problems: Iterable[Problem]
     if documents is None:
         problems = (assemble(record) for record in read_records(path, format=format, limit=limit, corpus=corpus))

@@ -14,14 +14,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from palimpsest import files
 from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Corpus, Record, assemble
-from palimpsest.data.formats import Format, hotpotqa, memagent_eval_by_index, musique, named, recognise, require
+from palimpsest.data.formats import (
+    Format,
+    hotpotqa,
+    memagent_eval_by_index,
+    missing,
+    musique,
+    named,
+    recognise,
+    require,
+)
+from palimpsest.data.own_format import DataFormat
 from palimpsest.data.placing import distance_between
 from palimpsest.data.rows import Row, read_rows
 from palimpsest.errors import DataError
@@ -31,24 +41,62 @@ INDEXED_CORPUS = "hotpotqa_dev.json"
 """The file that MemAgent's eval files above 10,000 documents index, looked for beside them."""
 
 
-def read_problems(path: str | Path, *, format: str | None = None, limit: int | None = None) -> Iterator[Problem]:
+def read_problems(
+    path: str | Path, *, format: str | DataFormat | None = None, limit: int | None = None
+) -> Iterator[Problem]:
     """The problems of a file, contexts as the file has them. `format` overrides what the columns say."""
     return (assemble(record) for record in read_records(path, format=format, limit=limit))
 
 
 def read_records(
-    path: str | Path, *, format: str | None = None, limit: int | None = None, corpus: str | Path | None = None
+    path: str | Path,
+    *,
+    format: str | DataFormat | None = None,
+    limit: int | None = None,
+    corpus: str | Path | None = None,
 ) -> Iterator[Record]:
     """The first `limit` records of a file. `corpus` is the file that document indices refer to. Raises DataError."""
     path = Path(path)
     seen: Counter[str] = Counter()
-    chosen: Format | None = named(format) if format else None
-    for row in islice(read_rows(path), limit):
-        if chosen is None or row.index == 0:
-            chosen = _with_corpus(chosen or recognise(row), row, path, corpus)
-        require(chosen, row)
-        record = chosen.parse(row, f"{path.stem}-{row.index}")
-        yield replace(record, id=_unused(record.id, seen), metadata=metadata.checked(row, record.metadata))
+    for record in islice(format_of(path, format, corpus).read(path), limit):
+        yield replace(record, id=_unused(record.id, seen))
+
+
+def format_of(path: Path, format: str | DataFormat | None = None, corpus: str | Path | None = None) -> DataFormat:
+    """What reads `path`: the format that is given, if it is the name of a shipped one or recognises the file; else the
+    shipped one whose columns the first row has. Raises DataError."""
+    if format is not None and not isinstance(format, str):
+        if format.recognises(path):
+            return format
+        format = None
+    return RowFormat(named(format) if format else recognise(next(read_rows(path))), corpus)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """A shipped format: rows of JSON, JSON lines or parquet, known by their columns."""
+
+    columns: Format
+    corpus: str | Path | None = None
+    """The file that document indices refer to."""
+
+    @property
+    def name(self) -> str:
+        return self.columns.name
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the first row has the columns."""
+        return not missing(self.columns, next(read_rows(path)).values)
+
+    def read(self, path: Path) -> Iterator[Record]:
+        """A record a row."""
+        columns = self.columns
+        for row in read_rows(path):
+            if row.index == 0:
+                columns = _with_corpus(columns, row, path, self.corpus)
+            require(columns, row)
+            record = columns.parse(row, f"{path.stem}-{row.index}")
+            yield replace(record, metadata=metadata.checked(row, record.metadata))
 
 
 def _unused(name: str, seen: Counter[str]) -> str:

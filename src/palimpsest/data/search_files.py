@@ -21,6 +21,7 @@ from pathlib import Path
 
 from palimpsest.data.dealing import shuffled, window
 from palimpsest.data.objectives import Objective, search_problem
+from palimpsest.data.own_format import DataFormat
 from palimpsest.data.problems import read_records
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
@@ -40,11 +41,18 @@ class SearchFileSource:
 
     @classmethod
     def open(
-        cls, path: str | Path, *, split: str, objectives: Sequence[int], limit: int | None = None, seed: int = 0
+        cls,
+        path: str | Path,
+        *,
+        split: str,
+        objectives: Sequence[int],
+        limit: int | None = None,
+        seed: int = 0,
+        format: str | DataFormat | None = None,
     ) -> SearchFileSource:
         """Read and check a file of any known format. Raises DataError."""
         questions = []
-        for record in read_records(path, limit=limit):
+        for record in read_records(path, format=format, limit=limit):
             if "objectives" in record.metadata:
                 raise DataError(
                     f"{path}: problem {record.id} asks several questions already; unset data.search to read it as it is"

@@ -9,14 +9,16 @@ are about 4 GB. Contexts assembled from paragraphs are built when asked for and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from palimpsest import plugins
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, Record, assemble, check_fixed
 from palimpsest.data.dealing import shuffled, window
+from palimpsest.data.own_format import DataFormat, own_format
 from palimpsest.data.placing import room
 from palimpsest.data.problems import read_corpus, read_records
 from palimpsest.data.search_files import SearchFileSource
@@ -47,7 +49,12 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
         return SyntheticSearchSource(config.search or SearchDataConfig(), config.seed, split)
     if config.search is not None:
         return SearchFileSource.open(
-            name, split=split, objectives=config.search.objectives, limit=config.limit, seed=config.seed
+            name,
+            split=split,
+            objectives=config.search.objectives,
+            limit=config.limit,
+            seed=config.seed,
+            format=named_format(config.format, config.format_options),
         )
     return FileSource.open(
         name,
@@ -55,9 +62,17 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
         documents=config.documents,
         limit=config.limit,
         seed=config.seed,
+        format=named_format(config.format, config.format_options),
         corpus=config.corpus,
         placing=Placing(config.order, config.min_distance),
     )
+
+
+def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:
+    """What `data.format` names: a shipped format by its name, the user's own made; None if columns are to tell."""
+    if name is None or not plugins.is_own(name):
+        return name
+    return own_format(name, options or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,7 @@ class FileSource:
         documents: int | None = None,
         limit: int | None = None,
         seed: int = 0,
-        format: str | None = None,
+        format: str | DataFormat | None = None,
         corpus: str | Path | None = None,
         placing: Placing = ANYWHERE,
     ) -> FileSource:

@@ -115,6 +115,8 @@ def evaluation_config(
         section["corpus"] = None if corpus is None else str(corpus)
         if source == "synthetic":
             section["search"] = None
+        if source in ("synthetic", "synthetic_search"):
+            section |= {"format": None, "format_options": {}}
     asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
     return agent.config(section, asked)
 

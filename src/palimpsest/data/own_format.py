@@ -1,0 +1,132 @@
+"""What a data format is, and formats of a user's own.
+
+A format reads a file into problems. The shipped ones know rows of JSON and parquet by their columns
+(data/formats.py); a user's is a function `(path)` or a class with `read(path)`, and may read anything. It yields
+
+    Record     with `context`, or with `paragraphs` and `gold` among them, of which contexts of N documents are made
+    Problem    with its context as it is
+    a mapping  of our own layout: question, answers, and optionally id, context, metadata
+
+A class may say by `recognises(path)` which files are its own; others are read by the shipped formats.
+
+Guaranteed: what is no problem (a blank question, no gold, a gold paragraph that isn't among the paragraphs) raises
+DataError with file and number, as does whatever the user's code raises; a record without an id gets the file's name and
+its number.
+Not covered: `data.corpus`, which the shipped formats read; a format that yields other records each time it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from palimpsest import plugins
+from palimpsest.data import fields, metadata
+from palimpsest.data.assemble import Record
+from palimpsest.data.formats import palimpsest
+from palimpsest.data.rows import Row
+from palimpsest.errors import DataError, PalimpsestError
+from palimpsest.types import Problem
+
+
+class DataFormat(Protocol):
+    """Reads files of one kind."""
+
+    @property
+    def name(self) -> str: ...
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the file is of this kind. Raises DataError if it can't be opened."""
+        ...
+
+    def read(self, path: Path) -> Iterator[Record]:
+        """The file's problems in order, each checked. Raises DataError, at the one that is wrong and not before."""
+        ...
+
+
+def own_format(name: str, options: Mapping[str, Any]) -> OwnFormat:
+    """The format at `name`. Raises ConfigError."""
+    call = plugins.build(
+        name,
+        options,
+        where=f"data.format={name}",
+        arguments=("path",),
+        method="read",
+        options_key="data.format_options",
+    )
+    return OwnFormat(name, call, getattr(plugins.owner(call), "recognises", None))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFormat:
+    """A user's format."""
+
+    name: str
+    reader: Callable[[Path], Iterable[Any]]
+    recogniser: Callable[[Path], bool] | None = None
+
+    def recognises(self, path: Path) -> bool:
+        """What the user's code says; all files, if it says nothing."""
+        if self.recogniser is None:
+            return True
+        try:
+            return bool(self.recogniser(path))
+        except Exception as error:
+            raise self._raised(path, error, "recognises") from error
+
+    def read(self, path: Path) -> Iterator[Record]:
+        """What the user's code yields, checked."""
+        if not path.exists():
+            raise DataError(f"{path}: no such file; give a path relative to {Path.cwd()} or an absolute one")
+        number = 0
+        for number, item in enumerate(self._items(path), 1):
+            row = Row({}, f"{path}, problem {number} of {self.name}", number - 1)
+            yield _checked(item, row, f"{path.stem}-{number - 1}")
+        if number == 0:
+            raise DataError(f"{path}: {self.name} reads no problems in it")
+
+    def _items(self, path: Path) -> Iterator[Any]:
+        number = 0
+        try:
+            for number, item in enumerate(self.reader(path), 1):  # noqa: B007  told where it ended
+                yield item
+        except PalimpsestError:
+            raise
+        except Exception as error:
+            raise self._raised(path, error, f"after {number} problems") from error
+
+    def _raised(self, path: Path, error: Exception, when: str) -> DataError:
+        line = " ".join(str(error).split())
+        return DataError(f"{path}: {self.name} ({when}) raised {type(error).__name__}: {line}")
+
+
+def _checked(item: Any, row: Row, fallback: str) -> Record:
+    """`item` as a record. Raises DataError."""
+    if isinstance(item, Mapping):
+        record = palimpsest(replace(row, values=dict(item)), fallback)
+    elif isinstance(item, Problem):
+        record = Record(item.id, item.question, item.answers, item.context, metadata=item.metadata)
+    elif isinstance(item, Record):
+        record = item
+    else:
+        raise DataError(f"{row.where}: expected a Record, a Problem or a mapping, got {item!r:.60}")
+    if record.context is not None and record.paragraphs is not None:
+        raise DataError(f"{row.where}: has both context and paragraphs; give one")
+    paragraphs = record.paragraphs and tuple(fields.text(row, text, "paragraphs") for text in record.paragraphs)
+    for text in record.gold:
+        if text not in (paragraphs or ()):
+            raise DataError(f"{row.where}: gold {text!r:.60} is not among its paragraphs")
+    return replace(
+        record,
+        id=fields.text(row, record.id or fallback, "id"),
+        question=fields.text(row, record.question, "question"),
+        answers=fields.golds(
+            row, [record.answers] if isinstance(record.answers, str) else [*record.answers], "answers"
+        ),
+        context=None if record.context is None else fields.text(row, record.context, "context", blank=True),
+        paragraphs=paragraphs and tuple(dict.fromkeys(paragraphs)),
+        gold=tuple(record.gold),
+        metadata=metadata.checked(row, record.metadata),
+    )

@@ -1,0 +1,137 @@
+"""Data formats of a user's own: inspection, assembly, limit, splits as with the shipped ones; faults have a place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.data import FORMATS as CONFIGURABLE
+from palimpsest.config.data import DataConfig
+from palimpsest.config.load import parse_config
+from palimpsest.data.formats import FORMATS
+from palimpsest.data.inspect import inspect_source
+from palimpsest.data.own_format import own_format
+from palimpsest.data.problems import RowFormat, format_of, read_problems, write_problems
+from palimpsest.data.source import FileSource, build_source
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.types import Problem
+
+ROOT = Path(__file__).parents[2]
+CSV = "examples.own_format:CsvFormat"
+
+MODULE = """
+from palimpsest.data.assemble import Record
+from palimpsest.types import Problem
+
+def pairs(path, *, sep="="):
+    for line in path.read_text().splitlines():
+        question, _, answer = line.partition(sep)
+        yield {"question": question, "answers": [answer], "context": f"It is {answer}."}
+
+def one_problem(path): return [Problem("x", "Where?", ("Oslo",), "In Oslo.")]
+def blank(path): return [Problem("x", "Where?", ("Oslo",)), Problem("y", " ", ("Oslo",))]
+def no_gold(path): return [Record("x", "Where?", ())]
+def stray(path): return [Record("x", "Where?", ("Oslo",), paragraphs=("a",), gold=("b",))]
+def text(path): return ["Where?"]
+def empty(path): return []
+def breaks(path):
+    yield Problem("x", "Where?", ("Oslo",))
+    raise KeyError("answer")
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_formats.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Path:
+    rows = [f"Who painted bridge {n}?,P{n},P{n} painted bridge {n}.,S{n} sold it. | W{n} saw it." for n in range(8)]
+    path = tmp_path / "bridge.csv"
+    path.write_text("question,answer,gold,others\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def source(path: Path, split: Any = "train", **changes: Any) -> FileSource:
+    config = DataConfig.model_validate({"source": str(path), "format": CSV, **changes})
+    made = build_source(config, split=split)
+    assert isinstance(made, FileSource)
+    return made
+
+
+def test_contexts_of_n_documents_are_assembled_around_the_gold(bridge: Path) -> None:
+    problems = list(source(bridge, "eval", documents=10))
+    assert len(problems) == 8
+    for number, problem in enumerate(problems):
+        assert (problem.id, problem.answers) == (f"bridge-{number}", (f"P{number}",))
+        assert (problem.context or "").count("Document ") == 10
+        assert f"P{number} painted bridge {number}." in (problem.context or "")
+
+
+def test_splits_limit_and_inspection_are_as_for_shipped_formats(bridge: Path) -> None:
+    training = source(bridge, documents=3)
+    assert {p.id for step in range(4) for p in training.problems(step=step, count=2)} == {
+        f"bridge-{n}" for n in range(8)
+    }
+    assert [p.id for p in source(bridge, "eval", limit=3).problems(step=0, count=9)] == [
+        f"bridge-{n}" for n in range(3)
+    ]
+    found = inspect_source(bridge, format=own_format(CSV, {}), documents=6, limit=4)
+    assert (found.format, found.rows, found.gold_in_context, found.evidence_lost) == (CSV, 4, 4, 0)
+
+
+def test_a_file_that_it_does_not_recognise_is_read_by_its_columns(bridge: Path, tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    write_problems(held_out, [Problem("a", "Who?", ("Anna",), "Anna did.")])
+    (problem,) = source(bridge, "eval", eval_source=str(held_out))
+    assert problem.id == "a"
+    assert format_of(held_out, own_format(CSV, {})).name == "palimpsest"
+
+
+def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: Path) -> None:
+    (tmp_path / "facts.txt").write_text("Capital of Norway?->Oslo\n")
+    made = own_format("own_formats:pairs", {"sep": "->"})
+    (problem,) = read_problems(tmp_path / "facts.txt", format=made)
+    assert problem == Problem("facts-0", "Capital of Norway?", ("Oslo",), "It is Oslo.")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blank", "problem 2 of own_formats:blank: question is empty"),
+        ("no_gold", "problem 1 of own_formats:no_gold: answers is empty; every problem needs at least one gold"),
+        ("stray", "problem 1 of own_formats:stray: gold 'b' is not among its paragraphs"),
+        ("text", "expected a Record, a Problem or a mapping, got 'Where.'"),
+        ("empty", "own_formats:empty reads no problems in it"),
+        ("breaks", r"own_formats:breaks \(after 1 problems\) raised KeyError: 'answer'"),
+    ],
+)
+def test_what_is_no_problem_is_refused_with_file_and_number(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "file.bin").write_bytes(b"\x00")
+    with pytest.raises(DataError, match=message):
+        list(read_problems(tmp_path / "file.bin", format=own_format(f"own_formats:{name}", {})))
+    with pytest.raises(DataError, match="no such file"):
+        list(read_problems(tmp_path / "absent.bin", format=own_format(f"own_formats:{name}", {})))
+
+
+def test_names_are_checked_when_the_configuration_is_read() -> None:
+    assert set(CONFIGURABLE) == set(FORMATS)
+    with pytest.raises(ConfigError, match=r"data.format='hotpot': no such data format; did you mean hotpotqa\?"):
+        parse_config("data: {source: a.json, format: hotpot}")
+    with pytest.raises(ConfigError, match=r"data.format=hotpotqa is of files, data.source=synthetic has none"):
+        parse_config("data: {format: hotpotqa}")
+    with pytest.raises(ConfigError, match=r"data.format_options are those of a format of your own"):
+        parse_config("data: {source: a.json, format_options: {a: 1}}")
+
+
+def test_shipped_formats_keep_the_same_protocol(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    write_problems(file, [Problem("a", "Who?", ("Anna",), "Anna did.")])
+    recognised = [name for name, columns in FORMATS.items() if RowFormat(columns).recognises(file)]
+    assert recognised == ["palimpsest"]
+    assert [record.id for record in format_of(file).read(file)] == ["a"]
