@@ -29,7 +29,7 @@ from pydantic.fields import FieldInfo
 
 from palimpsest.cli.main import app
 from palimpsest.config.load import load_recipe, parse_config, recipe_names, split_override
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.data.problems import read_problems
 from palimpsest.data.rows import read_rows
 from palimpsest.memory.check import ScriptedModel, check_policy
@@ -80,7 +80,11 @@ def type_words(annotation: Any, limits: str = "") -> str:
     if origin is tuple:
         return f"list of {type_words(arguments[0])}s"
     if origin is dict:
-        return "section of policies by name" if arguments[1] is PolicyConfig else "section"
+        named: dict[Any, str] = {
+            PolicyConfig: "section of policies by name",
+            RoleConfig: "section of `trained` and `model` by name",
+        }
+        return named.get(arguments[1], "section")
     names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`", "LayerConfig": "name"}
     return names[annotation.__name__] + limits
 
@@ -130,6 +134,7 @@ HEADER = row("key", "value", "default", "meaning") + "\n|---|---|---|---|\n"
 def key_tables() -> str:
     """Every key of the configuration, a table a section."""
     tables, plain = [], []
+    said = docstrings(RunConfig)
     for name, field in RunConfig.model_fields.items():
         section = section_in(field.annotation)
         if section is not None:
@@ -139,7 +144,8 @@ def key_tables() -> str:
                 about = (section.__doc__ or "").strip().splitlines()[0]
                 plain.append(row(f"`{name}`", "section or `null`", "`null`", about))
         else:
-            plain.append(row(f"`{name}`", type_words(field.annotation), yaml_words(field.default), ""))
+            default = field.get_default(call_default_factory=True)
+            plain.append(row(f"`{name}`", type_words(field.annotation), yaml_words(default), said.get(name, "")))
     return "\n\n".join(["### top level\n\n" + HEADER + "\n".join(plain), *tables])
 
 

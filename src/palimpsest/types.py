@@ -165,6 +165,15 @@ class Turn:
     """Small facts for metrics and the viewer, e.g. the number of the chunk."""
     spans: Mapping[str, Span] = field(default_factory=dict)
     """Where the pieces of the prompt stand that the policy named (see `Prompt`); empty if it named none."""
+    role: str | None = None
+    """Who took it, of the roles that the configuration names; None: the agent itself."""
+    trained: bool = True
+    """False for a turn of a frozen role: its tokens are context wherever they stand."""
+
+    @property
+    def trained_ids(self) -> tuple[int, ...]:
+        """[T] ids to learn from: those sampled, or none."""
+        return self.completion.token_ids if self.trained else ()
 
     def piece(self, name: str) -> tuple[int, ...] | None:
         """[T] ids of a named piece of the prompt, None if it has none of that name."""

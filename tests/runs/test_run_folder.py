@@ -14,6 +14,7 @@ import pytest
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
+from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.resume_rules import changes, identity
 from palimpsest.runs.run_folder import RunFolder, load_config, open_run, read_rows
 from support.fakes import small_config
@@ -209,7 +210,7 @@ def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: P
         for step in range(1, 5):
             folder.append_metrics(step, {"reward/mean": step / 4})
             folder.append_timings(step, {"wall_s": 1.0})
-            folder.record(step, sample_groups(1))
+            folder.record(step, encode_groups(sample_groups(1)))
         before = (folder.path / "metrics.jsonl").read_bytes()
         with (folder.path / "metrics.jsonl").open("ab") as file:
             file.write(b'{"step": 5, "rewa')  # the process died in the middle of a line

@@ -1,4 +1,4 @@
-"""A small run in a process of its own, to be killed: python kill_child.py fakes|engine FOLDER [MODEL].
+"""A small run in a process of its own, to be killed: python kill_child.py fakes|engine[+AHEAD] FOLDER [MODEL].
 
 Prints "training" when the first step is about to begin. Resumes whatever the folder holds.
 """
@@ -47,7 +47,7 @@ class SlowLearner(HashLearner):
         return written
 
 
-def config(model: str) -> RunConfig:
+def config(model: str, ahead: int = 0) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"path": model},
@@ -70,6 +70,7 @@ def config(model: str) -> RunConfig:
                 "group_size": 4,
                 "optimizer_steps": 2,
                 "save_every": 3,
+                "ahead": ahead,
             },
             "logging": {"sinks": ["jsonl"]},
         }
@@ -98,8 +99,9 @@ def fake_parts(_run: RunConfig) -> dict[str, Any]:
 
 
 def run(kind: str, path: Path, model: str, *watchers: Logger) -> None:
-    settings = config(model)
-    parts = engine_parts(settings) if kind == "engine" else fake_parts(settings)
+    name, _, ahead = kind.partition("+")
+    settings = config(model, int(ahead or 0))
+    parts = engine_parts(settings) if name == "engine" else fake_parts(settings)
     with open_run(path, settings, resume=True) as folder:
         trainer = make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), *watchers]), **parts)
         print("training", flush=True)

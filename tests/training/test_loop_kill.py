@@ -69,9 +69,10 @@ def compare(path: Path, whole: Path) -> None:
     assert [name for name in killed if killed[name] != uninterrupted[name]] == []
 
 
-def test_a_run_killed_three_times_ends_as_the_same_bytes(tmp_path: Path) -> None:
-    run("fakes", tmp_path / "whole", "none")
-    steps = killed_often("fakes", tmp_path / "run", "none", kills=3, step_s=0.05)
+@pytest.mark.parametrize("kind", ["fakes", "fakes+2"])
+def test_a_run_killed_three_times_ends_as_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    run(kind, tmp_path / "whole", "none")
+    steps = killed_often(kind, tmp_path / "run", "none", kills=3, step_s=0.05)
     compare(tmp_path / "run", tmp_path / "whole")
     assert any(0 < step < STEPS for step in steps), steps
 
@@ -90,6 +91,18 @@ def test_a_run_of_the_embedded_engine_killed_ten_times_ends_as_the_same_bytes(
     assert any(0 < step < STEPS for step in steps), steps
 
 
+@pytest.mark.slow
+def test_a_run_of_the_embedded_engine_that_collects_ahead_killed_five_times_ends_as_the_same_bytes(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    model = str(tiny_model_folder)
+    with child("engine+1", tmp_path / "whole", model) as process:
+        assert process.wait(timeout=300) == 0
+    steps = killed_often("engine+1", tmp_path / "run", model, kills=5, step_s=0.1)
+    compare(tmp_path / "run", tmp_path / "whole")
+    assert any(0 < step < STEPS for step in steps), steps
+
+
 class Stopper(Logger):
     """Sends SIGTERM after a step, as a scheduler does."""
 
@@ -101,15 +114,16 @@ class Stopper(Logger):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("kind", ["engine", "engine+1"])
 def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(
-    tmp_path: Path, tiny_model_folder: Path
+    tmp_path: Path, tiny_model_folder: Path, kind: str
 ) -> None:
     """In one process: stopped by a signal instead of a kill."""
     model = str(tiny_model_folder)
-    run("engine", tmp_path / "whole", model)
-    run("engine", tmp_path / "run", model, Stopper(4))
+    run(kind, tmp_path / "whole", model)
+    run(kind, tmp_path / "run", model, Stopper(4))
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 4
-    run("engine", tmp_path / "run", model)
+    run(kind, tmp_path / "run", model)
     ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "whole")
     for name in ("metrics.jsonl", "checkpoints/step-000012/model.safetensors", "trajectories/step-000009.jsonl.zst"):
         assert ours[name] == theirs[name]

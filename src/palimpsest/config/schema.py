@@ -49,6 +49,27 @@ class PolicyConfig(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+class RoleConfig(Strict):
+    """Who takes the turns that a policy asks for with `model.generate(..., role=NAME)`."""
+
+    trained: bool = True
+    """False: its turns are context. They are sampled, recorded and never learnt from."""
+    model: str | None = None
+    """A model of its own, as `model.path` names one, with the same tokenizer; it is never trained. None: the run's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_model_is_frozen(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("model") is None:
+            return values
+        if values.get("trained"):
+            raise ValueError(
+                f"roles.NAME.model={values['model']!r} with trained=true: a run trains one model, its own; set "
+                "trained=false, or model=null for turns that the run's model takes"
+            )
+        return {**values, "trained": False}
+
+
 class OverlongConfig(Strict):
     """Soft overlong penalty (DAPO, arXiv 2503.14476, eq. 13), on sampled tokens of each turn."""
 
@@ -199,6 +220,9 @@ class TrainConfig(Strict):
     """Write the trajectories of every so many steps."""
     episode_timeout_s: float | None = Field(None, gt=0)
     sampler_retries: int = Field(2, ge=0)
+    ahead: int = Field(0, ge=0)
+    """Batches collected ahead: batch k is sampled with the weights after step k - 1 - ahead, while the learner takes a
+    step. 0: every step learns from samples of its own weights. More than 1 gains no speed over 1 (training/loop.py)."""
     variant: VariantConfig | None = None
 
 
@@ -256,6 +280,8 @@ class RunConfig(Strict):
     seed: int = 0
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
+    """Roles that the policy's turns may have, by the names it gives them; turns without a role are always trained."""
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
     credit: CreditConfig = CreditConfig()
@@ -275,6 +301,12 @@ class RunConfig(Strict):
             raise ValueError(
                 f"train.optimizer_steps={self.train.optimizer_steps} exceeds train.prompts_per_step="
                 f"{self.train.prompts_per_step}: every optimiser step needs at least one whole group"
+            )
+        if self.train.ahead and self.loss.old_logprobs == "recompute" and self.loss.tis_cap is None:
+            raise ValueError(
+                f"train.ahead={self.train.ahead} learns from samples of older weights, which "
+                "loss.old_logprobs=recompute takes for samples of its own: set loss.tis_cap, e.g. 2, which weighs them "
+                "by how likely they are now, or loss.old_logprobs=sampler"
             )
         if self.credit.rule == "leave_one_out" and self.train.group_size < 2:
             raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")

@@ -8,7 +8,7 @@ For a completion of y sampled tokens, with L = max_tokens and B = buffer, the pa
 
 The paper's episodes are one completion long. An episode of several turns gets the mean over its turns, times
 `penalty`, so that one long turn in ten costs a tenth: a long document must not cost more than a short one.
-Applied before the group statistics; turns that sampled nothing count as short.
+Applied before the group statistics; turns that sampled nothing count as short, turns of frozen roles not at all.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def penalty(trajectory: Trajectory, config: OverlongConfig) -> float:
     >>> [penalty(played(n), config) for n in (6, 7, 10, 11)], penalty(played(6, 8), config)
     ([0.0, 0.25, 1.0, 1.0], 0.25)
     """
-    if not trajectory.turns:
+    lengths = [len(turn.completion.token_ids) for turn in trajectory.turns if turn.trained]
+    if not lengths:
         return 0.0
     free = config.max_tokens - config.buffer
-    excess = [(len(turn.completion.token_ids) - free) / config.buffer for turn in trajectory.turns]
+    excess = [(length - free) / config.buffer for length in lengths]
     return config.penalty * fmean(min(max(share, 0.0), 1.0) for share in excess)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Engine, Objective
@@ -22,7 +22,7 @@ def open_engine(config: RunConfig, *, objective: Objective | None) -> Engine:
     """
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
-    return EmbeddedEngine(config, objective=objective)
+    return EmbeddedEngine(config, objective=objective, separate=objective == "policy" and config.train.ahead > 0)
 
 
 def open_encoder(model: str, preset: str, changes: Mapping[str, Any], *, device: str) -> TextEncoder:
@@ -32,9 +32,13 @@ def open_encoder(model: str, preset: str, changes: Mapping[str, Any], *, device:
     return TextEncoder(model, reading_of(model, preset, **changes), device=device)
 
 
-async def using(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`, then close the engine."""
+class Closes(Protocol):
+    async def close(self) -> None: ...
+
+
+async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
+    """Do `work`, then close what was opened for it, an engine say."""
     try:
         return await work
     finally:
-        await engine.close()
+        await opened.close()

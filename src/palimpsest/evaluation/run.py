@@ -24,6 +24,7 @@ from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
+from palimpsest.rollout.roles import Roles
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
@@ -56,6 +57,8 @@ class Arena:
     timeout_s: float | None = None
     retries: int = 2
     measure: Measure | None = None
+    roles: Roles | None = None
+    """That turns may have."""
 
 
 async def evaluate(
@@ -72,13 +75,14 @@ async def evaluate(
     name: str = "eval",
     identity: Mapping[str, Any] | None = None,
     measure: Measure | None = None,
+    roles: Roles | None = None,
     on_progress: OnProgress | None = None,
 ) -> EvalSummary:
     """Play `problems` once each with `policy` and summarise; samples are logged in `out` if it is given.
 
     Raises DataError if two problems share an id, RunError if `out` belongs to another evaluation.
     """
-    arena = Arena(sampler=sampler, codec=codec, grader=grader, sampling=sampling, key=key, measure=measure)
+    arena = Arena(sampler=sampler, codec=codec, grader=grader, sampling=sampling, key=key, measure=measure, roles=roles)
     summaries = await evaluate_sets(
         [EvalSet(name, problems, policy)],
         arena,
@@ -184,6 +188,7 @@ async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
         rollout=0,
         timeout_s=arena.timeout_s,
         retries=arena.retries,
+        roles=arena.roles,
     )
     grade = await graded(arena.grader, problem, trajectory)
     measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}

@@ -90,7 +90,10 @@ class SupervisedTrainer:
         """Which trajectories are imitated; their order is a function of seed and step."""
         return {} if self.fingerprint is None else {"trajectories": self.fingerprint}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def files(self) -> Mapping[str, bytes]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
         """Raise RunError for a checkpoint of other trajectories."""
         begun = state.get("trajectories", self.fingerprint)
         if begun != self.fingerprint:
@@ -125,7 +128,7 @@ class SupervisedTrainer:
 
 def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Those with a sampled token. Raises DataError if there are none."""
-    found = [one for one in trajectories if any(turn.completion.token_ids for turn in one.turns)]
+    found = [one for one in trajectories if any(turn.trained_ids for turn in one.turns)]
     if not found:
         raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
     return found

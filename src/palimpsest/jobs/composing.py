@@ -7,6 +7,7 @@ evaluation    engine, reward of the answer, sampling, draws -> `Evaluator`    (e
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from palimpsest.config.models import model_path
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.credit.rules import build_rule
-from palimpsest.engines.open import open_engine
+from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.evaluation.run import Arena, EvalSet, Measure, Samples, play_sets
 from palimpsest.evaluation.samples import Sample
+from palimpsest.jobs.roles import Cast, open_roles
 from palimpsest.measures.memory import memory_metrics, reply_metrics
 from palimpsest.measures.tools import tool_measures
 from palimpsest.memory.policy import MemoryPolicy
@@ -38,6 +40,8 @@ class Parts:
 
     engine: Engine
     policy: MemoryPolicy
+    cast: Cast
+    """Who takes the turns that have a role."""
 
 
 def build_parts(config: RunConfig) -> Parts:
@@ -45,7 +49,8 @@ def build_parts(config: RunConfig) -> Parts:
     policy = policy_of(config)
     build_rule(config.credit)
     check_reward(config.reward)  # refuses what the run would trip over
-    return Parts(open_engine(config, objective="policy"), policy)
+    engine = open_engine(config, objective="policy")
+    return Parts(engine, policy, open_roles(config, engine.codec))
 
 
 def policy_of(config: RunConfig) -> MemoryPolicy:
@@ -65,6 +70,8 @@ class Evaluator:
     key: str = "eval"
     """Names the random draws, beside the seed."""
     measure: Measure | None = None
+    cast: Cast | None = None
+    """Who takes the turns that have a role; None: opened for as long as is played."""
 
     async def play(
         self,
@@ -76,6 +83,7 @@ class Evaluator:
         on_warning: Callable[[str], None] | None = None,
     ) -> Samples:
         """Every problem's sample. With `out`, they are logged there, and finished ones taken from the log."""
+        cast = self.cast if self.cast is not None else await self._open_cast()
         arena = Arena(
             sampler=self.engine.sampler,
             codec=self.engine.codec,
@@ -83,8 +91,9 @@ class Evaluator:
             sampling=self.config.eval_sampling,
             key=(self.config.seed, self.key),
             measure=self.measure,
+            roles=cast.roles,
         )
-        return await play_sets(
+        playing = play_sets(
             longest_first(sets),
             arena,
             out=out,
@@ -93,6 +102,10 @@ class Evaluator:
             on_progress=on_sample,
             on_warning=on_warning,
         )
+        return await playing if self.cast is not None else await using(cast, playing)
+
+    async def _open_cast(self) -> Cast:
+        return await asyncio.to_thread(open_roles, self.config, self.engine.codec)
 
 
 def evaluation_identity(config: RunConfig, policies: Mapping[str, PolicyConfig]) -> dict[str, Any]:

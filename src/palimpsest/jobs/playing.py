@@ -16,6 +16,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.evaluation.memories import memories
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
+from palimpsest.jobs.roles import open_roles
 from palimpsest.jobs.settings import Agent, Recipe
 from palimpsest.jobs.table import Table
 from palimpsest.memory.policy import MemoryPolicy
@@ -119,6 +120,7 @@ async def play_async(
     if own is None:
         own = build_policy(fitted(config.policy, problems=[asked], codec=engine.codec, max_context=window))
     admit_all(own, [asked], engine.codec, window)
+    cast = await asyncio.to_thread(open_roles, config, engine.codec)
     playing = play_episode(
         asked,
         policy=own,
@@ -128,8 +130,9 @@ async def play_async(
         key=(config.seed, "play"),
         group_id="play",
         rollout=0,
+        roles=cast.roles,
     )
-    trajectory = await using(engine, playing)
+    trajectory = await using(engine, using(cast, playing))
     grade = None
     if asked.answers:
         reward = build_reward(config.reward, engine.codec)

@@ -136,6 +136,7 @@ class Training:
             model = config.model.model_copy(update={"path": str(begun.checkpoint)})
             config = config.model_copy(update={"model": model})
             await parts.engine.close()
+            await parts.cast.close()
             prepared = await asyncio.to_thread(prepare, config)
         on_start(config.model.path)
         return await self._with_rewards(config, prepared)
@@ -153,16 +154,17 @@ class Training:
             policy=parts.policy,
             source=prepared.source,
             grader=reward,
+            roles=parts.cast.roles,
             loggers=build_loggers(config, self.folder, self.progress),
             evaluate=None if prepared.held_out is None else _held_out(config, parts, reward.answer, prepared.held_out),
             stop=self.stop,
         )
-        return await using(parts.engine, closing(reward, trainer.run()))
+        return await using(parts.engine, using(parts.cast, closing(reward, trainer.run())))
 
 
 def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_every` steps."""
-    evaluator = Evaluator(config, parts.engine, grader)
+    evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
     sets = [EvalSet("eval", problems, parts.policy)]
 
     async def measure(step: int) -> dict[str, float]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.prompts import prompt_set
@@ -83,7 +84,7 @@ class GatedPolicy(TaggedPolicy):
         chunks = self.document_chunks(context, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}
-            notes = {"chunk": index, "memory_tokens": len(memory), "memory": codec.decode(memory)}
+            notes: dict[str, Any] = {"chunk": index, "memory_tokens": len(memory), "memory": codec.decode(memory)}
             prompt = read.fill(values)
             notes["section"] = list(prompt.spans["section"])
             completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, **notes)

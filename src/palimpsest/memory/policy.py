@@ -30,11 +30,16 @@ class Model(Protocol):
     max_context: int
     """Longest prompt plus completion, in tokens."""
 
-    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
+    ) -> Completion:
         """Complete `prompt_ids` and record the turn under `name`, with `notes` for metrics and the viewer.
 
         A `Prompt`, which `Template.fill` makes, brings where its named pieces stand: `Turn.spans`. What is measured of
         a memory is measured of its pieces `memory` and `section` (measures/trace.py).
+
+        `role` names who takes the turn, of those under `roles` in the configuration, e.g. one that isn't trained;
+        None: the agent itself. Raises ConfigError for a role that isn't there.
 
         Raises PromptTooLong if prompt and budget exceed `max_context`: the episode ends as out_of_context.
         """

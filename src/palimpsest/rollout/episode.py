@@ -19,6 +19,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import PromptTooLong, SamplerError, being_cancelled
 from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.rollout.roles import Roles, role_of
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Event, Outcome, Problem, Prompt, SamplingParams, Trajectory, Turn
@@ -37,8 +38,9 @@ class Recorder:
         sampling: SamplingConfig,
         key: tuple[Key, ...],
         retries: int = 2,
+        roles: Roles | None = None,
     ) -> None:
-        """`key` names the episode; the draws of turn t are keyed by (*key, t)."""
+        """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: those its turns may have."""
         self.codec = codec
         self.max_context = sampler.max_context
         self.turns: list[Turn] = []
@@ -48,13 +50,17 @@ class Recorder:
         self._key = key
         self._session = "/".join(map(str, key))
         self._retries = retries
+        self._roles = roles or {}
         self._calls = 0
 
-    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
+    ) -> Completion:
         """Complete `prompt_ids` [P] and record the turn, with the spans of its pieces if it is a `Prompt`.
 
-        Raises PromptTooLong, or SamplerError once the retries are used up.
+        Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for a role nobody named.
         """
+        player = role_of(role, self._roles)
         step, self._calls = self._calls, self._calls + 1
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -65,18 +71,18 @@ class Recorder:
         )
         prompt = tuple(prompt_ids)
         spans = prompt_ids.spans if isinstance(prompt_ids, Prompt) else {}
-        completion = await self._sample(prompt, params)
-        self.turns.append(Turn(prompt, completion, step, name, notes, spans))
+        completion = await self._sample(prompt, params, player.sampler or self._sampler)
+        self.turns.append(Turn(prompt, completion, step, name, notes, spans, role=role, trained=player.trained))
         return completion
 
     def event(self, kind: str, /, **detail: Any) -> None:
         """Record something that happened before the next turn."""
         self.events.append(Event(kind, self._calls, detail))
 
-    async def _sample(self, prompt: tuple[int, ...], params: SamplingParams) -> Completion:
+    async def _sample(self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler) -> Completion:
         for attempt in range(self._retries + 1):
             try:
-                return _checked(await self._sampler.generate(prompt, params, session=self._session), params)
+                return _checked(await sampler.generate(prompt, params, session=self._session), params)
             except SamplerError as error:
                 self.event("sampler_error", attempt=attempt, message=str(error))
                 if attempt == self._retries:
@@ -108,13 +114,19 @@ async def play(
     rollout: int,
     timeout_s: float | None = None,
     retries: int = 2,
+    roles: Roles | None = None,
 ) -> Trajectory:
     """Play one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
     A request that fails with SamplerError is tried again `retries` times, with the same seed.
     """
     recorder = Recorder(
-        sampler=sampler, codec=codec, sampling=sampling, key=(*key, problem.id, rollout), retries=retries
+        sampler=sampler,
+        codec=codec,
+        sampling=sampling,
+        key=(*key, problem.id, rollout),
+        retries=retries,
+        roles=roles,
     )
     answered = await _ending(problem, policy, recorder, timeout_s)
     return Trajectory(

@@ -13,13 +13,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
+from palimpsest.rollout.roles import Roles
 from palimpsest.rollout.variant import Variant
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
@@ -44,6 +45,8 @@ class Player:
     """Of one request to the sampler."""
     variant: Variant | None = None
     """Plays its share of the episodes in the policy's place."""
+    roles: Roles = field(default_factory=dict)
+    """That turns may have."""
 
     async def groups(
         self,
@@ -120,6 +123,7 @@ class Player:
             rollout=rollout,
             timeout_s=self.timeout_s,
             retries=self.retries,
+            roles=self.roles,
         )
         return variant.marked(trajectory) if variant else trajectory
 

@@ -90,6 +90,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "policy_version": completion.policy_version,
         **_last_version(completion),
         "notes": dict(turn.notes),
+        **({} if turn.role is None else {"role": turn.role, "trained": turn.trained}),
     }
 
 
@@ -107,7 +108,15 @@ def _turn_from_json(data: Mapping[str, Any]) -> Turn:
         policy_version=data["policy_version"],
         last_policy_version=data.get("last_policy_version", data["policy_version"]),
     )
-    return Turn(tuple(data["prompt_ids"]), completion, data["step"], data["name"], data["notes"])
+    return Turn(
+        tuple(data["prompt_ids"]),
+        completion,
+        data["step"],
+        data["name"],
+        data["notes"],
+        role=data.get("role"),
+        trained=data.get("trained", True),
+    )
 
 
 def grade_to_json(grade: Grade) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tup
     its prompt are trained once more, under a context they were not sampled in, with the log-probabilities of the
     context they were. It's what MemAct's code does; its paper, and `new_only`, don't.
 
-    A turn that sampled nothing has nothing to train and is passed over. With P1 = 1 2, C1 = 3, P2 = P1 C1 T1
+    A turn that sampled nothing, or that a frozen role took, has nothing to train and is passed over; where later
+    prompts hold its tokens they are context. With P1 = 1 2, C1 = 3, P2 = P1 C1 T1
     where T1 = 4, C2 = 5 6, and then a rewritten prompt 1 9:
 
     >>> from palimpsest.types import Completion, Outcome, StopReason
@@ -70,7 +71,7 @@ def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:
     """Turns with their index, grouped into maximal runs in which every prompt extends the one before."""
     runs: list[list[tuple[int, Turn]]] = []
     for index, turn in enumerate(turns):
-        if not turn.completion.token_ids:
+        if not turn.trained_ids:
             continue
         if runs and _extends(turn.prompt_ids, runs[-1][-1][1]):
             runs[-1].append((index, turn))

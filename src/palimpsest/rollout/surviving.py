@@ -24,7 +24,7 @@ Kept = tuple[int, int, int]
 
 
 def surviving(turns: Sequence[Turn], prompt: Tokens) -> list[Kept]:
-    """Every token of `prompt` [P] that a turn sampled and that stands where the model spoke.
+    """Every token of `prompt` [P] that a trained turn sampled and that stands where the model spoke.
 
     Prompts end in 8 9; the second turn was cut out, the third has lost its 6:
 
@@ -35,7 +35,7 @@ def surviving(turns: Sequence[Turn], prompt: Tokens) -> list[Kept]:
     >>> surviving(turns, (1, 8, 9, 4, 0, 3, 8, 9, 5, 7, 0, 2, 8, 9))
     [(3, 0, 0), (4, 0, 1), (8, 2, 0), (9, 2, 2), (10, 2, 3)]
     """
-    said = [(index, turn.completion.token_ids) for index, turn in enumerate(turns) if turn.completion.token_ids]
+    said = [(index, turn.trained_ids) for index, turn in enumerate(turns) if turn.trained_ids]
     header = _common_end([turn.prompt_ids for turn in turns])
     kept: list[Kept] = []
     for start, end in _spoken(prompt, header):

@@ -9,13 +9,16 @@ Not covered: a step cut in the middle. It is done again from the last checkpoint
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from palimpsest import files
 from palimpsest.config.schema import TrainConfig
 from palimpsest.errors import PalimpsestError
+from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
@@ -34,6 +37,8 @@ class Report:
     timings: Mapping[str, float] = field(default_factory=dict)
     groups: Sequence[Group] = ()
     """Trajectories to record."""
+    encoded: bytes | None = None
+    """The record of `groups`, where it was made before."""
 
 
 class Job(Protocol):
@@ -45,7 +50,13 @@ class Job(Protocol):
         """JSON of whatever a later step depends on besides configuration and learner."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def files(self) -> Mapping[str, bytes]:
+        """What else it depends on, too large for `state`: content by path in the checkpoint's folder."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Take up what `state` and `files` gave; the files lie in `folder`."""
+        ...
 
 
 class Saves(Protocol):
@@ -112,7 +123,7 @@ class Driver:
             return 0, None
         await self.learner.load(found.path)
         await self.learner.publish()
-        self.job.restore(found.state)
+        self.job.restore(found.state, found.path)
         self.folder.event("resumed", step=step)
         self.loggers.message(f"resumed after step {step} from {found.path}")
         return step, found.path
@@ -131,15 +142,25 @@ class Driver:
             found = await self.evaluate(step)
             metrics |= {f"eval/{name}": value for name, value in found.items()}
         if report.groups and step % self.config.record_every == 0:
-            self.folder.record(step, report.groups)
+            self.folder.record(step, report.encoded or encode_groups(report.groups))
         timings = {**report.timings, "sink_failures": float(self.loggers.failures)}
         self.loggers.log(step, metrics, timings)
 
     async def _save(self, step: int) -> Path:
         self.folder.flush()
-        saved = await self.folder.checkpoints.save(step, self.learner.save, self.job.state())
+        saved = await self.folder.checkpoints.save(step, self._write, self.job.state())
         self.folder.event("saved", step=step, bytes=saved.size)
         return saved.path
+
+    async def _write(self, folder: Path) -> Mapping[str, str]:
+        """The files of a checkpoint: the learner's and the job's."""
+        written = dict(await self.learner.save(folder))
+        for name, content in self.job.files().items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            files.write_plain(path, content)
+            written[name] = hashlib.sha256(content).hexdigest()
+        return written
 
     def _due(self, every: int | None, step: int) -> bool:
         return every is not None and (step % every == 0 or step == self.config.steps)

@@ -10,8 +10,9 @@ warned    engine, optim, eval_sampling, data.eval_source, model.device, model.gr
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           it would be another experiment under the same name
 
-`train.steps` is warned instead of allowed where the learning-rate schedule depends on it. A key this table doesn't
-know is refused.
+`train.steps` is warned instead of allowed where the learning-rate schedule depends on it, and where batches are
+collected ahead: a run collects none beyond its last step, so more steps begin with samples of newer weights. A key
+this table doesn't know is refused.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def changes(old: RunConfig, new: RunConfig) -> list[Change]:
     """
     before, after = _flat(old), _flat(new)
     keys = list(dict.fromkeys([*before, *after]))
-    steps_matter = old.optim.schedule != "constant"
+    steps_matter = old.optim.schedule != "constant" or old.train.ahead > 0
     return [
         Change(key, before.get(key), after.get(key), _verdict(key, (before.get(key), after.get(key)), steps_matter))
         for key in keys

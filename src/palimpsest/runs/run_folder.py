@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,9 @@ from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.checkpoint import Checkpoints
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.resume_rules import Change, changes, identity
-from palimpsest.types import Group
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -85,11 +83,11 @@ class RunFolder:
         """Append one step to timings.jsonl."""
         self._append(TIMINGS, {"step": step, **row})
 
-    def record(self, step: int, groups: Sequence[Group]) -> Path:
-        """Write the trajectories of one step, as one file that is there whole or not at all."""
+    def record(self, step: int, encoded: bytes) -> Path:
+        """Write the trajectories of one step (`encode_groups`), as one file that is there whole or not at all."""
         path = self.path / "trajectories" / f"step-{step:06d}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
-        files.write_file(path, encode_groups(groups))
+        files.write_file(path, encoded)
         return path
 
     def flush(self) -> None:

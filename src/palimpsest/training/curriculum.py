@@ -24,8 +24,12 @@ class Curriculum:
 
     @property
     def size(self) -> int:
-        """Of this step's problems, in `unit`."""
-        return self._config.sizes[self.stage]
+        """Of the problems drawn now, in `unit`."""
+        return self.size_at(self.stage)
+
+    def size_at(self, stage: int) -> int:
+        """Of a stage's problems."""
+        return self._config.sizes[stage]
 
     @property
     def unit(self) -> str:

@@ -1,42 +1,50 @@
-"""The training loop: play, assign credit, learn, publish. It knows neither the method nor the engine.
+"""The training loop joins two parts: `collect` plays a step's batch, `learn` takes its optimiser steps. It knows
+neither the method nor the engine.
 
-    problems -> groups -> (dynamic sampling: others in place of groups without a signal) -> batches, one an optimiser
-    step -> forward and backward, update -> publish -> metrics
+With `train.ahead: N` the batch of step s + N is collected while step s learns. Which weights play which batch is no
+matter of timing: batch k is sampled wholly with the weights after step max(0, k - 1 - N).
 
-Guaranteed: a step is a function of (configuration, step, curriculum, weights), so a resumed run repeats it to the
-same bytes where sampler and learner do. A step in which no episode could be graded ends the run with the reason
-instead of training on nothing.
-Not covered: overlapping rollouts with learning; a step is on-policy but for its own later mini-batches.
+    N = 0    collect 1 (w0) | learn 1 | collect 2 (w1) | learn 2 | ...
+    N = 1    collect 1 (w0) | learn 1 and collect 2 (w0) | learn 2 and collect 3 (w1) | ...
+
+Between two steps nothing is in flight: the N batches collected ahead lie ready, and the weights just learnt are
+published. There evaluations measure them and checkpoints are written, which hold those batches too.
+
+Guaranteed: a step is a function of (configuration, step, state, weights), so a resumed run repeats it to the same bytes
+where sampler and learner do; a batch that can't be collected (nothing graded, a problem that breaks a budget) ends the
+run with the reason, after the step that was learning meanwhile.
+Not covered: more speed from N > 1. Weights are published between two collections, so a step waits for the one that goes
+on beside it, however many batches lie ready; a larger N only learns from older samples.
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter
+import asyncio
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.credit.assign import assign
 from palimpsest.credit.dynamic import has_signal
-from palimpsest.engines.protocol import Learner, Sampler, StepBatch
-from palimpsest.errors import RunError
+from palimpsest.engines.protocol import Learner, Sampler
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.group import Player
-from palimpsest.rollout.variant import Variant, build_variant
+from palimpsest.rollout.roles import Roles
+from palimpsest.rollout.variant import build_variant
 from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
+from palimpsest.training.collect import Batch, Collector
 from palimpsest.training.curriculum import Curriculum
-from palimpsest.training.metrics import Metrics, credit_metrics, group_metrics, learner_metrics, rates, sampled_tokens
-from palimpsest.types import Grade, Group, Trajectory
+from palimpsest.training.learn import Learnt, learn
+from palimpsest.training.metrics import Metrics
 
 if TYPE_CHECKING:
     from palimpsest.data.source import ProblemSource
@@ -58,97 +66,22 @@ class Trainer:
     source: ProblemSource
     grader: Grades
     loggers: LoggerSet
+    roles: Roles = field(default_factory=dict)
+    """That the policy's turns may have."""
     evaluate: Evaluate | None = None
     """Called every `train.eval_every` steps and after the last; None: no evaluation."""
     stop: GracefulStop = field(default_factory=GracefulStop)
     """Wishes that the run end early: signals do, and whoever waits for a run in another thread."""
     curriculum: Curriculum | None = field(init=False)
-    variant: Variant | None = field(init=False)
+    _collector: Collector = field(init=False)
+    _ready: deque[Batch] = field(default_factory=deque, init=False)
+    """Batches collected ahead, the next step's first."""
     _silent: int = field(default=0, init=False)
-    _told_of_refills: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
         self.curriculum = Curriculum(sizes) if sizes else None
-        self.variant = build_variant(self.config)
-
-    async def run(self) -> Finished:
-        """Train to `train.steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
-        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
-        return await driver.run()
-
-    async def step(self, step: int) -> Report:
-        """One rollout batch and its optimiser steps."""
-        size = self.curriculum.size if self.curriculum else None
-        counters = self.sampler.stats()
-        start = time.perf_counter()
-        played = await self._collect(step, size)
-        rollout_s = time.perf_counter() - start
-        self._refuse_ungraded(step, played)
-        sampler_rates = rates(counters, self.sampler.stats(), rollout_s)
-        metrics = group_metrics(played, self.codec)
-        key = (self.config.seed, "dcpo", step)
-        batches = assign(played, self.config.credit, self.config.train.optimizer_steps, key)
-        start = time.perf_counter()
-        learnt, learner_timings = await self._learn(batches)
-        learn_s = time.perf_counter() - start
-        metrics |= credit_metrics(batches) | learnt
-        if self.curriculum and size is not None:
-            unit = self.curriculum.unit
-            metrics |= {f"curriculum/{unit}": float(size), "curriculum/stage": float(self.curriculum.stage)}
-            if self.curriculum.update(metrics.get("grade/outcome", metrics.get("reward/mean"))):
-                self.loggers.message(f"step {step}: problems grow from {size} to {self.curriculum.size} {unit}")
-        self._watch_signal(step, played)
-        learnt_tokens = metrics.get("policy/logical_tokens", 0.0)
-        timings = _stage_timings(played, learnt_tokens, rollout_s, learn_s) | sampler_rates | learner_timings
-        return Report(metrics, timings, played)
-
-    def state(self) -> dict[str, Any]:
-        """What a later step depends on, besides configuration and learner."""
-        sizes = self.curriculum.state() if self.curriculum else None
-        return {"curriculum": sizes, "silent": self._silent}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of a checkpoint."""
-        if self.curriculum and state["curriculum"]:
-            self.curriculum.restore(state["curriculum"])
-        self._silent = state["silent"]
-
-    async def _collect(self, step: int, size: int | None) -> list[Group]:
-        """The groups of a step, those without a signal included, which `assign` drops under dynamic sampling."""
-        wanted = self.config.train.prompts_per_step
-        played = await self._play(step, wanted, 0, size)
-        dynamic = self.config.credit.dynamic_sampling
-        if dynamic is None:
-            return played
-        for round_number in range(1, dynamic.max_refills + 1):
-            missing = wanted - sum(map(has_signal, played))
-            if missing == 0:
-                return played
-            played += await self._play(step, missing, round_number, size)
-        if (kept := sum(map(has_signal, played))) < wanted:
-            self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=len(played))
-            if not self._told_of_refills:
-                self._told_of_refills = True
-                self.loggers.message(
-                    f"step {step}: {kept} of {wanted} groups have a signal after {dynamic.max_refills} refills; "
-                    f"training on those (said once, events.jsonl names every such step)"
-                )
-        return played
-
-    async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
         train = self.config.train
-        # Sources count steps from 0: the first epoch begins with the first step.
-        problems = self.source.problems(step=step - 1, count=count, round=round_number, size=size)
-        for policy in (self.policy, *([self.variant.policy] if self.variant else ())):
-            admit_all(policy, problems, self.codec, self.sampler.max_context)
-        stage = "rollout" if round_number == 0 else f"refill {round_number}"
-        done = Counter[str]()
-
-        def on_episode(_trajectory: Trajectory, _grade: Grade) -> None:
-            done["episodes"] += 1
-            self.loggers.progress(stage, done["episodes"], len(problems) * train.group_size)
-
         player = Player(
             policy=self.policy,
             sampler=self.sampler,
@@ -158,57 +91,82 @@ class Trainer:
             group_size=train.group_size,
             timeout_s=train.episode_timeout_s,
             retries=train.sampler_retries,
-            variant=self.variant,
+            variant=build_variant(self.config),
+            roles=self.roles,
         )
-        return await player.batch(
-            problems,
-            key=(self.config.seed, "train", step, round_number),
-            group_prefix=f"{step}/{round_number}/",
-            on_episode=on_episode,
-        )
+        self._collector = Collector(self.config, player, self.source, self.folder, self.loggers)
 
-    async def _learn(self, batches: tuple[StepBatch, ...]) -> tuple[Metrics, Metrics]:
-        """The optimiser steps; a batch without segments takes none, for even a zero gradient moves the weights."""
-        full = [batch for batch in batches if batch.segments]
-        self.loggers.progress("learn", 0, len(full))
-        updates = await self.learner.update(full) if full else []
+    async def run(self) -> Finished:
+        """Train to `train.steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
+        return await driver.run()
+
+    async def step(self, step: int) -> Report:
+        """Learn from the batch of `step`, while the one that lies `train.ahead` steps on is collected."""
+        ahead, steps = self.config.train.ahead, self.config.train.steps
+        while len(self._ready) < ahead and step + len(self._ready) <= steps:
+            self._ready.append(await self._collect(step + len(self._ready)))
+        batch = self._ready[0] if self._ready else await self._collect(step)
+        if ahead and step + ahead <= steps:
+            learnt, collected = await self._learn_beside(batch, step + ahead)
+        else:
+            learnt, collected = await self._learn(batch), None
         await self.learner.publish()
-        metrics, timings = learner_metrics(updates)
-        return {**metrics, "optim/steps_left_out": float(len(batches) - len(full))}, timings
+        self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
+        metrics = batch.metrics | learnt.metrics | self._grow(batch)
+        self._watch_signal(batch)
+        memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
+        return Report(metrics, {**batch.timings, **learnt.timings, **memory}, batch.groups, batch.encoded)
 
-    def _refuse_ungraded(self, step: int, played: list[Group]) -> None:
-        """Raise RunError, with the commonest reason, if nothing was graded."""
-        if any(grade.graded for group in played for grade in group.grades):
-            return
-        reasons = Counter(grade.reason or "no reason given" for group in played for grade in group.grades)
-        reason, count = reasons.most_common(1)[0] if reasons else ("the source gave no problems", 0)
-        raise RunError(f"step {step}: no episode could be graded; {count} of {reasons.total()}: {reason}{_why(played)}")
+    def state(self) -> dict[str, Any]:
+        """What a later step depends on, besides configuration, learner and `files`."""
+        sizes = self.curriculum.state() if self.curriculum else None
+        ahead = {"ahead": [batch.facts() for batch in self._ready]} if self._ready else {}
+        return {"curriculum": sizes, "silent": self._silent, **ahead}
 
-    def _watch_signal(self, step: int, played: list[Group]) -> None:
-        self._silent = 0 if any(map(has_signal, played)) else self._silent + 1
+    def files(self) -> dict[str, bytes]:
+        """The batches collected ahead: nobody could collect them again, for the weights that played them are gone."""
+        return {batch.file: batch.record() for batch in self._ready}
+
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Take up the state and the files of a checkpoint."""
+        if self.curriculum and state["curriculum"]:
+            self.curriculum.restore(state["curriculum"])
+        self._silent = state["silent"]
+        self._ready = deque(Batch.from_checkpoint(facts, folder) for facts in state.get("ahead", ()))
+
+    async def _collect(self, step: int) -> Batch:
+        return await self._collector.collect(step, self.curriculum.stage if self.curriculum else None)
+
+    async def _learn(self, batch: Batch) -> Learnt:
+        return await learn(batch, self.learner, self.config, self.loggers)
+
+    async def _learn_beside(self, batch: Batch, step: int) -> tuple[Learnt, Batch]:
+        """Learn from `batch` while the batch of `step` is collected. An error of either is raised once both ended."""
+        collecting = asyncio.create_task(self._collect(step))
+        try:
+            learnt = await self._learn(batch)
+        except BaseException:
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+            raise
+        return learnt, await collecting
+
+    def _grow(self, batch: Batch) -> Metrics:
+        """Let the curriculum see the batch's reward; batches begun before the problems grew don't count any more."""
+        if self.curriculum is None or batch.stage is None:
+            return {}
+        sizes = self.curriculum
+        size, unit = sizes.size_at(batch.stage), sizes.unit
+        reward = batch.metrics.get("grade/outcome", batch.metrics.get("reward/mean"))
+        if batch.stage == sizes.stage and sizes.update(reward):
+            self.loggers.message(f"step {batch.step}: problems grow from {size} to {sizes.size} {unit}")
+        return {f"curriculum/{unit}": float(size), "curriculum/stage": float(batch.stage)}
+
+    def _watch_signal(self, batch: Batch) -> None:
+        self._silent = 0 if any(map(has_signal, batch.groups)) else self._silent + 1
         if self._silent and self._silent % SILENT_STEPS == 0:
             self.folder.warn(
-                f"step {step}: for {self._silent} steps no group had different rewards, so nothing is learnt; "
+                f"step {batch.step}: for {self._silent} steps no group had different rewards, so nothing is learnt; "
                 f"the problems are too hard or too easy, or the reward is constant"
             )
-
-
-def _why(played: list[Group]) -> str:
-    """The first error that episodes recorded, as part of a message."""
-    for group in played:
-        for trajectory in group.trajectories:
-            for event in trajectory.events:
-                if "message" in event.detail:
-                    return f" ({event.detail.get('type', event.kind)}: {event.detail['message']})"
-    return ""
-
-
-def _stage_timings(played: list[Group], learnt: float, rollout_s: float, learn_s: float) -> dict[str, float]:
-    sampled = sum(sampled_tokens(trajectory) for group in played for trajectory in group.trajectories)
-    return {
-        "rollout_s": rollout_s,
-        "learn_s": learn_s,
-        "rollout_tokens_per_s": sampled / rollout_s,
-        "learn_tokens_per_s": learnt / learn_s,
-        "rss_mb": psutil.Process().memory_info().rss / 2**20,
-    }

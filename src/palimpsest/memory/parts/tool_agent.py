@@ -193,7 +193,7 @@ class ToolAgentPolicy(MemoryPolicy):
         if room < 1:
             return None
         episode.turns += 1
-        counts = {"tool_calls": episode.tool_calls, "prunes": episode.prunes}
+        counts: dict[str, Any] = {"tool_calls": episode.tool_calls, "prunes": episode.prunes}
         return await episode.model.generate(prompt, name=name, max_tokens=room, context_tokens=len(prompt), **counts)
 
     def answered(self, completion: Completion, episode: Episode) -> Answered:

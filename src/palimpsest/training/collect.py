@@ -1,0 +1,173 @@
+"""Collecting: the groups that one step learns from, played with the weights that are published when it begins.
+
+    problems -> groups -> (dynamic sampling: others in place of groups without a signal) -> Batch
+
+Guaranteed: a batch is a function of (configuration, step, stage, published weights); it says which weights those were.
+A batch in which no episode could be graded is an error that gives the reason, never something to train on.
+Not covered: publishing. The sampler's weights must stay as they are until the batch is there (training/loop.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.credit.dynamic import has_signal
+from palimpsest.errors import RunError
+from palimpsest.memory.registry import admit_all
+from palimpsest.rollout.group import Player
+from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.runs.loggers import LoggerSet
+from palimpsest.runs.run_folder import RunFolder
+from palimpsest.training.metrics import Metrics, group_metrics, rates, sampled_tokens
+from palimpsest.types import Grade, Group, Problem, Trajectory
+
+if TYPE_CHECKING:
+    from palimpsest.data.source import ProblemSource
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step learns from."""
+
+    step: int
+    """The step that learns from it."""
+    groups: tuple[Group, ...]
+    """Those without a signal included, which `credit.assign` drops under dynamic sampling."""
+    version: int
+    """Optimiser steps that the weights it was sampled with had seen."""
+    stage: int | None
+    """Of the curriculum, as it was when the batch was begun; None without one."""
+    metrics: Metrics
+    """What training/metrics.py tells of the groups."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Empty where the batch comes from a checkpoint."""
+    encoded: bytes | None = None
+    """The groups as they were recorded, where the batch comes from a checkpoint."""
+
+    @property
+    def file(self) -> str:
+        """Where in a checkpoint it lies, if it was collected ahead."""
+        return f"ahead/step-{self.step:06d}.jsonl.zst"
+
+    def record(self) -> bytes:
+        """The groups as a record file holds them. Read and written once more they might differ (rollout/record.py)."""
+        return self.encoded or encode_groups(self.groups)
+
+    def facts(self) -> dict[str, Any]:
+        """JSON of all but the groups; the metrics too, for a record leaves out the documents."""
+        return {"step": self.step, "version": self.version, "stage": self.stage, "metrics": self.metrics}
+
+    @classmethod
+    def from_checkpoint(cls, facts: Mapping[str, Any], folder: Path) -> Batch:
+        """The batch whose `facts` and `file` were saved. Its problems have no documents: what learns needs none."""
+        empty = cls(facts["step"], (), facts["version"], facts["stage"], dict(facts["metrics"]))
+        path = folder / empty.file
+        return replace(empty, groups=read_groups(path).groups, encoded=path.read_bytes())
+
+
+@dataclass
+class Collector:
+    """Collects the batches of a run, one after the other."""
+
+    config: RunConfig
+    player: Player
+    source: ProblemSource
+    folder: RunFolder
+    loggers: LoggerSet
+    _told_of_refills: bool = field(default=False, init=False)
+
+    async def collect(self, step: int, stage: int | None) -> Batch:
+        """The batch of `step`, its problems of the curriculum's `stage`. Raises RunError if nothing was graded."""
+        curriculum = self.config.data.curriculum
+        size = curriculum.sizes[stage] if curriculum and stage is not None else None
+        sampler = self.player.sampler
+        version, counters, start = sampler.version, sampler.stats(), time.perf_counter()
+        groups = await self._groups(step, size)
+        _refuse_ungraded(step, groups)
+        seconds = time.perf_counter() - start
+        sampled = sum(sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories)
+        timings = {"rollout_s": seconds, "rollout_tokens_per_s": sampled / seconds}
+        return Batch(
+            step=step,
+            groups=tuple(groups),
+            version=version,
+            stage=stage,
+            metrics=group_metrics(groups, self.player.codec),
+            timings=timings | rates(counters, sampler.stats(), seconds),
+        )
+
+    async def _groups(self, step: int, size: int | None) -> list[Group]:
+        """The groups of a step: those of the first round, and those played in place of silent ones."""
+        wanted = self.config.train.prompts_per_step
+        played = await self._play(step, wanted, 0, size)
+        dynamic = self.config.credit.dynamic_sampling
+        if dynamic is None:
+            return played
+        for round_number in range(1, dynamic.max_refills + 1):
+            missing = wanted - sum(map(has_signal, played))
+            if missing == 0:
+                return played
+            played += await self._play(step, missing, round_number, size)
+        if (kept := sum(map(has_signal, played))) < wanted:
+            self._tell_of_refills(step, kept, wanted, len(played))
+        return played
+
+    async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
+        # Sources count steps from 0: the first epoch begins with the first step.
+        problems = self.source.problems(step=step - 1, count=count, round=round_number, size=size)
+        self._admit(problems)
+        stage = "rollout" if round_number == 0 else f"refill {round_number}"
+        done = Counter[str]()
+
+        def on_episode(_trajectory: Trajectory, _grade: Grade) -> None:
+            done["episodes"] += 1
+            self.loggers.progress(stage, done["episodes"], len(problems) * self.player.group_size)
+
+        return await self.player.batch(
+            problems,
+            key=(self.config.seed, "train", step, round_number),
+            group_prefix=f"{step}/{round_number}/",
+            on_episode=on_episode,
+        )
+
+    def _admit(self, problems: Sequence[Problem]) -> None:
+        variant = self.player.variant
+        for policy in (self.player.policy, *([variant.policy] if variant else ())):
+            admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
+
+    def _tell_of_refills(self, step: int, kept: int, wanted: int, played: int) -> None:
+        self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=played)
+        if self._told_of_refills:
+            return
+        self._told_of_refills = True
+        dynamic = self.config.credit.dynamic_sampling
+        assert dynamic is not None
+        self.loggers.message(
+            f"step {step}: {kept} of {wanted} groups have a signal after {dynamic.max_refills} refills; "
+            f"training on those (said once, events.jsonl names every such step)"
+        )
+
+
+def _refuse_ungraded(step: int, groups: Sequence[Group]) -> None:
+    """Raise RunError, with the commonest reason, if nothing was graded."""
+    if any(grade.graded for group in groups for grade in group.grades):
+        return
+    reasons = Counter(grade.reason or "no reason given" for group in groups for grade in group.grades)
+    reason, count = reasons.most_common(1)[0] if reasons else ("the source gave no problems", 0)
+    raise RunError(f"step {step}: no episode could be graded; {count} of {reasons.total()}: {reason}{_why(groups)}")
+
+
+def _why(groups: Sequence[Group]) -> str:
+    """The first error that episodes recorded, as part of a message."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            for event in trajectory.events:
+                if "message" in event.detail:
+                    return f" ({event.detail.get('type', event.kind)}: {event.detail['message']})"
+    return ""
