@@ -92,6 +92,7 @@ class WorkerPool:
         """End the workers, in the middle of a task if need be; what waits is cancelled."""
         with self._lock:
             self._stopped = True
+        self._fail_waiting(None)
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -107,7 +108,6 @@ class WorkerPool:
                 with suppress(BrokenPipeError):  # what is still in it belongs to a task that was cut off
                     if pipe is not None:
                         pipe.close()
-        self._fail_waiting(None)
 
     def _serve(self, process: subprocess.Popen[str]) -> None:
         """The life of one worker, seen from here."""

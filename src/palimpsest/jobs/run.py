@@ -11,6 +11,7 @@ from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.table import Table
 from palimpsest.runs.run_folder import METRICS, load_config, read_rows
+from palimpsest.types import Problem
 
 
 class Run:
@@ -60,13 +61,15 @@ class Run:
         """`evaluate`, to be awaited."""
         return await evaluate_async(self.model, **self._options(options))
 
-    def play(self, problem: Any = None, **options: Any) -> Episode:
+    def play(self, problem: Problem | str | None = None, context: str | None = None, **options: Any) -> Episode:
         """`palimpsest.play` with the trained agent, under the run's own configuration."""
-        return play(problem, model=self.model, **self._options(options))
+        return play(problem, context, model=self.model, **self._options(options))
 
-    async def play_async(self, problem: Any = None, **options: Any) -> Episode:
+    async def play_async(
+        self, problem: Problem | str | None = None, context: str | None = None, **options: Any
+    ) -> Episode:
         """`play`, to be awaited."""
-        return await play_async(problem, model=self.model, **self._options(options))
+        return await play_async(problem, context, model=self.model, **self._options(options))
 
     def __repr__(self) -> str:
         metrics = self.metrics

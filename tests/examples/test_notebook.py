@@ -1,0 +1,95 @@
+"""The notebook in examples/ in a real kernel, whose event loop runs while its cells do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+ROOT = Path(__file__).parents[2]
+
+
+def executed(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The code cells after a run in `folder`, by a kernel of this interpreter and this tree."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
+    client.execute()
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def shown(cell: Any) -> str:
+    """All that a cell printed or displayed, as text."""
+    texts = [out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.outputs]
+    return "\n".join(texts)
+
+
+def test_the_notebook_of_first_steps_runs_and_shows_progress_and_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
+    assert not [cell for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]  # kept without results
+    cells = executed(notebook, tmp_path, monkeypatch)
+    trained, rewards, evaluated, *_ = cells
+    assert "steps 2/2  reward" in shown(trained)
+    assert "2 of 2 steps, finished" in shown(trained)
+    assert rewards.outputs[-1].data["text/plain"].startswith("[")
+    assert "episodes 8/8" in shown(evaluated)
+    assert "<table>" in evaluated.outputs[-1].data["text/html"]
+    assert "Episode of question" in shown(cells[-1])
+    assert all(not [out for out in cell.outputs if out.output_type == "error"] for cell in cells)
+
+
+INTERRUPTED = """
+import json, os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+import palimpsest
+from support.small_run import small_run
+settings = small_run({model!r}, steps=500) | {{"logging.sinks": ["console"]}}
+def interrupt():
+    while not os.path.exists("run/checkpoints/step-000002"):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+run = palimpsest.train("memagent-quickstart", settings, out="run")
+print("stopped", 2 <= run.steps < 500, run.finished, run.checkpoint.is_dir())
+"""
+
+
+def test_interrupting_a_cell_finishes_the_step_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+) -> None:
+    code = INTERRUPTED.format(tests=str(ROOT / "tests"), model=str(tiny_model_folder))
+    (cell,) = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path, monkeypatch)
+    assert "stopped True False True" in shown(cell)
+
+
+AWAITED = """
+import asyncio, sys
+sys.path.insert(0, {tests!r})
+import palimpsest
+from support.small_run import small_run
+ticks = 0
+async def tick():
+    global ticks
+    while True:
+        await asyncio.sleep(0.01)
+        ticks += 1
+ticking = asyncio.ensure_future(tick())
+run = await palimpsest.train_async("memagent-quickstart", small_run({model!r}), out="run", quiet=True)
+ticking.cancel()
+print("awaited", run.finished, ticks > 0)
+"""
+
+
+def test_the_twins_are_awaited_in_the_notebooks_own_loop_which_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+) -> None:
+    code = AWAITED.format(tests=str(ROOT / "tests"), model=str(tiny_model_folder))
+    (cell,) = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path, monkeypatch)
+    assert "awaited True True" in shown(cell)

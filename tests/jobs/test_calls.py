@@ -1,0 +1,315 @@
+"""`palimpsest.train`, `evaluate`, `play`: what they return, where they can be called, how they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.jobs.blocking import blocking, finish
+from palimpsest.jobs.table import Table
+from palimpsest.progress.progress import Silent
+from palimpsest.runs.signals import GracefulStop
+from support.small_run import small_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> palimpsest.Run:
+    """Two steps on a tiny model."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    return palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=out, quiet=True)
+
+
+# ---- the package ---------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_imports_nothing_and_every_name_is_there_when_it_is_used() -> None:
+    code = (
+        "import sys, palimpsest\n"
+        "print(*sys.modules)\n"
+        "assert set(palimpsest.__all__) <= set(dir(palimpsest))\n"
+        "for name in palimpsest.__all__: getattr(palimpsest, name)\n"
+        "assert callable(palimpsest.train) and callable(palimpsest.evaluate)\n"
+        "try: palimpsest.nothing\n"
+        "except AttributeError as error: assert 'nothing' in str(error)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not {"torch", "transformers", "numpy", "pydantic", "yaml", "rich", "asyncio", "dataclasses"} & loaded
+    assert {name for name in loaded if name.startswith("palimpsest")} == {"palimpsest"}
+
+
+def test_what_type_checkers_see_is_what_is_exported() -> None:
+    text = (ROOT / "src" / "palimpsest" / "__init__.py").read_text("utf-8")
+    seen = set(re.findall(r"^    from \S+ import (\w+) as \1$", text, re.MULTILINE))
+    assert seen == set(palimpsest.__all__) - {"__version__"}
+
+
+# ---- what comes back -----------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> None:
+    assert (run.steps, run.finished) == (2, True)
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert run.metrics.column("reward/mean") == [row["reward/mean"] for row in rows]
+    assert run.checkpoint == run.folder / "checkpoints" / "step-000002"
+    assert "2 of 2 steps, finished, reward" in repr(run)
+    assert repr(palimpsest.Run(run.folder)) == repr(run)
+    with pytest.raises(palimpsest.PalimpsestError, match="no configuration of a run"):
+        palimpsest.Run(run.folder / "checkpoints")
+
+
+def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
+    evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, quiet=True)
+    assert evaluation.table.column("") == ["1 chunks", "2 chunks"]
+    assert (len(evaluation), evaluation["2 chunks"].problems) == (4, 2)
+    logged = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert sorted(row["id"] for row in logged) == sorted(sample.id for sample in evaluation)
+    mean = sum(row["value"] for row in logged) / 4
+    assert evaluation.accuracy.mean == pytest.approx(mean)
+    assert repr(evaluation).startswith("Evaluation of overwrite on synthetic, model ")
+    assert "<table>" in evaluation._repr_html_()
+    again = palimpsest.evaluate(run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, quiet=True)
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # what was played is not played again
+    assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.name == "1 chunks"]
+
+
+def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec: Any) -> None:
+    episode = run.play(chunks=2)
+    reads = [turn for turn in episode.trajectory.turns if turn.name == "read"]
+    assert episode.memories == tuple(tiny_codec.decode(turn.completion.token_ids, control=False) for turn in reads)
+    assert episode.grade is not None
+    assert episode.outcome == episode.trajectory.outcome
+    assert len(episode.table) == len(episode.turns) == len(reads) + 1
+    assert repr(episode).count("\n") == len(reads) + 1
+    assert "<li>" in episode._repr_html_()
+    assert run.play(chunks=2).answer == episode.answer  # drawn again, the same
+
+
+def test_a_question_of_ones_own_is_played_and_graded_where_it_has_answers(run: palimpsest.Run) -> None:
+    episode = run.play("Where does Anna live?", "Anna lives in Rome.", answers="Rome")
+    assert episode.problem.answers == ("Rome",)
+    assert episode.grade is not None
+    assert "Where does Anna live?" in episode.turns[0].prompt
+    problem = palimpsest.Problem("mine", "Who?", (), "Bob likes tea.")
+    ungraded = palimpsest.play(problem, model=run.model, overrides={"answer_tokens": 4})
+    assert (ungraded.grade, ungraded.problem) == (None, problem)
+
+
+@dataclass
+class Echo(palimpsest.MemoryPolicy):
+    """Answers with the document's first tokens."""
+
+    async def run(self, problem: palimpsest.Problem, model: palimpsest.Model) -> palimpsest.Answered:
+        await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=2)
+        return palimpsest.Answered((problem.context or "")[:4])
+
+
+def test_a_policy_can_be_tried_as_an_object(run: palimpsest.Run) -> None:
+    assert run.play("Where?", "Rome, said Anna.", policy=Echo()).answer == "Rome"
+
+
+def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
+    table = Table.of([{"answer": "<b>\x1b[31m\n"}] * 60)
+    assert len(repr(table).splitlines()) == 42
+    assert "\x1b" not in repr(table)
+    assert "<b>" not in table._repr_html_()
+    assert len(table[:3]) == 3
+    with pytest.raises(KeyError, match="no column nothing; there are answer"):
+        table.column("nothing")
+
+
+# ---- recipes and overrides -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"train.steps": 7, "data.corpus": None}, {"train": {"steps": 7}, "data": {"corpus": None}}, ["train.steps=7"]],
+)
+def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
+    config = palimpsest.load_recipe("memagent-quickstart", overrides)
+    assert config == palimpsest.load_recipe("memagent-quickstart", ["train.steps=7"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: palimpsest.train("memagent-7"), "did you mean memagent-7b?"),
+        (lambda: palimpsest.train("memagent-7b", {"train": {"stps": 3}}), "train.stps; did you mean train.steps?"),
+        (
+            lambda: palimpsest.train("memagent-7b", {"train.steps": "many"}),
+            "override train.steps=many: train.steps='many'",
+        ),
+        (lambda: palimpsest.train("memagent-7b", "train.steps=3"), "give a mapping or a list of texts"),
+        (lambda: palimpsest.evaluate(overrides={"chunksize": 3}), "policy.options.chunksize"),
+        (lambda: palimpsest.evaluate(chunks=0), "chunks=[0]"),
+        (lambda: palimpsest.evaluate(data="dev.json", chunks=4), "chunks=4"),
+        (lambda: palimpsest.evaluate(data="nowhere.json"), "nowhere.json"),
+        (lambda: palimpsest.play(context="alone"), "give the question first"),
+        (lambda: palimpsest.play("Who?", "He.", chunks=3), "chunks=3"),
+        (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
+        (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
+    ],
+)
+def test_a_wrong_argument_is_named_in_one_line(
+    call: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(palimpsest.PalimpsestError, match=re.escape(message)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- where they can be called --------------------------------------------------------------------------------
+
+
+def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
+    run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    settings = small_run(tiny_model_folder)
+
+    async def inside() -> palimpsest.Run:
+        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "inside", quiet=True)
+
+    async def awaited() -> palimpsest.Run:
+        return await palimpsest.train_async("memagent-quickstart", settings, out=tmp_path / "awaited", quiet=True)
+
+    def threaded() -> None:
+        palimpsest.train("memagent-quickstart", settings, out=tmp_path / "threaded", quiet=True)
+
+    asyncio.run(inside())
+    asyncio.run(awaited())
+    thread = threading.Thread(target=threaded)
+    thread.start()
+    thread.join()
+    for name in ("inside", "awaited", "threaded"):
+        for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (run.folder / file).read_bytes()
+
+
+def test_quiet_shows_nothing_and_otherwise_steps_are_told(
+    tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
+    palimpsest.train("memagent-quickstart", settings, out=tmp_path / "quiet", quiet=True)
+    out, err = capfd.readouterr()
+    assert (out, "step 1/2" in err) == ("", False)
+    palimpsest.train("memagent-quickstart", settings, out=tmp_path / "told")
+    assert "step 2/2  reward" in capfd.readouterr().err
+
+
+# ---- stopping ------------------------------------------------------------------------------------------------
+
+
+class StopsAtStep(Silent):
+    """Does something when a step is done."""
+
+    def __init__(self, step: int, does: Callable[[], None]) -> None:
+        self.at, self.does = step, does
+
+    def steps(self, total: int) -> Any:
+        watcher = Silent().steps(total)
+        outer = self
+
+        class Watching(type(watcher)):  # type: ignore[misc]
+            def step(self, step: int, metrics: Any, timings: Any) -> None:
+                if step == outer.at:
+                    outer.does()
+
+        return Watching()
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("where", ["plain", "running loop"])
+def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
+    where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
+
+    def begin() -> palimpsest.Run:
+        stopping = StopsAtStep(1, interrupt)
+        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", progress=stopping)
+
+    async def inside() -> palimpsest.Run:
+        return begin()
+
+    stopped = begin() if where == "plain" else asyncio.run(inside())
+    assert (stopped.steps, stopped.finished) == (1, False)
+    assert "1 of 2 steps, unfinished" in repr(stopped)
+    resumed = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
+    assert resumed.finished
+    for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
+        assert (resumed.folder / file).read_bytes() == (run.folder / file).read_bytes()
+
+
+def test_a_run_in_a_thread_ends_when_it_is_asked_to(tmp_path: Path, tiny_model_folder: Path) -> None:
+    stop, runs = GracefulStop(), list[palimpsest.Run]()
+    settings = small_run(tiny_model_folder, steps=50) | {"logging.sinks": ["console"]}
+    asking = StopsAtStep(2, lambda: stop.request("enough"))
+
+    def work() -> None:
+        runs.append(palimpsest.train("memagent-quickstart", settings, out=tmp_path, stop=stop, progress=asking))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(120)
+    assert [done.steps for done in runs] == [2]
+
+
+def test_an_interrupt_of_other_work_in_a_running_loop_cancels_it_and_is_raised() -> None:
+    ended: list[str] = []
+
+    async def endless() -> None:
+        try:
+            threading.Timer(0.2, interrupt).start()
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    async def inside() -> None:
+        finish(endless)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(inside())
+    assert ended == ["cancelled"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_blocking_call_has_the_signature_and_raises_the_errors_of_its_coroutine() -> None:
+    @blocking
+    async def halved_async(number: int) -> int:
+        """Half of it."""
+        await asyncio.sleep(0)
+        if number % 2:
+            raise ValueError(number)
+        return number // 2
+
+    async def inside(number: int) -> int:
+        return halved_async(number)
+
+    assert (halved_async.__name__, halved_async.__doc__) == ("halved", "Half of it.")
+    assert halved_async(4) == asyncio.run(inside(4)) == 2
+    works: list[Callable[[], Any]] = [lambda: halved_async(3), lambda: asyncio.run(inside(3))]
+    for work in works:
+        with pytest.raises(ValueError, match="3"):
+            work()
