@@ -4,8 +4,9 @@
                         -> {"result": [[{"document": {...}, "score": 4.2}, ...], ...]}
     GET  /queue_status  /cache_status  /metrics (Prometheus text)       POST /cache_clear
 
-Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; bodies, queries, their
-number and length and topk are bounded; searching never blocks the event loop; queries of requests that wait are
+Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; URLs, headers, the time
+they take and the number of connections are bounded before a token is looked at (bounded.py), and bodies, queries, their
+number and length and topk after it; searching never blocks the event loop; queries of requests that wait are
 searched in one call (retrieval/coalesce.py), equal ones once; without a token only loopback is served,
 with one every path asks for it; SIGTERM and SIGINT let running requests finish.
 Not covered: TLS (put a proxy before it); limits per client; pages of a browser on the same machine, which can send
@@ -25,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 import uvicorn
@@ -39,6 +40,7 @@ from starlette.routing import Route
 from palimpsest.errors import ConfigError
 from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, Index
+from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, with_limits
 from palimpsest.serve.cache import BytesCache
 
 SWITCH_SECONDS = 0.0005
@@ -63,6 +65,7 @@ class Limits:
     """Queries in one search, of requests that wait."""
     cache_entries: int = 20_000
     cache_bytes: int = 64 << 20
+    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 class Ask(BaseModel):
@@ -247,7 +250,15 @@ def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str]
     host, port = taken.getsockname()[:2]
     with _refused_address(host, port):
         taken.listen(1024)
-    config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=10)
+    config = uvicorn.Config(
+        service.app(),
+        http=with_limits(service.limits.connection),
+        ws="none",
+        backlog=BACKLOG,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=10,
+    )
     server = _Server(config)
     sys.setswitchinterval(SWITCH_SECONDS)
     ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -273,6 +284,7 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(AcceptErrors())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
