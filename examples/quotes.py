@@ -3,8 +3,8 @@
     palimpsest check examples.quotes:QuotesPolicy
     palimpsest eval --policy examples.quotes:QuotesPolicy --data synthetic --chunks 4,16
 
-A quote enters later prompts as the ids that were sampled. The turns are called "quote", not "read": metrics take the
-completion of a turn called "read" for the whole memory.
+A quote enters later prompts as the ids that were sampled. The slots are called memory and section, so that metrics know
+what was kept, lost and invented; the turns are called "quote", for the completion of a "read" is the whole memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, user_turn
 from palimpsest.types import Outcome, Problem
 
-QUOTE = "Section:\n{section}\nProblem: {question}\nQuotes so far:\n{quotes}\nQuote what the section adds, or nothing."
-ANSWER = "Problem: {question}\nQuotes:\n{quotes}\nAnswer in \\boxed{}."
+QUOTE = "Section:\n{section}\nProblem: {question}\nQuotes so far:\n{memory}\nQuote what the section adds, or nothing."
+ANSWER = "Problem: {question}\nQuotes:\n{memory}\nAnswer in \\boxed{}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class QuotesPolicy:
     answer_tokens: int = 32
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
-        quote = user_turn(codec, QUOTE, ("section", "question", "quotes"))
-        return quote, user_turn(codec, ANSWER, ("question", "quotes"))
+        quote = user_turn(codec, QUOTE, ("section", "question", "memory"))
+        return quote, user_turn(codec, ANSWER, ("question", "memory"))
 
     def required_context(self, codec: Codec) -> int:
         """Longest prompt plus completion; the run is refused at start if the model's window is shorter."""
@@ -58,9 +58,9 @@ class QuotesPolicy:
         kept: deque[tuple[int, ...]] = deque(maxlen=self.quotes)
         for index, section in enumerate(split(codec.encode(problem.context), self.chunk_size)):
             quotes = [i for each in kept for i in (*each, *newline)]
-            prompt = quote.fill({"section": section, "question": question, "quotes": quotes})
+            prompt = quote.fill({"section": section, "question": question, "memory": quotes})
             completion = await model.generate(prompt, name="quote", max_tokens=self.quote_tokens, chunk=index)
             if said := codec.strip_stop(completion.token_ids):
                 kept.append(said)
-        prompt = answer.fill({"question": question, "quotes": [i for each in kept for i in (*each, *newline)]})
+        prompt = answer.fill({"question": question, "memory": [i for each in kept for i in (*each, *newline)]})
         return answered(await model.generate(prompt, name="answer", max_tokens=self.answer_tokens), codec)

@@ -11,7 +11,7 @@ import pytest
 from support.source import IMPORTS, MODULES, PACKAGE, Import
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "files", "seeding", "plugins", "endpoints", "config", "progress", "engines.protocol"),
+    ("types", "events", "errors", "files", "seeding", "plugins", "endpoints", "config", "progress", "engines.protocol"),
     ("text",),
     ("retrieval", "tools", "memory", "data"),
     ("measures", "reward", "rollout"),

@@ -1,4 +1,4 @@
-"""The vocabulary of palimpsest. Standard library only; every noun is defined once, here.
+"""The vocabulary of palimpsest, events apart (events.py). Standard library only; every noun is defined once, here.
 
 An episode is a list of turns; a turn is one model call kept exactly as it happened. Axis letters in docstrings:
 P prompt tokens, T tokens of a completion or a segment.
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from palimpsest.events import Event
 
 
 class StopReason(StrEnum):
@@ -101,7 +103,7 @@ class Prompt(tuple[int, ...]):
         >>> Prompt.named("memory", Prompt.joined([Prompt.named("memory", [7]), Prompt.named("recalled", [8])])).spans
         {'memory': (0, 1), 'recalled': (1, 2)}
         """
-        inner = ids.spans if isinstance(ids, Prompt) else {}
+        inner = spans_of(ids)
         return cls(ids, inner if name in inner else {name: (0, len(ids)), **inner})
 
     @classmethod
@@ -110,12 +112,17 @@ class Prompt(tuple[int, ...]):
         ids: list[int] = []
         spans: dict[str, Span] = {}
         for part in parts:
-            for name, (start, end) in part.spans.items() if isinstance(part, Prompt) else ():
+            for name, (start, end) in spans_of(part).items():
                 if name in spans:
                     raise ValueError(f"two pieces of a prompt are called {name!r}: give each a name of its own")
                 spans[name] = (len(ids) + start, len(ids) + end)
             ids += part
         return cls(ids, spans)
+
+
+def spans_of(ids: Sequence[int]) -> Mapping[str, Span]:
+    """Where the named pieces stand; none in ids that are no `Prompt`."""
+    return ids.spans if isinstance(ids, Prompt) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +186,6 @@ class Turn:
         """[T] ids of a named piece of the prompt, None if it has none of that name."""
         span = self.spans.get(name)
         return None if span is None else self.prompt_ids[span[0] : span[1]]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened between turns: recall, prune, truncation, tool error."""
-
-    kind: str
-    step: int
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,10 @@ from palimpsest.jobs import cold_start
 from palimpsest.jobs.cold_start import run_cold_start
 from palimpsest.jobs.methods import METHODS, Lengths
 from palimpsest.jobs.training import Training, prepare
-from palimpsest.measures.memory import copied, sentences
+from palimpsest.measures.texts import flat, sentences, stands_in
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy, read_gates
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.parts.prompts import read_slots
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.progress.progress import Silent
 from palimpsest.runs.driver import Finished
@@ -38,6 +37,21 @@ from support.fakes import first_lessons
 DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
 SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
 COUNT = 300
+
+
+def slots_of(turn: Any, codec: Any) -> dict[str, str]:
+    """What stands in the slots of a reading turn's prompt; a recalled memory counts as memory."""
+    slots = {name: codec.decode(turn.piece(name)) for name in turn.spans}
+    if "recalled" in slots:
+        slots["memory"] = f"{slots.pop('recalled')}\n{slots['memory']}"
+    return slots
+
+
+def read_lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[dict[str, str], str]]:
+    """What stands in the slots, and the reply, of each lesson in reading."""
+    drawn = first_lessons(Lessons(policy, codec, DATA, 0, insight), COUNT)
+    turns = [turn for trajectory in drawn for turn in trajectory.turns if turn.name == "read"]
+    return [(slots_of(turn, codec), codec.decode(turn.completion.token_ids, control=False)) for turn in turns]
 
 
 def lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[str, str, str]]:
@@ -72,14 +86,10 @@ def test_every_reply_is_well_formed_and_within_its_budget(tiny_codec: Any) -> No
 
 def test_what_is_written_and_asked_for_is_drawn_from_what_is_in_sight(tiny_codec: Any) -> None:
     places = Counter[str]()
-    for kind, prompt, text in lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec):
-        if kind != "read":
-            continue
-        slots = read_slots(prompt)
-        assert slots is not None
+    for slots, text in read_lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec):
         update, _, recall = text.removeprefix("<update>").partition("</update>")
-        sight = slots["memory"] + "\n" + slots["section"]
-        assert copied(update, sight) == (len(sentences(update)), len(sentences(update)))
+        sight = flat(slots["memory"] + "\n" + slots["section"])
+        assert all(stands_in(flat(sentence), sight) for sentence in sentences(update))
         name = recall.removeprefix("<recall> ").removesuffix("</recall>")
         assert not name or (name in slots["section"] and name not in slots["question"])
         for sentence in sentences(update):
@@ -90,10 +100,7 @@ def test_what_is_written_and_asked_for_is_drawn_from_what_is_in_sight(tiny_codec
 def test_what_is_written_does_not_depend_on_the_question(tiny_codec: Any) -> None:
     """Of two facts in sight, one the question's relation and one not, each is written as often."""
     related = others = wrote_related = wrote_others = 0
-    for kind, prompt, text in lessons(OverwritePolicy(**SIZES), tiny_codec):
-        slots = read_slots(prompt) if kind == "read" else None
-        if not slots:
-            continue
+    for slots, text in read_lessons(OverwritePolicy(**SIZES), tiny_codec):
         subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
         for fact in dict.fromkeys(sentences(slots["section"])):
             about = subject in fact
@@ -107,10 +114,7 @@ def test_what_is_written_does_not_depend_on_the_question(tiny_codec: Any) -> Non
 def test_insight_keeps_what_leads_to_the_answer_and_asks_for_what_it_names(tiny_codec: Any) -> None:
     """The first hop is known by the question's subject, the second by whom the first leads to."""
     kept = asked = 0
-    for kind, prompt, text in lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec, insight=1.0):
-        slots = read_slots(prompt) if kind == "read" else None
-        if not slots:
-            continue
+    for slots, text in read_lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec, insight=1.0):
         subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
         update, _, recall = text.removeprefix("<update>").partition("</update>")
         facts = sentences(slots["memory"] + "\n" + slots["section"])
@@ -146,15 +150,13 @@ def test_answers_come_from_both_memories_together_and_unknown_where_a_piece_is_m
 
 
 def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
-    ours, theirs = (lessons(policy, tiny_codec) for policy in (RecallPolicy(**SIZES), OverwritePolicy(**SIZES)))
-    for (kind, prompt, _), (other_kind, other_prompt, _) in zip(ours, theirs, strict=True):
-        assert kind == other_kind
-        if kind == "read":
-            mine, other = read_slots(prompt), read_slots(other_prompt)
-            assert mine is not None
-            assert other is not None
-            assert (mine["question"], mine["section"]) == (other["question"], other["section"])
-            assert other["memory"] in mine["memory"]  # which holds the recalled one besides
+    policies = (RecallPolicy(**SIZES), OverwritePolicy(**SIZES))
+    kinds, other_kinds = ([kind for kind, _, _ in lessons(policy, tiny_codec)] for policy in policies)
+    assert kinds == other_kinds
+    ours, theirs = (read_lessons(policy, tiny_codec) for policy in policies)
+    for (mine, _), (other, _) in zip(ours, theirs, strict=True):
+        assert (mine["question"], mine["section"]) == (other["question"], other["section"])
+        assert other["memory"] in mine["memory"]  # which holds the recalled one besides
 
 
 def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:

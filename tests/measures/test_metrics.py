@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from palimpsest.measures.memory import copied, evidence_retention, memory_metrics
-from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.events import EmptyMemoryKept, Event
+from palimpsest.measures.memory import evidence_retention, memory_metrics, memory_steps
+from palimpsest.measures.texts import Texts, flat, sentences, stands_in
+from palimpsest.measures.trace import last_memory, readings
+from palimpsest.memory.policy import Answered
+from palimpsest.rollout.episode import play
 from palimpsest.training.metrics import group_metrics
-from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
-from support.fakes import LetterCodec
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
+from support.fakes import LetterCodec, SeedSampler
 
 CODEC: Any = LetterCodec()
 QUESTION = "Where does Ann live?"
 
 
 def read(step: int, section: str, memory: str, written: str, stop: StopReason = StopReason.STOP) -> Turn:
-    prompt = f"Question: {QUESTION}\nMemory: {memory}\nSection: {section}"
+    pieces = {"question": QUESTION, "memory": memory, "section": section}
+    prompt = Prompt.joined(
+        part
+        for name, text in pieces.items()
+        for part in (CODEC.encode(f" {name}: "), Prompt.named(name, CODEC.encode(text)))
+    )
     ids = tuple(CODEC.encode(written)) + ((0,) if stop is StopReason.STOP else ())
     completion = Completion(ids, (-0.1,) * len(ids), stop)
-    return Turn(tuple(CODEC.encode(prompt)), completion, step, "read", {"chunk": step, "memory_tokens": len(memory)})
+    return Turn(tuple(prompt), completion, step, "read", {"chunk": step}, prompt.spans)
 
 
 def group(*turns: Turn, evidence: list[str] | None = None, events: tuple[Event, ...] = ()) -> Group:
@@ -53,16 +65,21 @@ def test_repeating_the_question_is_not_a_copied_fact() -> None:
     ],
 )
 def test_a_sentence_must_stand_there_whole(memory: str, hits: int) -> None:
-    assert copied(memory, "First. The code is 12. Last.") == (hits, 1)
+    assert (
+        memory_metrics(group(read(0, "First. The code is 12. Last.", "none", memory)), CODEC)["copy_fidelity"] == hits
+    )
+    (sentence,) = sentences(memory)
+    assert stands_in(flat(sentence), "first. the code is 12. last.") == bool(hits)
 
 
 def test_overwrite_rate_is_the_share_of_changed_tokens_between_memories() -> None:
-    played = group(read(0, "", "", "abcd"), read(1, "", "", "abce"), read(2, "", "", "wxyz"))
+    played = group(read(0, "", "", "abcd"), read(1, "", "abcd", "abce"), read(2, "", "abce", "wxyz"))
     assert memory_metrics(played, CODEC)["overwrite_rate"] == pytest.approx((1 / 4 + 1) / 2)
 
 
 def test_evidence_retention_looks_at_the_final_memory_and_is_unknown_without_evidence() -> None:
-    turns = (read(0, "", "", "Ann lives in Rome. Bo has a cat."), read(1, "", "", "ann lives in Rome."))
+    first = "Ann lives in Rome. Bo has a cat."
+    turns = (read(0, "", "", first), read(1, "", first, "ann lives in Rome."))
     both = group(*turns, evidence=["Ann lives in Rome.", "Bo has a cat."])
     assert memory_metrics(both, CODEC)["evidence_retention"] == 0.5
     assert memory_metrics(group(*turns), CODEC)["evidence_retention"] is None
@@ -84,29 +101,28 @@ def test_of_whole_paragraphs_the_answer_is_what_must_be_kept(
     assert evidence_retention(Problem("p", QUESTION, answers, None, metadata), memory) == kept
 
 
-@pytest.mark.parametrize("prompts", ["standard", "short"])
-@pytest.mark.parametrize("layout", ["memory_first", "section_first"])
 @pytest.mark.parametrize(
     ("written", "fidelity"),
     [
         ("Bo sings. Ann lives in Rome.", 1.0),  # one of the memory, one of the section
-        ("Update the memory. Only the new memory will be kept.", 0.0),  # our own words
+        ("Bo sings. section: Here is.", 0.5),  # words of the template
         (QUESTION, 0.0),
     ],
 )
-def test_what_is_copied_from_the_template_is_no_fact(prompts: str, layout: Any, written: str, fidelity: float) -> None:
-    text = prompt_set(prompts).read[layout].format(question=QUESTION, memory="Bo sings.", section="Ann lives in Rome.")
-    ids = tuple(CODEC.encode(f"user\n{text}\nassistant\n"))
-    turn = Turn(ids, Completion(tuple(CODEC.encode(written)), (), StopReason.LENGTH), 0, "read", {})
+def test_what_is_copied_from_the_template_is_no_fact(written: str, fidelity: float) -> None:
+    turn = read(0, "Ann lives in Rome.", "Bo sings.", written)
     assert memory_metrics(group(turn), CODEC)["copy_fidelity"] == fidelity
+    unnamed = group(replace(turn, spans={}))
+    assert memory_metrics(unnamed, CODEC)["copy_fidelity"] is None
 
 
 def test_an_empty_response_that_kept_the_memory_is_not_a_memory() -> None:
-    turns = (read(0, "", "", "abcd"), read(1, "", "", ""), read(2, "", "", "abcd"))
-    kept = group(*turns, events=(Event("empty_memory_kept", 2),))
+    turns = (read(0, "", "", "abcd"), read(1, "", "abcd", ""), read(2, "", "abcd", "abcd"))
+    kept = group(*turns, events=(Event(EmptyMemoryKept(), before_turn=2),))
     assert memory_metrics(kept, CODEC)["overwrite_rate"] == 0.0
     assert memory_metrics(kept, CODEC)["tokens"] == 4.0
-    assert memory_metrics(group(*turns), CODEC)["overwrite_rate"] == 1.0
+    emptied = (turns[0], turns[1], read(2, "", "", "abcd"))
+    assert memory_metrics(group(*emptied), CODEC)["overwrite_rate"] == 1.0
 
 
 def test_what_is_not_known_is_absent_and_not_zero() -> None:
@@ -123,3 +139,67 @@ def test_ungraded_episodes_are_counted_and_leave_the_mean_alone() -> None:
     two = Group(one.problem, one.trajectories * 2, (Grade(1.0), Grade(None, "judge down")))
     metrics = group_metrics([two], CODEC)
     assert (metrics["reward/mean"], metrics["reward/ungraded"]) == (1.0, 1.0)
+
+
+def test_what_each_turn_kept_lost_and_invented_worked_by_hand() -> None:
+    first, second = "Ann lives in Rome. Bo has a cat.", "Ann lives in Rome. Cid is red."
+    turns = (read(0, "Ann lives in Rome. Bo has a cat.", "none", first), read(1, "Cid is blue.", first, second))
+    played = group(*turns, evidence=["Bo has a cat.", "Ann lives in Rome."])
+    one, two = memory_steps(played.problem, played.trajectories[0], CODEC)
+    assert (one.held, one.retention, one.unsupported, one.lost) == ((0, 1), 1.0, (), ("none",))
+    assert (two.held, two.retention) == ((1,), 0.5)
+    assert two.written == ("Ann lives in Rome.", "Cid is red.")
+    assert two.unsupported == ("Cid is red.",)
+    assert two.lost == ("Bo has a cat.",)
+    assert (two.reading.turn, str(two.reading.section)) == (turns[1], "Cid is blue.")
+
+
+def test_every_rollout_of_a_group_is_measured() -> None:
+    true = group(read(0, "It rains.", "none", "It rains.")).trajectories[0]
+    false = group(read(0, "It rains.", "none", "It snows.")).trajectories[0]
+    episodes = tuple(replace(one, rollout=number) for number, one in enumerate((*[true] * 4, *[false] * 12)))
+    played = Group(Problem("p", QUESTION, ("x",)), episodes, (Grade(1.0),) * 16)
+    assert memory_metrics(played, CODEC)["copy_fidelity"] == 0.25
+
+
+class NotesPolicy:
+    """A user's: the program appends each reply to notes; turns are called what it likes."""
+
+    async def run(self, problem: Problem, model: Any) -> Answered:
+        encode = model.codec.encode
+        notes: list[int] = []
+        for section in str(problem.context).split("|"):
+            parts = [encode("Notes: "), Prompt.named("memory", notes), Prompt.named("section", encode(section))]
+            notes = [*notes, *(await model.generate(Prompt.joined(parts), name="note", max_tokens=8)).token_ids[:-1]]
+        await model.generate(Prompt.named("memory", notes), name="say", max_tokens=8)
+        return Answered("yes")
+
+
+def test_a_users_policy_is_measured_by_the_pieces_it_names() -> None:
+    problem = Problem("p", "?", ("x",), "yes|no ", {"evidence": ["yes"]})
+    given = {"codec": CODEC, "sampling": SamplingConfig(), "key": (3,), "group_id": "g", "rollout": 2}
+    trajectory = asyncio.run(play(problem, policy=NotesPolicy(), sampler=SeedSampler(), **given))
+    said = [CODEC.decode(turn.completion.token_ids) for turn in trajectory.turns[:2]]
+    reads = readings(trajectory, Texts(CODEC))
+    assert [str(reading.memory_before) for reading in reads] == ["", said[0]]
+    assert [str(reading.memory_after) for reading in reads] == [said[0], said[0] + said[1]]
+    assert [str(reading.section) for reading in reads] == ["yes", "no "]
+    metrics = memory_metrics(Group(problem, (trajectory,), (Grade(1.0),)), CODEC)
+    assert metrics["tokens"] == 4.5
+    assert metrics["copy_fidelity"] is not None
+    assert str(last_memory(trajectory, Texts(CODEC))) == said[0] + said[1]
+
+
+def test_no_prompt_is_decoded_but_in_the_pieces_that_are_asked_for() -> None:
+    decoded = []
+
+    class Counting(LetterCodec):
+        def decode(self, ids: Any, *, control: bool = True) -> str:
+            decoded.append(tuple(ids))
+            return super().decode(decoded[-1], control=control)
+
+    codec = Counting()
+    turns = (read(0, "It rains.", "none", "It rains."), read(1, "It snows.", "It rains.", "It rains."))
+    memory_metrics(group(*turns, evidence=["It rains."]), codec)
+    assert sorted(codec.encode(text) for text in ("It rains.", "none")) == sorted(map(list, set(decoded)))
+    assert len(decoded) == len(set(decoded))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from palimpsest.events import Declared, Event, Pruned, PruneRefused, ToolCalled, ToolFailed, VariantPlayed
 from palimpsest.jobs.composing import measure_memory
 from palimpsest.report.training_plots import training_figures
 from palimpsest.training.metrics import group_metrics
-from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 
 CODEC: Any = LetterCodec()
@@ -18,26 +19,25 @@ def act(step: int, prompt: tuple[int, ...]) -> Turn:
     return Turn(prompt, reply, step, "act", {"context_tokens": len(prompt), "tool_calls": step, "prunes": 0})
 
 
-def episode(rollout: int, *events: tuple[str, dict[str, Any]], pruned: bool = True) -> Trajectory:
+def episode(rollout: int, *events: Declared, pruned: bool = True) -> Trajectory:
     """Prompts of 2, 6 and, after a prune, 3 tokens; without one 10."""
     first, second = (1, 2), (1, 2, 7, 7, 0, 3)
     third = (1, 2, 4) if pruned else (*second, 7, 7, 0, 4)
-    happened = tuple(Event(kind, 1, detail) for kind, detail in events)
-    return Trajectory(
-        "p", "g", rollout, (act(0, first), act(1, second), act(2, third)), Outcome.ANSWERED, "a", happened
-    )
+    turns = (act(0, first), act(1, second), act(2, third))
+    happened = tuple(Event(what, before_turn=1) for what in events)
+    return Trajectory("p", "g", rollout, turns, Outcome.ANSWERED, "a", happened)
 
 
-CALL: tuple[str, dict[str, Any]] = ("tool_call", {})
-PRUNE: tuple[str, dict[str, Any]] = ("prune", {})
+CALL = ToolCalled("a", "search", 4)
+PRUNE = Pruned("b", ("a",), "tea", 3)
 
 
-def error(kind: str) -> tuple[str, dict[str, Any]]:
-    return "tool_error", {"kind": kind}
+def error(kind: str) -> ToolFailed:
+    return ToolFailed(kind, id="c", tool="search", tokens=4, message="no")
 
 
 FIRST = episode(0, CALL, CALL, PRUNE, error("timeout"), error("malformed"))
-SECOND = episode(1, CALL, ("prune_refused", {}), error("timeout"), pruned=False)
+SECOND = episode(1, CALL, PruneRefused("b", "no such id"), error("timeout"), pruned=False)
 PROBLEM = Problem("p", "?", ("a",))
 
 
@@ -61,7 +61,7 @@ def test_measures_of_training_are_means_over_episodes_worked_by_hand() -> None:
 
 
 def test_episodes_of_a_variant_say_nothing_of_how_tools_are_used() -> None:
-    bare = episode(2, ("variant", {"options": {"prune": False}}), pruned=False)
+    bare = episode(2, VariantPlayed({"prune": False}), pruned=False)
     group = Group(PROBLEM, (FIRST, bare), (Grade(1.0), Grade(0.0)))
     assert group_metrics([group], CODEC)["tool/prunes"] == 1.0
 

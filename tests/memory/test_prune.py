@@ -45,7 +45,7 @@ def test_a_prune_removes_what_it_names_and_its_call_stays() -> None:
     assert trajectory.outcome is Outcome.ANSWERED
     assert trajectory.answer == "FINAL_ANSWER: tea"
     (event,) = events(trajectory, "prune")
-    assert (event.detail["deleted"], event.detail["memory"], event.detail["id"]) == ([A], "tea", C)
+    assert (event.detail["deleted"], event.detail["memory"], event.detail["id"]) == ((A,), "tea", C)
 
 
 def test_a_prune_can_itself_be_pruned() -> None:
@@ -63,7 +63,7 @@ def test_several_prunes_of_a_reply_are_done_in_order_each_whole_or_not_at_all() 
     ]
     trajectory, script = played(policy(parallel_calls=9), replies)
     assert in_sight(script.text(2)) == [B, D, E]
-    assert [event.detail["deleted"] for event in events(trajectory, "prune")] == [[A], [C]]
+    assert [event.detail["deleted"] for event in events(trajectory, "prune")] == [(A,), (C,)]
     reasons = [event.detail["reason"] for event in events(trajectory, "prune_refused")]
     assert [reason.split(" is")[0] for reason in reasons] == ['delete_ids: "zz"', f'delete_ids: "{A}"']
 
@@ -210,7 +210,7 @@ def test_whatever_goes_wrong_comes_back_under_an_id_and_the_episode_goes_on(
     trajectory, script = played(tricky(tool_timeout_s=limit), [reply, prune(A)])
     assert f"[{A}] error: {message}"[:80] in script.text(1)
     (event,) = events(trajectory, "tool_error")
-    assert (event.detail["kind"], event.detail["id"]) == (kind, A)
+    assert (event.detail["error"], event.detail["id"]) == (kind, A)
     assert in_sight(script.text(2)) == [B]  # an error can be pruned like any result
     assert trajectory.outcome is Outcome.ANSWERED
 
@@ -223,7 +223,7 @@ def test_calls_beyond_the_limit_come_back_as_errors_in_the_order_of_the_calls() 
         text.index(f"\n[{n}] ") for n in (A, B, C, D)
     )
     assert f"[{A}] Alice drinks tea." in text
-    assert [event.detail["kind"] for event in events(trajectory, "tool_error")] == ["timeout", "too_many", "too_many"]
+    assert [event.detail["error"] for event in events(trajectory, "tool_error")] == ["timeout", "too_many", "too_many"]
     assert f"[{D}] error: not done: at most 2 calls at once" in text
 
 
@@ -301,7 +301,7 @@ def test_without_the_prune_tool_a_prune_is_a_call_of_an_unknown_tool_and_other_t
     assert "prune" not in script.text(0)
     assert "search tricky" in script.text(0)
     assert in_sight(script.text(3)) == [A, B, C]
-    assert [event.detail["kind"] for event in events(trajectory, "tool_error")] == ["unknown_tool"]
+    assert [event.detail["error"] for event in events(trajectory, "tool_error")] == ["unknown_tool"]
     assert not events(trajectory, "prune")
     assert len(segments_of(trajectory)) == 1
 

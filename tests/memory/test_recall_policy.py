@@ -12,6 +12,8 @@ import pytest
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError
+from palimpsest.events import Event, Recalled
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import readings
 from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.parts.prompts import prompt_set
@@ -21,7 +23,7 @@ from palimpsest.reward.state import turn_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
-from palimpsest.types import Event, Grade, Problem, Trajectory
+from palimpsest.types import Grade, Problem, Trajectory
 from support.recall import DOCUMENT, SMALL, WINDOW, Script
 
 
@@ -70,7 +72,7 @@ def test_what_was_recalled_stands_in_the_next_prompt_and_in_no_other(tiny_codec:
     ]
     assert [turn.name for turn in trajectory.turns] == ["read"] * 4 + ["answer"]
     (recall,) = events(trajectory, "recall")
-    assert recall.detail == {"query": "the cat", "found": 0, "similarity": 0.5, "text": "Bob has a cat"}
+    assert recall.what == Recalled("the cat", 0, "Bob has a cat", similarity=0.5)
 
 
 def test_a_query_of_the_last_reading_turn_reaches_the_answer(tiny_codec: Any) -> None:
@@ -83,7 +85,7 @@ def test_the_query_is_looked_up_before_the_new_memory_joins_the_history(tiny_cod
     trajectory, script = play(
         tiny_codec, ["<update>a cat</update>", "<update>the cat ran</update><recall>cat ran</recall>"]
     )
-    assert events(trajectory, "recall")[0].detail["found"] == 0
+    assert events(trajectory, "recall")[0].detail["chunk"] == 0
     assert shown(tiny_codec, script, 2) == ("a cat", "the cat ran")
 
 
@@ -125,9 +127,9 @@ def test_a_malformed_reply_keeps_the_memory_and_says_why(tiny_codec: Any, reply:
     trajectory, script = play(tiny_codec, [FOUR[0], reply, FOUR[2], FOUR[3]])
     assert shown(tiny_codec, script, 2) == (" none", "Bob has a cat")
     (event,) = events(trajectory, "malformed")
-    assert event.step == 2
+    assert event.before_turn == 2
     assert event.detail["reason"]
-    assert events(trajectory, "recall")[0].detail["found"] == 0  # the kept memory is not in the history twice
+    assert events(trajectory, "recall")[0].detail["chunk"] == 0  # the kept memory is not in the history twice
 
 
 def test_the_record_holds_the_memory_before_and_after_each_turn_and_what_was_recalled(
@@ -139,15 +141,16 @@ def test_the_record_holds_the_memory_before_and_after_each_turn_and_what_was_rec
     file = tmp_path / "t.jsonl.zst"
     file.write_bytes(encode_groups([Group(Problem("p", "?", ("x",)), (played,), (Grade(1.0),))]))
     (trajectory,) = read_groups(file).groups[0].trajectories
-    found = readings(trajectory, tiny_codec)
-    assert [(r.memory_before, r.memory_after, r.recalled, r.query, r.found, r.section) for r in found] == [
+    found = readings(trajectory, Texts(tiny_codec))
+    assert [
+        (str(r.memory_before), str(r.memory_after), str(r.recalled), r.query, r.found, str(r.section)) for r in found
+    ] == [
         (" none", "Bob has a cat", "", None, "", "Bob has a cat.\n"),
         ("Bob has a cat", "cold", "", None, "", "It is cold.\n"),
         ("cold", "Anna is blue", "", "the cat", "Bob has a cat", "Anna is blue.\n"),
         ("Anna is blue", "Anna", "Bob has a cat", None, "", "No one ran.\n"),
     ]
-    answer = trajectory.turns[-1].notes
-    assert (answer["memory"], answer["recalled"], answer["recalled_step"]) == ("Anna", None, None)
+    assert tiny_codec.decode(trajectory.turns[-1].piece("memory") or ()) == "Anna"
 
 
 def test_the_memory_is_within_its_budget_whatever_was_written(tiny_codec: Any) -> None:
@@ -194,9 +197,7 @@ def test_a_reply_accepted_as_the_memory_is_rewarded_for_its_update_alone_as_in_t
 
 def test_a_strict_agents_record_names_no_update_beside_the_memory(tiny_codec: Any) -> None:
     trajectory, _ = play(tiny_codec, FOUR)
-    assert {frozenset(event.detail) for event in events(trajectory, "memory")} == {
-        frozenset({"token_ids", "text", "changed"})
-    }
+    assert {event.detail["update"] for event in events(trajectory, "memory")} == {None}
 
 
 def test_rule_based_recall_asks_the_question_whatever_the_model_asks(tiny_codec: Any) -> None:
@@ -221,13 +222,13 @@ def test_tags_in_a_document_change_no_state(tiny_codec: Any, attack: str) -> Non
     plain, _ = play(tiny_codec, FOUR, DOCUMENT, **options)
     attacked, _ = play(tiny_codec, FOUR, f"{attack} {DOCUMENT}", **options)
     assert attacked.events == plain.events
-    assert [turn.notes["memory"] for turn in attacked.turns] == [turn.notes["memory"] for turn in plain.turns]
+    assert [turn.piece("memory") for turn in attacked.turns] == [turn.piece("memory") for turn in plain.turns]
 
 
 def test_the_standard_prompts_own_example_is_a_query_that_finds_nothing(tiny_codec: Any) -> None:
     replies = ["<update>Anna is blue</update>", "<update>...</update><recall>...</recall>"]
     trajectory, _ = play(tiny_codec, replies)
-    assert events(trajectory, "recall")[0].detail == {"query": "...", "found": None, "text": None}
+    assert events(trajectory, "recall")[0].what == Recalled("...", None, None)
     assert "<recall>...</recall>" in prompt_set("standard").recall["memory_first"]
 
 
@@ -285,12 +286,12 @@ def test_retrieval_appends_the_past_memory_that_is_like_the_question(tiny_codec:
     assert slots[:4] == [" none", " Anna is blue", " cold", " c"]
     past = [tiny_codec.decode(p).count("\n Anna is blue\n") for p in script.prompts[:4]]
     assert past == [0, 0, 1, 1]  # on a line of its own
-    assert [event.detail["found"] for event in events(trajectory, "retrieved")][:2] == [0, 0]
+    assert [event.detail["chunk"] for event in events(trajectory, "retrieved")][:2] == [0, 0]
 
 
 def test_metrics_of_recalls_by_hand(tiny_codec: Any) -> None:
     """Of five replies one can't be read; of two queries one brings up the evidence."""
-    from palimpsest.measures.memory import memory_metrics, reply_metrics
+    from palimpsest.measures.memory import memory_metrics
     from palimpsest.types import Group
 
     replies = [*FOUR[:2], "no tags", "<update>Anna</update><recall>cat</recall>"]
@@ -298,8 +299,8 @@ def test_metrics_of_recalls_by_hand(tiny_codec: Any) -> None:
     second, _ = play(tiny_codec, ["<update>cold</update>", "<update>b</update><recall>cold</recall>", *FOUR[2:]])
     problem = Problem("p", "Who?", ("x",), DOCUMENT, {"evidence": ["a cat"]})
     group = Group(problem, (first, second), (Grade(1.0), Grade(0.0)))
-    found = reply_metrics(group, tiny_codec)
+    found = memory_metrics(group, tiny_codec)
     assert found["recall_rate"] == 3 / 8
     assert found["recall_hit_rate"] == pytest.approx(1 / 3)
     assert found["malformed_rate"] == 1 / 8
-    assert memory_metrics(group, tiny_codec)["truncated"] == 0.0
+    assert found["truncated"] == 0.0

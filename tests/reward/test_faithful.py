@@ -26,7 +26,8 @@ def episode(codec: Any, *readings: tuple[str, str, str]) -> Trajectory:
         values = {"question": QUESTION, "memory": memory, "section": section}
         prompt = template.fill({name: codec.encode(text) for name, text in values.items()})
         ids = (*codec.encode(response), codec.stop_ids[-1])
-        turns.append(Turn(tuple(prompt), Completion(ids, (0.0,) * len(ids), StopReason.STOP), step, "read"))
+        completion = Completion(ids, (0.0,) * len(ids), StopReason.STOP)
+        turns.append(Turn(tuple(prompt), completion, step, "read", spans=prompt.spans))
     return Trajectory("p", "g", 0, tuple(turns), Outcome.ANSWERED, "x")
 
 

@@ -16,8 +16,9 @@ from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.state import mixed, state_advantages
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.events import Event, MemoryWritten, Recalled, ReplyMalformed
 from palimpsest.reward.state import StateLayer, turn_rewards, word_recall
-from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.credit import group, only, trained, trajectory
 from support.fakes import LetterCodec
 
@@ -35,16 +36,16 @@ def episode(*turns: dict[str, Any], answer: str = "\\boxed{New York}") -> Trajec
     for step, turn in enumerate(turns):
         prompt = f"Problem: {turn.get('question', 'Who?')}\nMemory:\n{before}\n{turn['section']}"
         start = len(prompt) - len(turn["section"])
-        notes = {"memory": before, "recalled": None, "section": [start, len(prompt)]}
-        played.append(Turn(tuple(map(ord, prompt)), said("reply"), step, "read", notes))
+        memory = prompt.index(before)
+        spans = {"memory": (memory, memory + len(before)), "section": (start, len(prompt))}
+        played.append(Turn(tuple(map(ord, prompt)), said("reply"), step, "read", spans=spans))
         written = turn["written"]
         if written is None:
-            events.append(Event("malformed", step + 1, {"reason": "no <update>"}))
+            events.append(Event(ReplyMalformed("no <update>"), step + 1))
         if turn.get("found"):
-            events.append(Event("recall", step + 1, {"query": "q", "found": 0, "text": turn["found"]}))
+            events.append(Event(Recalled("q", 0, turn["found"]), step + 1))
         before = before if written is None else written
-        detail = {"token_ids": list(map(ord, before)), "text": before, "changed": written is not None}
-        events.append(Event("memory", step + 1, detail))
+        events.append(Event(MemoryWritten(tuple(map(ord, before)), before, written is not None), step + 1))
     played.append(Turn((1,), said(answer), len(turns), "answer"))
     return Trajectory("p", "g", 0, tuple(played), Outcome.ANSWERED, answer, tuple(events))
 

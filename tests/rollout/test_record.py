@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.errors import DataError
+from palimpsest.events import (
+    KINDS,
+    Event,
+    MemoryWritten,
+    Plain,
+    Pruned,
+    Recalled,
+    ReplyMalformed,
+    ToolCalled,
+    VariantPlayed,
+    event_of,
+)
+from palimpsest.measures.memory import memory_metrics
+from palimpsest.measures.tools import tool_measures
 from palimpsest.rollout.record import encode_groups, group_lines, read_groups
-from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.rollout.record_format_1 import as_format_2
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from support.agents import base_codec
 from support.groups import sample_groups
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 IDS = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
 NOTES = st.dictionaries(TEXT, st.one_of(st.integers(-(2**53), 2**53), TEXT, st.booleans()), max_size=3)
+VALUES = {
+    "str": TEXT,
+    "str | None": st.none() | TEXT,
+    "int": st.integers(-(2**53), 2**53),
+    "int | None": st.none() | st.integers(0, 9),
+    "bool": st.booleans(),
+    "float | None": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    "tuple[int, ...]": IDS,
+    "tuple[str, ...]": st.lists(TEXT, max_size=2).map(tuple),
+    "Mapping[str, Any]": NOTES,
+}
+HAPPENED = st.one_of(
+    st.builds(Plain, TEXT.filter(lambda kind: kind not in KINDS), NOTES),
+    *(st.builds(kind, **{one.name: VALUES[str(one.type)] for one in fields(kind)}) for kind in KINDS.values()),
+)
+"""An event of every kind."""
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -27,7 +60,8 @@ def turns(draw: st.DrawFn) -> Turn:
     tokens = draw(IDS)
     logprobs = tuple(draw(st.lists(FLOATS, min_size=len(tokens), max_size=len(tokens))))
     completion = Completion(tokens, logprobs, draw(st.sampled_from(StopReason)), draw(st.integers(0, 9)))
-    return Turn(draw(IDS), completion, draw(st.integers(0, 99)), draw(TEXT), draw(NOTES))
+    spans = draw(st.dictionaries(TEXT, st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2))
+    return Turn(draw(IDS), completion, draw(st.integers(0, 99)), draw(TEXT), draw(NOTES), spans)
 
 
 @st.composite
@@ -42,7 +76,7 @@ def groups(draw: st.DrawFn) -> Group:
             tuple(draw(st.lists(turns(), max_size=3))),
             draw(st.sampled_from(Outcome)),
             draw(st.none() | TEXT),
-            tuple(Event(draw(TEXT), 0, draw(NOTES)) for _ in range(draw(st.integers(0, 2)))),
+            tuple(Event(draw(HAPPENED), draw(st.integers(0, 9))) for _ in range(draw(st.integers(0, 2)))),
         )
         for rollout in range(size)
     )
@@ -109,7 +143,7 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.text(), ANYTHING))
 def test_no_note_of_any_kind_keeps_an_episode_from_being_written(notes: dict[str, object]) -> None:
     turn = Turn((1,), Completion((2,), (-0.5,), StopReason.STOP), 0, "act", notes)
-    events = (Event("tool", 0, notes),)
+    events = (Event(Plain("tool", notes), 0),)
     (line,) = group_lines(one_episode(Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, "a", events))).splitlines()
     (read,) = json.loads(line)["turns"]
     assert (read["token_ids"], read["logprobs"], len(read["notes"]) <= len(notes)) == ([2], [-0.5], True)
@@ -121,7 +155,9 @@ def one_episode(trajectory: Trajectory) -> Group:
 
 def test_a_note_without_a_place_in_json_is_written_as_text_and_named() -> None:
     detail = {"size": 10**20, "name": "half \ud800", "raw": b"\x00", "by": {3: "c"}, "share": math.nan, "seen": {2, 1}}
-    line = group_lines(one_episode(Trajectory("p", "g", 0, (), Outcome.ANSWERED, "a", (Event("tool", 0, detail),))))
+    line = group_lines(
+        one_episode(Trajectory("p", "g", 0, (), Outcome.ANSWERED, "a", (Event(Plain("tool", detail), 0),)))
+    )
     row = json.loads(line)
     assert row["events"][0]["detail"] == {
         "size": "100000000000000000000",
@@ -156,7 +192,7 @@ def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_pat
     [
         ('{"format": 9}', "format 9"),
         ("[1]", "format None"),
-        ('{"format": 1, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is no record"),
+        ('{"format": 2, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is no record"),
         ('{"format": 1}\n{"format": 1}', "group None is no record"),
         (
             '{"format": 1, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}',
@@ -175,3 +211,42 @@ def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str,
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl\.zst: can't be read"):
         read_groups(tmp_path / "none.jsonl.zst")
+
+
+FORMAT_1 = Path(__file__).parent / "data" / "format-1.jsonl.zst"
+"""Two episodes of each method's quickstart, recorded when turns had no spans and events no types."""
+
+
+def test_a_file_of_the_format_before_is_read_and_written_again_as_this_one(tmp_path: Path) -> None:
+    recording = read_groups(FORMAT_1)
+    assert recording.torn is None
+    assert [[len(one.turns) for one in group.trajectories] for group in recording.groups] == [[2, 2], [5, 5], [5, 5]]
+    assert read_written(tmp_path, encode_groups(recording.groups)) == recording.groups
+    episodes = [one for group in recording.groups for one in group.trajectories]
+    assert {type(event.what) for one in episodes for event in one.events} == {
+        ReplyMalformed, MemoryWritten, Recalled, ToolCalled, Pruned, VariantPlayed
+    }  # fmt: skip
+    assert [sorted(one.turns[0].spans) for one in episodes] == [[], [], ["section"], ["section"], [], []]
+    rows = [json.loads(line) for group in recording.groups for line in group_lines(group).splitlines()]
+    assert {row["format"] for row in rows} == {2}
+
+
+def test_an_old_episode_is_measured_as_far_as_it_tells() -> None:
+    """Expected is what the code that wrote the file measured; what needs to know where the memory stood is absent."""
+    read, looked, searched = read_groups(FORMAT_1).groups
+    codec = base_codec()
+    assert memory_metrics(read, codec) == {
+        "tokens": 8.0, "truncated": 1.0, "overwrite_rate": None, "evidence_retention": 0.0, "copy_fidelity": None,
+        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": None, "update_rate": None,
+    }  # fmt: skip
+    assert memory_metrics(looked, codec) == {
+        "tokens": 8.0, "truncated": 0.0, "overwrite_rate": 0.5625, "evidence_retention": 0.5, "copy_fidelity": 0.625,
+        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": 0.5, "update_rate": None,
+    }  # fmt: skip
+    assert [tool_measures(one)["prunes"] for one in searched.trajectories] == [1.0, 0.0]
+
+
+def test_an_old_event_of_another_hand_stays_a_plain_one() -> None:
+    row = {"kind": "memory", "step": 1, "detail": {"said": "tea"}}
+    (event,) = as_format_2({"turns": [], "events": [row]})["events"]
+    assert event_of(event["kind"], event["detail"]) == Plain("memory (format 1)", {"said": "tea"})

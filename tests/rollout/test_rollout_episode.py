@@ -35,7 +35,7 @@ def test_turns_hold_prompt_completion_name_and_notes_as_they_happened() -> None:
     ]
     assert [turn.prompt_ids for turn in trajectory.turns] == [prompt for prompt, _ in sampler.calls]
     assert trajectory.turns[1].prompt_ids == trajectory.turns[0].completion.token_ids
-    assert [(event.kind, event.step) for event in trajectory.events] == [("wrote", 1)]
+    assert [(event.kind, event.before_turn) for event in trajectory.events] == [("wrote", 1)]
     assert trajectory.outcome is Outcome.ANSWERED
 
 

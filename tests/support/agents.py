@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
+from palimpsest.events import Event
 from palimpsest.rollout.episode import play
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Event, Problem, StopReason, Trajectory
+from palimpsest.types import Completion, Problem, StopReason, Trajectory
 
 BASE_MODEL = Path(__file__).parents[2] / "src" / "palimpsest" / "assets" / "base-model"
 FACTS = (

@@ -16,8 +16,10 @@ from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine
 from palimpsest.imitate.skills import Example, Skills
 from palimpsest.measures.memory import copy_fidelity
+from palimpsest.measures.texts import Texts
+from palimpsest.measures.trace import readings
 from palimpsest.seeding import derive_seed, keyed_random
-from palimpsest.types import Completion, SamplingParams, Turn
+from palimpsest.types import Completion, Outcome, SamplingParams, Trajectory, Turn, spans_of
 
 EXAMPLES = 512
 
@@ -55,5 +57,8 @@ async def _complete(engine: Engine, examples: Sequence[Example], temperature: fl
 
 
 def _fidelity(engine: Engine, pairs: Sequence[tuple[Example, Completion]]) -> float:
-    turns = [Turn(tuple(example.prompt_ids), completion, 0, "read") for example, completion in pairs]
-    return copy_fidelity(turns, "", engine.codec) or 0.0
+    texts, reads = Texts(engine.codec), []
+    for example, completion in pairs:
+        turn = Turn(tuple(example.prompt_ids), completion, 0, "read", spans=spans_of(example.prompt_ids))
+        reads += readings(Trajectory("", "", 0, (turn,), Outcome.ANSWERED), texts)
+    return copy_fidelity(reads) or 0.0

@@ -18,9 +18,10 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
-from palimpsest.evaluation.memories import last_memory
 from palimpsest.evaluation.samples import Sample, SampleLog
 from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.measures.texts import Texts
+from palimpsest.measures.trace import last_memory
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
@@ -203,13 +204,14 @@ def _sample(
     measures: dict[str, float],
     codec: Codec,
 ) -> Sample:
+    memory = last_memory(trajectory, Texts(codec))
     return Sample(
         name=name,
         id=problem.id,
         question=problem.question,
         answers=problem.answers,
         answer=trajectory.answer,
-        memory=last_memory(trajectory, codec),
+        memory=None if memory is None else memory.text,
         outcome=str(trajectory.outcome),
         value=grade.value,
         reason=grade.reason if grade.value is not None or grade.reason else str(trajectory.outcome),

@@ -36,7 +36,7 @@ class Sample:
     answer: str | None
     """Text of the answer turn."""
     memory: str | None
-    """The last memory, as the policy tells it; without that, text of the last turn before the answer."""
+    """The last memory (measures/trace.py); None where the policy has none."""
     outcome: str
     value: float | None
     """None: ungraded, for `reason`."""

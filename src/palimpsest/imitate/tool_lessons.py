@@ -28,6 +28,7 @@ from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
 from palimpsest.data.search_synthetic import Step, SyntheticSearchSource, plan
+from palimpsest.events import Event, What, told
 from palimpsest.imitate.skills import UNKNOWN
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.parts.tool_prompts import calls_text
@@ -35,7 +36,7 @@ from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Event, Problem, Prompt, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Problem, StopReason, Trajectory, Turn, spans_of
 
 KEEPS = 0.8  # probability that a needed fact in sight is written down
 KEEPS_OTHER = 0.2  # probability that one other fact is written down too
@@ -104,13 +105,12 @@ class Teacher:
         reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
         ids = ids[:max_tokens]
         completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
-        spans = prompt_ids.spans if isinstance(prompt_ids, Prompt) else {}
-        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans))
+        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
         return completion
 
-    def event(self, kind: str, /, **detail: Any) -> None:
+    def event(self, what: What | str, /, **detail: Any) -> None:
         """Record what the policy tells."""
-        self.events.append(Event(kind, len(self.turns), detail))
+        self.events.append(Event(told(what, detail), len(self.turns)))
 
     def _act(self, text: str, length: int) -> str:
         calls: list[tuple[str, Mapping[str, Any]]] = []

@@ -23,7 +23,7 @@ from palimpsest.engines.protocol import Engine
 from palimpsest.evaluation.run import Arena, EvalSet, Measure, Samples, play_sets
 from palimpsest.evaluation.samples import Sample
 from palimpsest.jobs.roles import Cast, open_roles
-from palimpsest.measures.memory import memory_metrics, reply_metrics
+from palimpsest.measures.memory import memory_metrics
 from palimpsest.measures.tools import tool_measures
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
@@ -145,17 +145,12 @@ def _length(problem: Problem) -> tuple[int, int]:
     return (len(problem.context), 0) if problem.context is not None else (0, len(problem.question))
 
 
-def measure_memory(codec: Codec, *, up_to_turns: int | None = None) -> Measure:
-    """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size...
-
-    Of episodes with more than `up_to_turns` turns, only what needs no reading of every prompt.
-    """
+def measure_memory(codec: Codec) -> Measure:
+    """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size..."""
 
     def measure(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
         group = Group(problem, (trajectory,), (grade,))
-        short = up_to_turns is None or len(trajectory.turns) <= up_to_turns
-        measured = memory_metrics(group, codec) if short else {}
-        measured |= reply_metrics(group, codec) | tool_measures(trajectory)
+        measured = memory_metrics(group, codec) | tool_measures(trajectory)
         return {name: value for name, value in measured.items() if value is not None}
 
     return measure

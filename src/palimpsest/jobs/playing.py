@@ -13,12 +13,13 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import build_source
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.memories import memories
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.roles import open_roles
 from palimpsest.jobs.settings import Agent, Recipe
 from palimpsest.jobs.table import Table
+from palimpsest.measures.texts import Texts
+from palimpsest.measures.trace import memories
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.compose import build_reward
@@ -48,7 +49,7 @@ class Episode:
     """As it was recorded, in tokens."""
     turns: tuple[PlayedTurn, ...]
     memories: tuple[str, ...]
-    """What the policy says its memory was, one after the other; else its replies before the answer."""
+    """After each reading turn, or as an agent with tools wrote them down."""
     grade: Grade | None
     """None for a problem without gold answers."""
 
@@ -169,4 +170,5 @@ def _in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Gra
         PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
         for turn in trajectory.turns
     )
-    return Episode(problem, trajectory, turns, memories(trajectory, codec), grade)
+    written = tuple(memory.text for memory in memories(trajectory, Texts(codec)))
+    return Episode(problem, trajectory, turns, written, grade)

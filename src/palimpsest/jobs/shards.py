@@ -28,8 +28,6 @@ from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
 
-_MEASURED_TURNS = 100  # reading every prompt of longer episodes would cost more than playing them
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -74,7 +72,7 @@ async def play_shard(shard: Shard, report: Report) -> None:
     for each in sets:
         admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
     reward = build_reward(config.reward, engine.codec, Path(shard.folder))
-    measure = measure_memory(engine.codec, up_to_turns=_MEASURED_TURNS)
+    measure = measure_memory(engine.codec)
     evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure)
     policies = {name: _policy(name, config) for name in shard.policies}
     trained = METHODS[shard.method].axis.trained(config)

@@ -1,4 +1,19 @@
-r"""What a memory kept, lost and invented: measures of the reading turns of a group.
+"""What a memory kept, lost and invented: measures of reading turns, of episodes and of groups.
+
+Of a step, `memory_steps`: which evidence is held, what was written without support, what was lost. Of a group, and so
+of one episode, `memory_metrics`; in training's metrics the names stand under memory/.
+
+| key | what |
+|---|---|
+| tokens | mean length of the memories written |
+| truncated | share of reading turns whose reply was cut by its budget |
+| overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
+| evidence_retention | share of what the data names as evidence that stands in the final memory, see below |
+| copy_fidelity | share of sentences written that stand verbatim in what was read or the memory before |
+| recall_rate | share of reading turns that asked for an earlier memory, where they may |
+| recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
+| malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
+| update_rate | share of reading turns with an open update gate, where there is one |
 
 Evidence: where every text of `metadata["evidence"]` is a single sentence, each must stand in the memory. Where one is
 longer (the gold paragraphs of HotpotQA), nobody would keep it word for word: the memory then must hold one of the
@@ -10,53 +25,110 @@ regard to case and white space), so they are lower bounds for a model that parap
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from palimpsest.measures.texts import Texts, flat, sentences, stands_in
 from palimpsest.measures.trace import Reading, readings
-from palimpsest.memory.parts.prompts import read_slots
 from palimpsest.text.codec import Codec
-from palimpsest.types import Group, Problem, StopReason, Turn
+from palimpsest.types import Group, Problem, StopReason, Trajectory
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-_MARKS = " \t\r-*•"
 _CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text needs to hold
 
 
-def memory_metrics(group: Group, codec: Codec, *, rollouts: int | None = None) -> dict[str, float | None]:
-    """Means over the "read" turns of a group: tokens, truncated, overwrite_rate, evidence_retention, copy_fidelity.
+@dataclass(frozen=True, slots=True)
+class MemoryStep:
+    """What one reading turn did to the memory."""
 
-    None where there is nothing to measure: no read turns, or no `evidence` in the problem's metadata. `rollouts`
-    takes only the first so many trajectories.
+    reading: Reading
+    held: tuple[int, ...]
+    """Indices in `metadata["evidence"]` of the texts that stand in the memory after it."""
+    retention: float | None
+    """`evidence_retention` of the memory after it."""
+    written: tuple[str, ...]
+    """Sentences of the memory it wrote; empty if it wrote none."""
+    unsupported: tuple[str, ...] | None
+    """Those of them that stand in nothing that was in sight; None where the prompt doesn't say what was."""
+    lost: tuple[str, ...]
+    """Sentences of the memory before that don't stand in the one after."""
+
+
+def memory_steps(problem: Problem, trajectory: Trajectory, codec: Codec) -> list[MemoryStep]:
+    """What each reading turn kept, invented and lost, in order."""
+    return [_step(problem, reading) for reading in readings(trajectory, Texts(codec))]
+
+
+def memory_metrics(group: Group, codec: Codec) -> dict[str, float | None]:
+    """The table above: means over the reading turns of all trajectories; of their last memories for the evidence.
+
+    None where there is nothing to measure: no reading turns, no evidence in the problem's metadata, no such replies.
     """
-    episodes = [readings(trajectory, codec) for trajectory in group.trajectories[:rollouts]]
+    texts = Texts(codec)
+    episodes = [readings(trajectory, texts) for trajectory in group.trajectories]
     reads = [reading for episode in episodes for reading in episode]
-    memories = [[reading.memory_ids for reading in episode if reading.changed] for episode in episodes]
-    finals = [codec.decode(each[-1]) for each in memories if each]
+    memories = [[reading.memory_after for reading in episode if reading.changed] for episode in episodes]
     return {
-        "tokens": _mean(float(len(memory)) for each in memories for memory in each),
+        "tokens": _mean(float(len(memory.ids)) for each in memories for memory in each),
         "truncated": _mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
-        "overwrite_rate": _mean(changed_share(before, after) for each in memories for before, after in pairwise(each)),
-        "evidence_retention": _mean(evidence_retention(group.problem, final) for final in finals),
-        "copy_fidelity": written_fidelity(reads, group.problem.question, codec),
+        "overwrite_rate": _mean(changed_share(a.ids, b.ids) for each in memories for a, b in pairwise(each)),
+        "evidence_retention": _mean(evidence_retention(group.problem, each[-1].text) for each in memories if each),
+        "copy_fidelity": copy_fidelity(reads),
+        **_reply_metrics(group.problem, reads),
     }
 
 
-def reply_metrics(group: Group, codec: Codec) -> dict[str, float | None]:
-    """What replies in tags asked for and decided, over all trajectories: the last four of the memory metrics."""
-    reads = [reading for trajectory in group.trajectories for reading in readings(trajectory, codec)]
-    tagged = [reading for reading in reads if "memory" in reading.turn.notes]
-    looking = [reading for reading in tagged if "recalled" in reading.turn.notes]
-    found = [evidence_retention(group.problem, reading.found) for reading in looking if reading.query is not None]
+def _reply_metrics(problem: Problem, reads: Sequence[Reading]) -> dict[str, float | None]:
+    """What replies in tags asked for and decided."""
+    looking = [reading for reading in reads if reading.asks]
+    found = [evidence_retention(problem, reading.found) for reading in looking if reading.query is not None]
     return {
         "recall_rate": _mean(float(reading.query is not None) for reading in looking),
         "recall_hit_rate": _mean(None if share is None else float(share > 0) for share in found),
-        "malformed_rate": _mean(float(reading.malformed is not None) for reading in tagged),
-        "update_rate": _mean(float(reading.gates["update"]) for reading in tagged if reading.gates is not None),
+        "malformed_rate": _mean(float(reading.malformed is not None) for reading in reads if reading.in_tags),
+        "update_rate": _mean(float(reading.gates.update) for reading in reads if reading.gates is not None),
     }
+
+
+def _step(problem: Problem, reading: Reading) -> MemoryStep:
+    memory = reading.memory_after
+    evidence = [flat(text) for text in _evidence(problem)]
+    before = zip(reading.memory_before.sentences, reading.memory_before.flat_sentences, strict=True)
+    return MemoryStep(
+        reading=reading,
+        held=tuple(number for number, text in enumerate(evidence) if stands_in(text, memory.flat)),
+        retention=evidence_retention(problem, memory.text),
+        written=memory.sentences if reading.changed else (),
+        unsupported=unsupported(reading),
+        lost=tuple(sentence for sentence, form in before if not memory.holds(form)),
+    )
+
+
+def unsupported(reading: Reading) -> tuple[str, ...] | None:
+    """Sentences that a turn wrote and that stand in nothing it had in sight; None where that isn't known.
+
+    In sight are the named pieces of its prompt but the question: the section, the memory before, a recalled one.
+    """
+    if reading.sources is None:
+        return None
+    if not reading.changed:
+        return ()
+    memory, sources = reading.memory_after, reading.sources
+    pairs = zip(memory.sentences, memory.flat_sentences, strict=True)
+    return tuple(sentence for sentence, form in pairs if not any(source.holds(form) for source in sources))
+
+
+def copy_fidelity(reads: Iterable[Reading]) -> float | None:
+    """Share of the sentences written that are not `unsupported`, pooled; None if nothing was written, or is known."""
+    true = total = 0
+    for reading in reads:
+        invented = unsupported(reading)
+        if invented is not None and reading.changed:
+            count = len(reading.memory_after.sentences)
+            true, total = true + count - len(invented), total + count
+    return true / total if total else None
 
 
 def changed_share(before: Sequence[int], after: Sequence[int]) -> float:
@@ -78,15 +150,15 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
     >>> evidence_retention(problem, "It is in Italy."), evidence_retention(problem, "It is old.")
     (1.0, 0.0)
     """
-    evidence = [str(text) for text in problem.metadata.get("evidence", ())]
+    evidence = _evidence(problem)
     if not evidence:
         return None
     if all(len(sentences(text)) == 1 for text in evidence):
         return retained_share(evidence, memory)
-    if any(_flat(answer) in _CHOICES for answer in problem.answers):
+    if any(flat(answer) in _CHOICES for answer in problem.answers):
         return None
-    text = _flat(memory)
-    return float(any(_stands_in(_flat(answer), text) for answer in problem.answers))
+    text = flat(memory)
+    return float(any(stands_in(flat(answer), text) for answer in problem.answers))
 
 
 def retained_share(evidence: Sequence[str], memory: str) -> float:
@@ -95,76 +167,12 @@ def retained_share(evidence: Sequence[str], memory: str) -> float:
     >>> retained_share(["Anna lives in Rome.", "Rome is old."], "Facts:\\n anna  lives in Rome. The end")
     0.5
     """
-    text = _flat(memory)
-    return fmean(float(_stands_in(_flat(piece), text)) for piece in evidence)
+    text = flat(memory)
+    return fmean(float(stands_in(flat(piece), text)) for piece in evidence)
 
 
-def sentences(text: str) -> list[str]:
-    """Sentences and lines of a text, each with its full stop, list marks taken off.
-
-    >>> sentences("- Anna lives in Rome. She is 9.5 years\\nold.")
-    ['Anna lives in Rome.', 'She is 9.5 years', 'old.']
-    """
-    pieces = (piece.strip(_MARKS) for piece in _SENTENCE_END.split(text))
-    return [piece for piece in pieces if piece]
-
-
-def copied(memory: str, source: str) -> tuple[int, int]:
-    """Sentences of `memory` that stand verbatim in `source`, and all its sentences.
-
-    A sentence must stand there as whole words, so a value cut short doesn't pass:
-
-    >>> copied("The code is 12.", "The code is 12. More."), copied("The code is 1", "The code is 12.")
-    ((1, 1), (0, 1))
-    """
-    text = _flat(source)
-    written = sentences(memory)
-    return sum(_stands_in(_flat(sentence), text) for sentence in written), len(written)
-
-
-def copy_fidelity(reads: Sequence[Turn], question: str, codec: Codec) -> float | None:
-    """`written_fidelity` of turns whose whole reply is the memory."""
-    texts = [codec.decode(turn.completion.token_ids, control=False) for turn in reads]
-    return _fidelity(zip(reads, texts, strict=True), question, codec)
-
-
-def written_fidelity(reads: Iterable[Reading], question: str, codec: Codec) -> float | None:
-    """Share of the sentences written in `reads` that stand in what was read, pooled; None if nothing was written.
-
-    What may be copied is the section, the previous memory and a recalled one. In prompts other than our own they can't
-    be told from the template, so there all of the prompt counts but for the question.
-    """
-    written = ((reading.turn, reading.memory_after) for reading in reads if reading.changed)
-    return _fidelity(written, question, codec)
-
-
-def _fidelity(written: Iterable[tuple[Turn, str]], question: str, codec: Codec) -> float | None:
-    true = total = 0
-    for turn, memory in written:
-        prompt = codec.decode(turn.prompt_ids, control=False)
-        slots = read_slots(prompt)
-        source = f"{slots['section']}\n{slots['memory']}" if slots else prompt.replace(question, " ")
-        hits, count = copied(memory, source)
-        true, total = true + hits, total + count
-    return true / total if total else None
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
-def _stands_in(piece: str, text: str) -> bool:
-    """Whether `piece` stands in `text` between word boundaries. Both flat."""
-    start = text.find(piece) if piece else -1
-    while start >= 0:
-        end = start + len(piece)
-        before, after = text[start - 1 : start], text[end : end + 1]
-        cut_left = piece[0].isalnum() and before.isalnum()
-        cut_right = piece[-1].isalnum() and after.isalnum()
-        if not (cut_left or cut_right):
-            return True
-        start = text.find(piece, start + 1)
-    return False
+def _evidence(problem: Problem) -> list[str]:
+    return [str(text) for text in problem.metadata.get("evidence", ())]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

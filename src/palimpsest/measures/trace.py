@@ -1,22 +1,42 @@
-"""What an agent had and wrote at each reading turn, from a trajectory alone.
+"""What an agent had and wrote at each reading turn, from the record alone: spans of prompts, sampled ids, events.
 
-Policies leave it in the record: the notes of a turn called "read" hold `memory` (text before), `recalled` (text in
-sight, or None) and `section` ([start, end) in its prompt); an event `memory` after it holds ids and text of the memory
-from there on, an event `recall` what its query found, an event `malformed` why its reply could not be read. Where whole
-replies become the memory, readable or not, the event `memory` also holds the text between the tags as `update`.
-For a policy that records none of it, as one whose whole reply is the next memory, the reply is the memory after.
+A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
+that a prompt with a piece `memory` comes after. The memory after it is, the first that is known of
 
-Guaranteed: every reading turn has one `Reading`, in order, whatever else is missing.
+    what the event `MemoryWritten` says
+    the piece `memory` of the next prompt that has one
+    its reply without control tokens
+
+so a policy that fills its prompts by `Template` and calls the slots memory and section tells all that is measured here,
+however its replies become the memory. Query, gates and malformed replies are known from the events of those names.
+
+Guaranteed: turns in order; no prompt is decoded but in its pieces, and no piece before somebody asks for its text.
+Not covered: which words of a prompt without pieces were the memory. There `section` and `sources` are None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from palimpsest.text.codec import Codec
+from palimpsest.events import (
+    EmptyMemoryKept,
+    Event,
+    GatesDecided,
+    MemoryWritten,
+    Pruned,
+    Recalled,
+    ReplyMalformed,
+    SummedUp,
+    of_type,
+)
+from palimpsest.measures.texts import Text, Texts
 from palimpsest.types import Trajectory, Turn
+
+E = TypeVar("E")
+
+_NOTHING = Text((), lambda: "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,67 +44,143 @@ class Reading:
     """One reading turn."""
 
     turn: Turn
-    memory_before: str
-    memory_after: str
-    memory_ids: tuple[int, ...]
-    """The memory after, as it enters the next prompt."""
-    update: str
+    memory_before: Text
+    memory_after: Text
+    """As it enters the next prompt."""
+    update: Text
     """What its reply gave as its update: the memory after, but where that is the whole reply."""
     changed: bool
     """Whether the turn wrote a memory; False where it left the old one as it was."""
-    section: str | None
-    """What was read, None where the turn doesn't say."""
-    recalled: str
-    """The recalled memory in its prompt, "" if there was none."""
+    section: Text | None
+    """What was read, None where the prompt doesn't say."""
+    recalled: Text
+    """The recalled memory in its prompt, empty if there was none."""
+    sources: tuple[Text, ...] | None
+    """Pieces of its prompt that a memory may be written from, shortest first: all but the question. None where the
+    prompt doesn't say what was read."""
+    in_tags: bool
+    """Whether its reply has a form, so that it may be malformed."""
+    asks: bool
+    """Whether its reply may ask for an earlier memory."""
     query: str | None
     """What its reply asked for."""
     found: str
     """What the query brought up for the next prompt, "" if nothing."""
     malformed: str | None
     """Why its reply could not be read."""
-    gates: Mapping[str, bool] | None
-    """`update` and `exit` where the agent decides on them."""
+    gates: GatesDecided | None
+    """Where the agent decides on them."""
 
 
-def readings(trajectory: Trajectory, codec: Codec) -> list[Reading]:
+def readings(trajectory: Trajectory, texts: Texts) -> list[Reading]:
     """The reading turns of a trajectory."""
-    after: dict[tuple[int, str], Mapping[str, Any]] = {
-        (event.step - 1, event.kind): event.detail for event in trajectory.events
-    }
+    after = _events_after_turns(trajectory)
+    memories = _later_memories(trajectory.turns)
     result: list[Reading] = []
-    before = ""
-    for turn in trajectory.turns:
-        if turn.name != "read":
+    before, recalled = _NOTHING, _NOTHING
+    for turn, told, later in zip(trajectory.turns, after, memories, strict=True):
+        if not _reads(turn, told, later):
             continue
-        reading = _reading(turn, before, after, codec)
-        result.append(reading)
-        before = reading.memory_after
+        result.append(_reading(turn, told, later, before, recalled, texts))
+        before, recalled = result[-1].memory_after, texts.known(result[-1].found)
     return result
 
 
-def _reading(turn: Turn, before: str, after: Mapping[tuple[int, str], Mapping[str, Any]], codec: Codec) -> Reading:
-    notes = turn.notes
-    written, recall = after.get((turn.step, "memory")), after.get((turn.step, "recall"))
-    kept = (turn.step, "empty_memory_kept") in after
-    ids = codec.strip_stop(turn.completion.token_ids) if written is None else tuple(written["token_ids"])
-    text = codec.decode(ids) if written is None else str(written["text"])
-    before = str(notes.get("memory", before))
-    span = notes.get("section")
+def memories(trajectory: Trajectory, texts: Texts) -> list[Text]:
+    """The memories of an episode, one after the other: after each reading turn, or as an agent with tools wrote them.
+
+    Empty for one that wrote none.
+    """
+    told = [event.what for event in trajectory.events if isinstance(event.what, Pruned | SummedUp)]
+    if told:
+        return [texts.known(what.memory if isinstance(what, Pruned) else what.text) for what in told]
+    return [reading.memory_after for reading in readings(trajectory, texts)]
+
+
+def last_memory(trajectory: Trajectory, texts: Texts) -> Text | None:
+    """The last of `memories`, None if there is none."""
+    return next(reversed(memories(trajectory, texts)), None)
+
+
+def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:
+    """[turns] what happened after each, before the next."""
+    after: list[list[Event]] = [[] for _ in trajectory.turns]
+    place = {turn.step: number for number, turn in enumerate(trajectory.turns)}
+    for event in trajectory.events:
+        if event.before_turn - 1 in place:
+            after[place[event.before_turn - 1]].append(event)
+    return after
+
+
+def _later_memories(turns: Sequence[Turn]) -> list[tuple[int, ...] | None]:
+    """[turns] the piece `memory` of the next prompt that has one."""
+    later: list[tuple[int, ...] | None] = [None] * len(turns)
+    for number in range(len(turns) - 2, -1, -1):
+        found = turns[number + 1].piece("memory")
+        later[number] = later[number + 1] if found is None else found
+    return later
+
+
+def _reads(turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None) -> bool:
+    if turn.name == "read" or of_type(told, MemoryWritten):
+        return True
+    return "section" in turn.spans and later is not None
+
+
+def _reading(
+    turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: Texts
+) -> Reading:
+    written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
+    held, section = turn.piece("memory"), turn.piece("section")
+    if held is not None and held != before.ids:
+        before = texts.of(held)
+    after, changed = _after(turn, told, written, later, before, texts)
+    malformed = _last(told, ReplyMalformed)
     return Reading(
         turn=turn,
         memory_before=before,
-        memory_after=before if kept else text,
-        memory_ids=ids,
-        update=text if written is None else str(written.get("update", text)),
-        changed=not kept and (written is None or bool(written["changed"])),
-        section=None if span is None else codec.decode(turn.prompt_ids[span[0] : span[1]]),
-        recalled=str(notes.get("recalled") or ""),
-        query=None if recall is None else str(recall["query"]),
-        found=str((recall or {}).get("text") or ""),
-        malformed=_reason(after.get((turn.step, "malformed"))),
-        gates=after.get((turn.step, "gates")),
+        memory_after=after,
+        update=after if written is None or written.update is None else texts.known(written.update),
+        changed=changed,
+        section=None if section is None else texts.of(section),
+        recalled=recalled,
+        sources=None if section is None else tuple(_sources(turn, before, recalled, texts)),
+        in_tags=written is not None,
+        asks=written is not None and "recalled" in turn.spans,
+        query=None if looked_up is None else looked_up.query,
+        found=str((looked_up.text if looked_up else None) or ""),
+        malformed=None if malformed is None else malformed.reason,
+        gates=_last(told, GatesDecided),
     )
 
 
-def _reason(detail: Mapping[str, Any] | None) -> str | None:
-    return None if detail is None else str(detail["reason"])
+def _after(
+    turn: Turn,
+    told: Sequence[Event],
+    written: MemoryWritten | None,
+    later: tuple[int, ...] | None,
+    before: Text,
+    texts: Texts,
+) -> tuple[Text, bool]:
+    """The memory after a turn, and whether the turn wrote it."""
+    if written is not None:
+        return texts.known(written.text, written.token_ids), written.changed
+    if _last(told, EmptyMemoryKept):
+        return before, False
+    reply = texts.codec.strip_stop(turn.completion.token_ids)
+    ids = reply if later is None else later
+    return texts.of(ids), ids == reply or ids != before.ids
+
+
+def _sources(turn: Turn, before: Text, recalled: Text, texts: Texts) -> Iterator[Text]:
+    told = {"memory": before, "recalled": recalled}
+    yield from (text for name, text in told.items() if name not in turn.spans)  # known from events alone: old records
+    pieces = sorted((end - start, start) for name, (start, end) in turn.spans.items() if name != "question")
+    for length, start in pieces:
+        ids = turn.prompt_ids[start : start + length]
+        yield before if ids == before.ids else texts.of(ids)
+
+
+def _last(told: Sequence[Event], kind: type[E]) -> E | None:
+    found = of_type(told, kind)
+    return found[-1] if found else None

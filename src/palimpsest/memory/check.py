@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palimpsest.errors import PromptTooLong
+from palimpsest.events import What, told
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.parts.tool_prompts import call_text
 from palimpsest.memory.policy import Answered, MemoryPolicy
@@ -76,8 +77,8 @@ class ScriptedModel:
         stop = StopReason.STOP if len(ids) < max_tokens else StopReason.LENGTH
         return Completion(ids, (0.0,) * len(ids), stop)
 
-    def event(self, kind: str, /, **detail: Any) -> None:
-        pass
+    def event(self, what: What | str, /, **detail: Any) -> None:
+        told(what, detail)
 
 
 def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from palimpsest.errors import ConfigError
+from palimpsest.events import DocumentTruncated
 from palimpsest.memory.overwrite import admit_question, answered
 from palimpsest.memory.parts.chunks import truncate
 from palimpsest.memory.parts.prompts import prompt_set
@@ -57,7 +58,7 @@ class FullContextPolicy(MemoryPolicy):
         room = model.max_context - template.literal_length - len(question) - self.answer_tokens
         kept = self.keep(document, max(0, min(room, self.window_tokens or room)))
         if len(kept) < len(document):
-            model.event("document_truncated", tokens=len(document), kept=len(kept), how=type(self).__name__)
+            model.event(DocumentTruncated(len(document), len(kept), type(self).__name__))
         prompt = template.fill({"question": question, "document": kept})
         completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens)
         return answered(completion, codec)

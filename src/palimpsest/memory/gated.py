@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from palimpsest.events import GatesDecided, ReadingEnded, ReplyMalformed
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.parts.tagged import TaggedPolicy
@@ -84,24 +84,22 @@ class GatedPolicy(TaggedPolicy):
         chunks = self.document_chunks(context, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}
-            notes: dict[str, Any] = {"chunk": index, "memory_tokens": len(memory), "memory": codec.decode(memory)}
             prompt = read.fill(values)
-            notes["section"] = list(prompt.spans["section"])
-            completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, **notes)
+            completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index)
             decision = self._decide(completion, model)
             memory = self.next_memory_of(memory, decision.memory, model)
             if decision.exit and self.early_exit:
-                model.event("exit", chunk=index, unread=len(chunks) - index - 1)
+                model.event(ReadingEnded(index, unread=len(chunks) - index - 1))
                 break
         prompt = answer.fill({"question": question, "memory": memory})
-        return await self.answer(prompt, model, memory_tokens=len(memory))
+        return await self.answer(prompt, model)
 
     def _decide(self, completion: Completion, model: Model) -> Decision:
         decision = read_gates(completion.token_ids, model.codec)
         if isinstance(decision, Fault):
-            model.event("malformed", reason=decision.reason)
+            model.event(ReplyMalformed(decision.reason))
             return Decision(None, False)
-        model.event("gates", update=decision.memory is not None, exit=decision.exit)
+        model.event(GatesDecided(update=decision.memory is not None, exit=decision.exit))
         return decision
 
 

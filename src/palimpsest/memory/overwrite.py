@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.events import DocumentTruncated, EmptyMemoryKept
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.prompts import Layout, prompt_set
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
@@ -100,7 +101,7 @@ class OverwritePolicy(MemoryPolicy):
         document = model.codec.encode(context)
         chunks = self.chunks(document, model.codec)
         if (kept := sum(map(len, chunks))) < len(document):
-            model.event("document_truncated", tokens=len(document), kept=kept, how=self.overlong)
+            model.event(DocumentTruncated(len(document), kept, self.overlong))
         return chunks
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
@@ -122,22 +123,20 @@ class OverwritePolicy(MemoryPolicy):
         memory = codec.encode(prompt_set(self.prompts).empty_memory)
         for index, chunk in enumerate(self.document_chunks(context, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
-            completion = await model.generate(
-                prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
-            )
+            completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)
             memory = self._next_memory(memory, completion, model)
         prompt = answer.fill({"question": question, "memory": memory})
-        return await self.answer(prompt, model, memory_tokens=len(memory))
+        return await self.answer(prompt, model)
 
-    async def answer(self, prompt: Prompt, model: Model, **notes: Any) -> Answered:
+    async def answer(self, prompt: Prompt, model: Model) -> Answered:
         """The last turn."""
-        completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
+        completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens)
         return answered(completion, model.codec)
 
     def _next_memory(self, memory: list[int], completion: Completion, model: Model) -> list[int]:
         written = list(model.codec.strip_stop(completion.token_ids))
         if not written and self.empty_memory == "keep":
-            model.event("empty_memory_kept")
+            model.event(EmptyMemoryKept())
             return memory
         return written
 

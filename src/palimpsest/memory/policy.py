@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from palimpsest.events import What
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, Problem
 
@@ -45,8 +46,11 @@ class Model(Protocol):
         """
         ...
 
-    def event(self, kind: str, /, **detail: Any) -> None:
-        """Record something that happened between turns."""
+    def event(self, what: What | str, /, **detail: Any) -> None:
+        """Record something that happened between turns: one of events.py, or a name of your own with its details.
+
+        Raises ValueError for a name that is declared there, given with other fields.
+        """
         ...
 
 

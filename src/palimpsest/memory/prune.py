@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.errors import ConfigError
+from palimpsest.events import Pruned, PruneRefused
 from palimpsest.memory.parts.tool_agent import Episode, Found, Said, ToolAgentPolicy
 from palimpsest.memory.parts.tool_prompts import PRUNE, tool_prompts
 from palimpsest.text.tool_arguments import argument_fault
@@ -74,13 +75,13 @@ class PrunePolicy(ToolAgentPolicy):
         """The event of a call."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
         if mine and said.error == _REFUSED:
-            episode.model.event("prune_refused", id=about["id"], reason=said.text[:400])
+            episode.model.event(PruneRefused(about["id"], said.text[:400]))
         elif mine and said.error is None:
             assert isinstance(call, ToolCall)
             episode.prunes += 1
             left = len(episode.history.ids())  # of all prunes of this reply, before its results
-            memory, deleted = call.arguments["memory"], list(call.arguments["delete_ids"])
-            episode.model.event("prune", id=about["id"], deleted=deleted, memory=memory, context_tokens=left)
+            memory, deleted = call.arguments["memory"], tuple(call.arguments["delete_ids"])
+            episode.model.event(Pruned(about["id"], deleted, memory, left))
         else:
             ToolAgentPolicy.record(self, episode, call, said, about)
 

@@ -30,9 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from palimpsest import events
 from palimpsest.errors import ConfigError
+from palimpsest.events import ReplyMalformed
 from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.parts.tagged import TaggedPolicy
@@ -113,22 +115,21 @@ class RecallPolicy(TaggedPolicy):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
             values["section"] = chunk
             prompt = read.fill(values)
-            notes = {"chunk": index, "section": list(prompt.spans["section"]), **_in_sight(memory, recalled, codec)}
-            completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, **notes)
+            completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index)
             reply = self._read_reply(completion, model)
             recalled = self._look_back(reply, problem.question, history, model)
             memory = self._next(memory, reply, index, history, model)
         values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
-        return await self.answer(answer.fill(values), model, **_in_sight(memory, recalled, codec))
+        return await self.answer(answer.fill(values), model)
 
     def _read_reply(self, completion: Completion, model: Model) -> RecallReply | None:
         """The reply's parts, None if it's malformed."""
         reply = read_recall_reply(completion.token_ids, model.codec, lenient=self.malformed == "accept")
         if isinstance(reply, Fault):
-            model.event("malformed", reason=reply.reason)
+            model.event(ReplyMalformed(reply.reason))
             return None
         if reply.fault is not None:
-            model.event("malformed", reason=reply.fault, accepted=True)
+            model.event(ReplyMalformed(reply.fault, accepted=True))
         return reply
 
     def _look_back(self, reply: RecallReply | None, question: str, history: History, model: Model) -> Recalled | None:
@@ -138,10 +139,10 @@ class RecallPolicy(TaggedPolicy):
             return None
         hit = history.look_up(query)
         if hit is None:
-            model.event("recall", query=query, found=None, text=None)
+            model.event(events.Recalled(query, None, None))
             return None
         text, step = history.texts[hit.place], history.steps[hit.place]
-        model.event("recall", query=query, found=step, similarity=hit.similarity, text=text)
+        model.event(events.Recalled(query, step, text, hit.similarity))
         return Recalled(history.memories[hit.place], text, step)
 
     def _next(
@@ -150,18 +151,8 @@ class RecallPolicy(TaggedPolicy):
         """The memory from here on; a new one joins the history."""
         written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
         accepted = reply if self.malformed == "accept" else None
-        update = {"update": model.codec.decode(accepted.update)} if accepted else {}
-        kept = self.next_memory_of(memory, written, model, **update)
+        update = model.codec.decode(accepted.update) if accepted else None
+        kept = self.next_memory_of(memory, written, model, update)
         if written is not None:
             history.add(step, kept, model.codec.decode(kept))
         return kept
-
-
-def _in_sight(memory: list[int], recalled: Recalled | None, codec: Codec) -> dict[str, Any]:
-    """Notes on what a prompt holds."""
-    return {
-        "memory_tokens": len(memory),
-        "memory": codec.decode(memory),
-        "recalled": recalled.text if recalled else None,
-        "recalled_step": recalled.step if recalled else None,
-    }

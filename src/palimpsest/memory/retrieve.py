@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from palimpsest.events import PastShown
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
@@ -46,22 +47,20 @@ class RetrievalPolicy(OverwritePolicy):
         for index, chunk in enumerate(self.document_chunks(context, model)):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
             prompt = read.fill({"question": question, "memory": _both(memory, past), "section": chunk})
-            completion = await model.generate(
-                prompt, name="read", max_tokens=self.memory_tokens, chunk=index, memory_tokens=len(memory)
-            )
+            completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)
             if index:  # the memory that is now overwritten becomes a past one
                 history.add(index - 1, memory, codec.decode(memory))
             memory = self._next_memory(memory, completion, model)
         past = self._past(problem.question, memory, history, model)
         prompt = answer.fill({"question": question, "memory": _both(memory, past)})
-        return await self.answer(prompt, model, memory_tokens=len(memory))
+        return await self.answer(prompt, model)
 
     def _past(self, question: str, memory: list[int], history: History, model: Model) -> Prompt:
         """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""
         hit = history.look_up(question)
         if hit is None or history.memories[hit.place] == memory:
             return Prompt(())
-        model.event("retrieved", found=history.steps[hit.place], text=history.texts[hit.place])
+        model.event(PastShown(history.steps[hit.place], history.texts[hit.place]))
         return Prompt.joined([model.codec.encode("\n"), Prompt.named("recalled", history.memories[hit.place])])
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.events import SummedUp
 from palimpsest.memory.parts.history import History
 from palimpsest.memory.parts.tool_agent import Episode, ToolAgentPolicy
 from palimpsest.memory.parts.tool_prompts import tool_prompts
@@ -74,7 +75,7 @@ class SummaryPolicy(ToolAgentPolicy):
         summary = codec.strip_stop(completion.token_ids)
         episode.history = self.resumed(episode.problem, summary, codec)
         left_out = len(before.exchanges) - len(seen.exchanges)
-        episode.model.event("summary", tokens=len(summary), text=codec.decode(summary), left_out=left_out)
+        episode.model.event(SummedUp(len(summary), codec.decode(summary), left_out))
 
     def _too_long(self, prompt: Sequence[int]) -> bool:
         return len(prompt) + self.summary_tokens > self.context_tokens

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.events import ExchangesDropped
 from palimpsest.memory.parts.tool_agent import Episode, ToolAgentPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
@@ -45,7 +46,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
         first = dropped_exchanges(episode.history.exchange_lengths(), self.window_tokens)
         if first:
             episode.history = replace(episode.history, exchanges=episode.history.exchanges[first:])
-            episode.model.event("window", exchanges=first)
+            episode.model.event(ExchangesDropped(first))
 
 
 def dropped_exchanges(lengths: list[int], window: int) -> int:

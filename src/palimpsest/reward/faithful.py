@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from palimpsest.measures.memory import written_fidelity
+from palimpsest.measures.memory import copy_fidelity
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import readings
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
@@ -33,7 +34,7 @@ class FaithfulLayer:
         """
         if grade.value is None:
             return grade
-        fidelity = written_fidelity(readings(trajectory, self.codec), problem.question, self.codec)
+        fidelity = copy_fidelity(readings(trajectory, Texts(self.codec)))
         unsupported = 0.0 if fidelity is None else 1.0 - fidelity
         breakdown = {**grade.breakdown, "unsupported": unsupported, "outcome": grade.value}
         factor = max(0.0, 1.0 - self.penalty * unsupported)

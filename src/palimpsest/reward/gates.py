@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.reward import GateRewardConfig
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import Reading, readings
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
@@ -41,8 +42,8 @@ def gate_rewards(problem: Problem, trajectory: Trajectory, codec: Codec) -> tupl
     evidence = [_flat(str(text)) for text in problem.metadata.get("evidence", ())]
     missing = set(evidence)
     rewards: dict[int, GateReward] = {}
-    for reading in readings(trajectory, codec):
-        section = _flat(reading.section or "")
+    for reading in readings(trajectory, Texts(codec)):
+        section = _flat(str(reading.section or ""))
         held = {text for text in evidence if text in section}
         missing -= held
         rewards[reading.turn.step] = _decision(reading, bool(held), not missing) if evidence else _format(reading)
@@ -52,7 +53,7 @@ def gate_rewards(problem: Problem, trajectory: Trajectory, codec: Codec) -> tupl
 def _decision(reading: Reading, needed: bool, complete: bool) -> GateReward:
     if reading.gates is None:
         return _format(reading)
-    return GateReward(float(reading.gates["update"] == needed), float(reading.gates["exit"] == complete))
+    return GateReward(float(reading.gates.update == needed), float(reading.gates.exit == complete))
 
 
 def _format(reading: Reading) -> GateReward:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.reward import StateRewardConfig
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import Reading, readings
 from palimpsest.text.codec import Codec
 from palimpsest.text.normalize import fold, normalize, tokens
@@ -90,7 +91,7 @@ def turn_rewards(
     problem: Problem, trajectory: Trajectory, codec: Codec, config: StateRewardConfig
 ) -> tuple[TurnReward, ...]:
     """[turns] the reward of each turn."""
-    read = {reading.turn.step: reading for reading in readings(trajectory, codec)}
+    read = {reading.turn.step: reading for reading in readings(trajectory, Texts(codec))}
     rewards = []
     for turn in trajectory.turns:
         if turn.step in read:
@@ -110,8 +111,8 @@ def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: S
     if config.against == "prompt":
         sight = codec.decode(reading.turn.prompt_ids)
     known = recall(sight)
-    had = recall(reading.memory_before) if config.before == "memory" else 0.0
-    wrote = recall(reading.update) if reading.changed else had
+    had = recall(reading.memory_before.text) if config.before == "memory" else 0.0
+    wrote = recall(reading.update.text) if reading.changed else had
     return TurnReward(
         update=wrote - had,
         callback=max(0.0, recall(f"{reading.found} {sight}") - known) if reading.found else 0.0,

@@ -18,11 +18,12 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import PromptTooLong, SamplerError, being_cancelled
+from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, What, told
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.rollout.roles import Roles, role_of
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Event, Outcome, Problem, Prompt, SamplingParams, Trajectory, Turn
+from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Trajectory, Turn, spans_of
 
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 
@@ -70,21 +71,21 @@ class Recorder:
             seed=derive_seed(*self._key, step),
         )
         prompt = tuple(prompt_ids)
-        spans = prompt_ids.spans if isinstance(prompt_ids, Prompt) else {}
         completion = await self._sample(prompt, params, player.sampler or self._sampler)
+        spans = spans_of(prompt_ids)
         self.turns.append(Turn(prompt, completion, step, name, notes, spans, role=role, trained=player.trained))
         return completion
 
-    def event(self, kind: str, /, **detail: Any) -> None:
+    def event(self, what: What | str, /, **detail: Any) -> None:
         """Record something that happened before the next turn."""
-        self.events.append(Event(kind, self._calls, detail))
+        self.events.append(Event(told(what, detail), self._calls))
 
     async def _sample(self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler) -> Completion:
         for attempt in range(self._retries + 1):
             try:
                 return _checked(await sampler.generate(prompt, params, session=self._session), params)
             except SamplerError as error:
-                self.event("sampler_error", attempt=attempt, message=str(error))
+                self.event(SamplerFailed(attempt, str(error)))
                 if attempt == self._retries:
                     raise
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
@@ -147,7 +148,7 @@ async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, ti
         async with limit:
             return _ended(await policy.run(problem, recorder))
     except PromptTooLong as error:
-        recorder.event("prompt_too_long", message=str(error))
+        recorder.event(PromptOverflowed(str(error)))
         return Answered(None, Outcome.OUT_OF_CONTEXT)
     except SamplerError:
         return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
@@ -155,9 +156,9 @@ async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, ti
         if being_cancelled():
             raise
         if limit.expired():
-            recorder.event("timed_out", limit_s=timeout_s)
+            recorder.event(TimedOut(timeout_s))
             return Answered(None, Outcome.TIMED_OUT)
-        recorder.event("policy_error", type=type(error).__name__, message=str(error))
+        recorder.event(PolicyFailed(type(error).__name__, str(error)))
         return Answered(None, Outcome.POLICY_FAILED)
 
 

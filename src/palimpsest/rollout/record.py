@@ -6,12 +6,18 @@ whose name doesn't end in .zst holds the lines as they are, which is how scripte
 
 Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written;
 what has no place in JSON (bytes, NaN, an integer beyond 64 bits...) is written as text and its place is named under
-`as_text`; the reader says what it had to leave out. A line of an unknown format is refused, naming the file.
+`as_text`; the reader says what it had to leave out. Format 1 is read as well (rollout/record_format_1.py); a line of
+any other is refused, naming the file.
 Not covered: the document. `Problem.context` is left out, its tokens stand in the prompts.
 Tuples inside notes, details and metadata come back as lists, sets as sorted ones (JSON has no other sequence).
 
-    line    {"format": 1, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
+    line    {"format": 2, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
             and "as_text": ["events.0.detail.size", ...] where something was written as text
+    turn    {"step", "name", "prompt_ids", "token_ids", "logprobs", "stop_reason", "policy_version", "notes",
+             "spans": {"memory": [12, 40], "section": [44, 300], "result:p2d33w": [310, 402], ...}}
+    event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
+
+A field that is added later is written where it is set and read with a default: no new format for that.
 """
 
 from __future__ import annotations
@@ -25,10 +31,12 @@ import orjson
 import zstandard
 
 from palimpsest.errors import DataError
+from palimpsest.events import Event, event_of
+from palimpsest.rollout.record_format_1 import as_format_2
 from palimpsest.text.storable import storable
-from palimpsest.types import Completion, Event, Grade, Group, Outcome, Problem, SpanReward, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, SpanReward, StopReason, Trajectory, Turn
 
-FORMAT = 1
+FORMAT = 2
 _LEVEL = 3
 _NOT_GRADED = Grade(None, "the record holds no grade")
 
@@ -60,7 +68,8 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "answer": trajectory.answer,
         "turns": [_turn_to_json(turn) for turn in trajectory.turns],
         "events": [
-            {"kind": event.kind, "step": event.step, "detail": dict(event.detail)} for event in trajectory.events
+            {"kind": event.kind, "before_turn": event.before_turn, "detail": dict(event.detail)}
+            for event in trajectory.events
         ],
     }
 
@@ -74,7 +83,7 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
         turns=tuple(_turn_from_json(turn) for turn in data["turns"]),
         outcome=Outcome(data["outcome"]),
         answer=data["answer"],
-        events=tuple(Event(event["kind"], event["step"], event["detail"]) for event in data["events"]),
+        events=tuple(Event(event_of(each["kind"], each["detail"]), each["before_turn"]) for each in data["events"]),
     )
 
 
@@ -90,6 +99,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "policy_version": completion.policy_version,
         **_last_version(completion),
         "notes": dict(turn.notes),
+        "spans": {name: list(span) for name, span in turn.spans.items()},
         **({} if turn.role is None else {"role": turn.role, "trained": turn.trained}),
     }
 
@@ -114,6 +124,7 @@ def _turn_from_json(data: Mapping[str, Any]) -> Turn:
         data["step"],
         data["name"],
         data["notes"],
+        {name: (int(start), int(end)) for name, (start, end) in data["spans"].items()},
         role=data.get("role"),
         trained=data.get("trained", True),
     )
@@ -255,9 +266,9 @@ def _parse(path: Path, line: bytes) -> dict[str, Any]:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: a line is no JSON ({error}); expected one trajectory a line") from None
-    found = row.get("format") if isinstance(row, dict) else None
-    if found != FORMAT:
-        raise DataError(f"{path}: format {found!r} of a trajectory is not the known format {FORMAT}")
+    number = row.get("format") if isinstance(row, dict) else None
+    if number not in (1, FORMAT):
+        raise DataError(f"{path}: format {number!r} of a trajectory is not one of the known formats, 1 and {FORMAT}")
     return row
 
 
@@ -267,6 +278,7 @@ def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
         if not isinstance(head["answers"], list):
             raise TypeError(f"answers must be a list, is {head['answers']!r:.60}")
         problem = Problem(head["id"], head["question"], tuple(head["answers"]), None, head["metadata"])
+        rows = [as_format_2(row) if row["format"] == 1 else row for row in rows]
         trajectories = tuple(trajectory_from_json(row) for row in rows)
         return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
     except (KeyError, TypeError, ValueError) as error:

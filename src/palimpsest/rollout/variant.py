@@ -20,12 +20,11 @@ from typing import Any
 
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError
+from palimpsest.events import Event, VariantPlayed
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.seeding import Key, keyed_random
-from palimpsest.types import Event, Trajectory
-
-EVENT = "variant"
+from palimpsest.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ class Variant:
 
     def plays(self, *key: Key) -> bool:
         """Whether the episode of this key (the rollout's, problem, rollout) is one of the share."""
-        return keyed_random(*key, EVENT).random() < self.share
+        return keyed_random(*key, VariantPlayed.kind).random() < self.share
 
     def marked(self, trajectory: Trajectory) -> Trajectory:
         """`trajectory` with the event that tells it from the others."""
-        event = Event(EVENT, 0, {"options": copy.deepcopy(dict(self.options))})
-        return replace(trajectory, events=(event, *trajectory.events))
+        played = VariantPlayed(copy.deepcopy(dict(self.options)))
+        return replace(trajectory, events=(Event(played, before_turn=0), *trajectory.events))
 
 
 def build_variant(config: RunConfig) -> Variant | None:
@@ -80,7 +79,7 @@ def is_variant(trajectory: Trajectory) -> bool:
     """Whether the episode was played with changed options.
 
     >>> from palimpsest.types import Outcome
-    >>> is_variant(Trajectory("p", "g", 0, (), Outcome.ANSWERED, events=(Event("variant", 0),)))
+    >>> is_variant(Trajectory("p", "g", 0, (), Outcome.ANSWERED, events=(Event(VariantPlayed(), 0),)))
     True
     """
-    return any(event.kind == EVENT for event in trajectory.events)
+    return any(isinstance(event.what, VariantPlayed) for event in trajectory.events)

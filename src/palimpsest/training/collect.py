@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.errors import RunError
+from palimpsest.events import PolicyFailed, PromptOverflowed, SamplerFailed, ToolFailed
 from palimpsest.memory.registry import admit_all
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
@@ -168,6 +169,9 @@ def _why(groups: Sequence[Group]) -> str:
     for group in groups:
         for trajectory in group.trajectories:
             for event in trajectory.events:
-                if "message" in event.detail:
-                    return f" ({event.detail.get('type', event.kind)}: {event.detail['message']})"
+                what = event.what
+                if isinstance(what, PolicyFailed):
+                    return f" ({what.type}: {what.message})"
+                if isinstance(what, SamplerFailed | PromptOverflowed | ToolFailed):
+                    return f" ({what.kind}: {what.message})"
     return ""

@@ -9,15 +9,7 @@ r"""What a step is measured by.
 | groups/played, groups/with_signal | number of groups; share in which the rewards differ |
 | episode/turns, sampled_tokens, prompt_tokens | mean per episode |
 | outcome/answered, outcome/... | episodes that ended so |
-| memory/tokens | mean length of the memories written |
-| memory/truncated | share of them cut by their budget |
-| memory/overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
-| memory/evidence_retention | share of what the data names as evidence that stands in the final memory, see below |
-| memory/copy_fidelity | share of sentences written that stand verbatim in the section or the memory before |
-| memory/recall_rate | share of reading turns that asked for an earlier memory |
-| memory/recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
-| memory/malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
-| memory/update_rate | share of reading turns with an open update gate, where there is one |
+| memory/tokens, memory/copy_fidelity... | measures/memory.py, over all episodes |
 | tool/prunes, tool/context_tokens... | measures/tools.py, over episodes that are no variant's |
 | curriculum/chunks, objectives, credit/..., policy/..., optim/..., eval/... | see training/loop.py |
 
@@ -33,15 +25,13 @@ from statistics import fmean, pstdev
 
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
-from palimpsest.measures.memory import memory_metrics, reply_metrics
+from palimpsest.measures.memory import memory_metrics
 from palimpsest.measures.tools import tool_metrics
 from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
 
 Metrics = dict[str, float]
-
-_MEMORY_ROLLOUTS = 4  # of each group, in training: decoding every prompt of a 7B run would take minutes a step
 
 
 def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
@@ -59,9 +49,7 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
         **_episodes(episodes),
         **tool_metrics(episodes),
     }
-    memories = [
-        memory_metrics(group, codec, rollouts=_MEMORY_ROLLOUTS) | reply_metrics(group, codec) for group in groups
-    ]
+    memories = [memory_metrics(group, codec) for group in groups]
     for name in dict.fromkeys(name for memory in memories for name in memory):
         found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
     return {name: value for name, value in found.items() if value is not None}

@@ -6,7 +6,6 @@ filled in token space (text/template.py), so nothing a document says can close a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -161,34 +160,3 @@ def prompt_set(name: str) -> PromptSet:
     if name not in PROMPTS:
         raise ConfigError(f"policy.options.prompts={name!r}: choose one of {', '.join(PROMPTS)}")
     return PROMPTS[name]
-
-
-def read_slots(text: str) -> dict[str, str] | None:
-    """What stands in the slots of a decoded read prompt, None if it's not one of those above.
-
-    A recalled memory counts as memory.
-
-    >>> prompt = SHORT.read["memory_first"].format(question="Who?", memory=" none", section="Ann ran.")
-    >>> read_slots(prompt)
-    {'question': 'Who?', 'memory': ' none', 'section': 'Ann ran.'}
-    """
-    found = (pattern.search(text) for pattern in _READ_PATTERNS)
-    slots = next((match.groupdict() for match in found if match), None)
-    if slots is not None and "recalled" in slots:
-        slots["memory"] = f"{slots.pop('recalled')}\n{slots['memory']}"
-    return slots
-
-
-def _pattern(template: str) -> re.Pattern[str]:
-    """The template with a named group in place of each slot."""
-    pieces = re.split(r"\{(\w+)\}", template)
-    parts = [f"(?P<{piece}>.*?)" if number % 2 else re.escape(piece) for number, piece in enumerate(pieces)]
-    return re.compile("".join(parts), re.DOTALL)
-
-
-_READ_PATTERNS = tuple(
-    _pattern(text)
-    for prompts in PROMPTS.values()
-    for kind in (prompts.recall, prompts.read, prompts.gated)
-    for text in kind.values()
-)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from palimpsest.errors import ConfigError
+from palimpsest.events import MemoryCut, MemoryWritten
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Model
 
@@ -34,16 +35,16 @@ class TaggedPolicy(OverwritePolicy):
         """Budget of a reply."""
         return self.reply_tokens or self.memory_tokens
 
-    def next_memory_of(self, memory: list[int], written: list[int] | None, model: Model, **detail: Any) -> list[int]:
+    def next_memory_of(
+        self, memory: list[int], written: list[int] | None, model: Model, update: str | None = None
+    ) -> list[int]:
         """The memory from here on: what was written, cut to its budget, or the old one if that is None.
 
-        An event tells of a cut, another what the memory now is, with `detail` (measures/trace.py reads it).
+        An event tells of a cut, another what the memory now is; `update` is what the tags held, if not all of it.
         """
         if written is not None and len(written) > self.memory_tokens:
-            model.event("memory_cut", tokens=len(written), kept=self.memory_tokens)
+            model.event(MemoryCut(len(written), self.memory_tokens))
             written = written[: self.memory_tokens]
         kept = memory if written is None else written
-        model.event(
-            "memory", token_ids=list(kept), text=model.codec.decode(kept), changed=written is not None, **detail
-        )
+        model.event(MemoryWritten(tuple(kept), model.codec.decode(kept), written is not None, update))
         return kept

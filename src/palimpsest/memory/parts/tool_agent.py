@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
+from palimpsest.events import ToolCalled, ToolFailed
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
 from palimpsest.memory.parts.tool_prompts import described_tools, tool_prompts
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
@@ -270,9 +271,9 @@ class ToolAgentPolicy(MemoryPolicy):
         """The event of a call."""
         if said.error is None and isinstance(call, ToolCall):
             episode.tool_calls += 1
-            episode.model.event("tool_call", **about, arguments=dict(call.arguments))
+            episode.model.event(ToolCalled(**about, arguments=dict(call.arguments)))
         else:
-            episode.model.event("tool_error", kind=said.error, **about, message=said.text[:400])
+            episode.model.event(ToolFailed(str(said.error), **about, message=said.text[:400]))
 
 
 _SIGNS = "abcdefghijkmnpqrstuvwxyz23456789"

@@ -1,0 +1,341 @@
+"""What happens between the turns of an episode: a type for each kind that the library tells of, plain ones for others.
+
+    model.event(MemoryCut(tokens=40, kept=32))      one of the kinds below
+    model.event("looked_up", pages=3)               a kind of a policy's own: `Plain`, its details as they are
+
+Guaranteed: standard library only; every value is immutable; a kind of the library always has the fields declared here,
+for `event_of` refuses others, whether they come from a policy or from a record.
+Not covered: types of the fields' values, which nothing checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar, get_args
+
+# --- told by reading policies -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTruncated:
+    """A document was longer than the policy reads."""
+
+    kind: ClassVar[str] = "document_truncated"
+    tokens: int
+    """Of the document."""
+    kept: int
+    """Tokens of it that are read."""
+    how: str
+    """`centre` or `tail` of the option `overlong`; a baseline gives the name of its class."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWritten:
+    """What the memory is from here on, where it isn't simply the reply of the turn before."""
+
+    kind: ClassVar[str] = "memory"
+    token_ids: tuple[int, ...]
+    """[T] as they enter the next prompt."""
+    text: str
+    """The same, decoded."""
+    changed: bool
+    """False: the reply wrote none, so this is the memory of before."""
+    update: str | None = None
+    """What stood between the tags of the reply, where its whole text became the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCut:
+    """A memory was longer than its budget; its end was cut off."""
+
+    kind: ClassVar[str] = "memory_cut"
+    tokens: int
+    """As written."""
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyMemoryKept:
+    """A reply was empty, and by the option `empty_memory: keep` the memory stays what it was."""
+
+    kind: ClassVar[str] = "empty_memory_kept"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyMalformed:
+    """A reply in tags could not be read."""
+
+    kind: ClassVar[str] = "malformed"
+    reason: str
+    accepted: bool = False
+    """Whether its text became the memory all the same (`malformed: accept`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A query was looked up among earlier memories; what it brought up stands in the next prompt."""
+
+    kind: ClassVar[str] = "recall"
+    query: str
+    chunk: int | None
+    """Index of the chunk after which the memory was written; None: nothing was brought up."""
+    text: str | None
+    similarity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PastShown:
+    """The program, not the model, put a past memory into the next prompt."""
+
+    kind: ClassVar[str] = "retrieved"
+    chunk: int
+    """Index of the chunk after which it was written."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatesDecided:
+    """A reply's two gates (memory/gated.py)."""
+
+    kind: ClassVar[str] = "gates"
+    update: bool
+    """Whether it writes."""
+    exit: bool
+    """Whether it ends the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingEnded:
+    """The exit gate ended the reading before the document did, or with it."""
+
+    kind: ClassVar[str] = "exit"
+    chunk: int
+    """Index of the last chunk read."""
+    unread: int
+    """Chunks that were left."""
+
+
+# --- told by agents with tools ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalled:
+    """A tool was called and answered."""
+
+    kind: ClassVar[str] = "tool_call"
+    id: str
+    """Of its result; `Turn.spans` of later turns hold `result:ID` while it is in sight."""
+    tool: str | None
+    tokens: int
+    """Of the result as shown."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFailed:
+    """A call brought an error, which the model was told."""
+
+    kind: ClassVar[str] = "tool_error"
+    error: str
+    """malformed, unknown_tool, bad_arguments, too_many, timeout or exception."""
+    id: str
+    tool: str | None
+    """None: the call could not be read."""
+    tokens: int
+    message: str
+    """At most 400 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The model deleted results from its context."""
+
+    kind: ClassVar[str] = "prune"
+    id: str
+    """Of the prune's own result."""
+    deleted: tuple[str, ...]
+    """Ids of the results."""
+    memory: str
+    """What the model wrote down in their place."""
+    context_tokens: int
+    """Of the prompt that is left by all prunes of the reply, before its results."""
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRefused:
+    """A prune named what can't be deleted, or had no memory; nothing was done."""
+
+    kind: ClassVar[str] = "prune_refused"
+    id: str
+    reason: str
+    """At most 400 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangesDropped:
+    """The oldest replies left the window with their results."""
+
+    kind: ClassVar[str] = "window"
+    exchanges: int
+
+
+@dataclass(frozen=True, slots=True)
+class SummedUp:
+    """The history gave way to a summary of it."""
+
+    kind: ClassVar[str] = "summary"
+    tokens: int
+    text: str
+    left_out: int
+    """Latest exchanges that had no room beside the request and so are not in the summary."""
+
+
+# --- told by the library around a policy ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFailed:
+    """A request failed; it is tried again with the same seed while retries are left."""
+
+    kind: ClassVar[str] = "sampler_error"
+    attempt: int
+    """0 for the first."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOverflowed:
+    """A prompt and its budget exceed the model's window: the end of the episode."""
+
+    kind: ClassVar[str] = "prompt_too_long"
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The episode took longer than it may: its end."""
+
+    kind: ClassVar[str] = "timed_out"
+    limit_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailed:
+    """The policy's own code raised: the end of the episode."""
+
+    kind: ClassVar[str] = "policy_error"
+    type: str
+    """Name of the exception's class."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VariantPlayed:
+    """The episode was played with other options of the policy than the run's own (`train.variant`)."""
+
+    kind: ClassVar[str] = "variant"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What differs."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Something of a policy's own; `kind` is none of the library's."""
+
+    kind: str
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+Declared = (
+    DocumentTruncated
+    | MemoryWritten
+    | MemoryCut
+    | EmptyMemoryKept
+    | ReplyMalformed
+    | Recalled
+    | PastShown
+    | GatesDecided
+    | ReadingEnded
+    | ToolCalled
+    | ToolFailed
+    | Pruned
+    | PruneRefused
+    | ExchangesDropped
+    | SummedUp
+    | SamplerFailed
+    | PromptOverflowed
+    | TimedOut
+    | PolicyFailed
+    | VariantPlayed
+)
+What = Declared | Plain
+
+KINDS: Mapping[str, type[Declared]] = {each.kind: each for each in get_args(Declared)}
+"""Name of a kind, as records hold it, to its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened between turns."""
+
+    what: What
+    before_turn: int
+    """Model calls begun by then: it happened before the turn with this `step`, after or while the one before was
+    sampled. The number of turns, if it happened after the last."""
+
+    @property
+    def kind(self) -> str:
+        return self.what.kind
+
+    @property
+    def detail(self) -> Mapping[str, Any]:
+        """Its fields by name.
+
+        >>> Event(MemoryCut(tokens=40, kept=32), 1).detail
+        {'tokens': 40, 'kept': 32}
+        """
+        if isinstance(self.what, Plain):
+            return self.what.detail
+        return {one.name: getattr(self.what, one.name) for one in fields(self.what)}
+
+
+def event_of(kind: str, detail: Mapping[str, Any]) -> What:
+    """The event of a kind's name and its details. Raises ValueError if a declared kind has other fields.
+
+    >>> event_of("memory_cut", {"tokens": 40, "kept": 32}), event_of("looked_up", {"pages": 3})
+    (MemoryCut(tokens=40, kept=32), Plain(kind='looked_up', detail={'pages': 3}))
+    """
+    declared = KINDS.get(kind)
+    if declared is None:
+        return Plain(kind, detail)
+    values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in detail.items()}
+    try:
+        return declared(**values)
+    except TypeError:
+        names = ", ".join(one.name for one in fields(declared)) or "no fields"
+        raise ValueError(f"event {kind!r}: it has {names}; given were {', '.join(detail) or 'none'}") from None
+
+
+def told(what: What | str, detail: Mapping[str, Any]) -> What:
+    """The event that `Model.event(what, **detail)` means. Raises ValueError for a whole event with further details."""
+    if isinstance(what, str):
+        return event_of(what, detail)
+    if detail:
+        raise ValueError(f"event {what.kind!r}: give its details to {type(what).__name__}, not beside it")
+    return what
+
+
+E = TypeVar("E")
+
+
+def of_type(events: Iterable[Event], kind: type[E]) -> list[E]:
+    """The events of one type, in order.
+
+    >>> of_type([Event(MemoryCut(40, 32), 1), Event(EmptyMemoryKept(), 2)], EmptyMemoryKept)
+    [EmptyMemoryKept()]
+    """
+    return [event.what for event in events if isinstance(event.what, kind)]
