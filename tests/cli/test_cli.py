@@ -116,6 +116,19 @@ def hotpot(path: Path) -> Path:
     return path
 
 
+def test_an_evaluation_in_which_nothing_could_be_graded_fails_with_the_reason(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = "class Policy:\n    async def run(self, problem, model):\n        raise RuntimeError('no luck')\n"
+    (tmp_path / "luckless.py").write_text(policy)
+    monkeypatch.chdir(tmp_path)
+    model = ("--model", str(tiny_model_folder), "--data", str(hotpot(tmp_path / "dev.json")))
+    done = palimpsest("eval", "--policy", "luckless:Policy", *model)
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: nothing could be graded, most often because: episode ended as policy_failed\n")
+    assert "run again" not in done.stdout
+
+
 def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     data, out = hotpot(tmp_path / "dev.json"), tmp_path / "out"
     command = ["eval", "--policy", "overwrite", "--model", str(tiny_model_folder), "--data", str(data)]

@@ -189,9 +189,9 @@ def test_a_reply_accepted_as_the_memory_is_rewarded_for_its_update_alone_as_in_t
     expected = []
     for reply in replies:
         updates = [text for text in re.findall("<update>(.*?)</update>", reply) if text.strip()]
-        expected.append((float("Anna" in updates[0]), 1.0) if len(updates) == 1 else (0.0, 0.0))
+        expected.append((float(bool(updates) and "Anna" in updates[0]), float(len(updates) == 1)))
     assert [(reward.update, reward.format) for reward in rewards[:4]] == expected
-    assert expected == [(0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)]
+    assert expected == [(0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
     assert [event.detail["accepted"] for event in events(trajectory, "malformed")] == [True, True]
 
 

@@ -126,7 +126,19 @@ def test_the_question_is_not_what_a_recall_is_measured_against() -> None:
     assert turn_rewards(problem, episode(turn), CODEC, StateRewardConfig(against="prompt"))[0].callback == 0.0
 
 
-@pytest.mark.parametrize(("answer", "points"), [("\\boxed{a}", 1.0), ("a", 0.0), ("\\boxed{a} \\boxed{b}", 0.0)])
+@pytest.mark.parametrize(
+    ("answer", "points"),
+    [
+        ("\\boxed{a}", 1.0),
+        ("\\boxed{\\text{a}}.", 1.0),
+        ("a", 0.0),
+        ("\\boxed{a} \\boxed{b}", 0.0),
+        ("\\boxed{}", 0.0),
+        ("\\boxed{ }", 0.0),
+        ("\\boxed{a", 0.0),
+        ("\\boxed{\\text{a}", 0.0),
+    ],
+)
 def test_the_answer_turn_is_worth_its_single_box(answer: str, points: float) -> None:
     rewards = turn_rewards(Problem("p", "?", ("a",)), episode(answer=answer), CODEC, StateRewardConfig())
     assert [(r.update, r.callback, r.format) for r in rewards] == [(0.0, 0.0, points)]

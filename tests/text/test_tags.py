@@ -59,6 +59,26 @@ def test_a_malformed_reply_says_why(text: str, reason: str) -> None:
     assert read(text) == Fault(reason)
 
 
+@pytest.mark.parametrize(
+    ("text", "update", "fault"),
+    [
+        ("<update>a</update> or <update>b</update>", "a", "2 times <update>"),
+        ("<update> </update><update>b</update>", "b", "2 times <update>"),
+        ("<update> </update><update></update>", "", "2 times <update>"),
+        ("<update> </update>", "", "<update> is empty"),
+        ("nothing", "", "no <update>"),
+        ("<update>a</update>", "a", None),
+    ],
+)
+def test_a_lenient_reader_takes_the_first_update_and_says_what_is_wrong(
+    text: str, update: str, fault: str | None
+) -> None:
+    """ReMemR1's code searches for the first; its point for the form wants exactly one."""
+    reply = read(text, lenient=True)
+    assert isinstance(reply, RecallReply)
+    assert (LetterCodec().decode(reply.update), reply.fault) == (update, fault)
+
+
 def test_two_recall_tags_are_never_merged_into_one_query() -> None:
     """ReMemR1's greedy expression makes "Bob</recall> and <recall>Ann" of it."""
     text = "<update>a</update><recall>Bob</recall> and <recall>Ann</recall>"

@@ -114,12 +114,16 @@ def _show(evaluation: Evaluation) -> None:
 
     console = stdout()
     console.print(table(evaluation.title, _COLUMNS, [_row(summary) for summary in evaluation.summaries]))
-    if evaluation.ungraded:
-        console.print(
-            f"{evaluation.ungraded} episodes have no grade and are not in the accuracy; run again to play them again"
-        )
     if evaluation.out is not None:
         Terminal().message(f"{evaluation.out / SAMPLES}, {evaluation.out / SUMMARY}")
+    if evaluation.ungraded and evaluation.ungraded == len(evaluation):
+        typer.echo(f"error: nothing could be graded, most often because: {evaluation.commonest_reason}", err=True)
+        raise typer.Exit(1)
+    if evaluation.ungraded:
+        console.print(
+            f"{evaluation.ungraded} episodes have no grade and are not in the accuracy, most often because: "
+            f"{evaluation.commonest_reason}; run again to play them again"
+        )
 
 
 def _row(summary: EvalSummary) -> list[str]:

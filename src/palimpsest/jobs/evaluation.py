@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,14 @@ class Evaluation:
     def ungraded(self) -> int:
         """Episodes without a grade, which are not in the accuracy."""
         return sum(summary.ungraded for summary in self.summaries)
+
+    @property
+    def commonest_reason(self) -> str | None:
+        """Why most of the episodes without a grade have none."""
+        reasons: Counter[str] = Counter()
+        for summary in self.summaries:
+            reasons.update(summary.ungraded_reasons)
+        return reasons.most_common(1)[0][0] if reasons else None
 
     def __getitem__(self, name: str) -> EvalSummary:
         return {summary.name: summary for summary in self.summaries}[name]

@@ -8,13 +8,14 @@ wrote m' and whose query brought up r:
     format    1 if the reply could be read, else 0
     state     update + callback + format, each times its weight
 
-and for the answer turn format alone: 1 if it holds exactly one \boxed{}.
+and for the answer turn format alone: 1 if it holds exactly one \boxed{}, closed and not empty.
 
 What the authors' code does otherwise, each an option: the mean over several golds instead of the paper's maximum
 (`golds`); words counted as substrings, so that "a" is in anything (`words`); the previous memory, looked for by an
 expression that stops at line breaks, is never found, so that the update's gain is its recall (`before`); the callback
 is measured against the whole prompt, the question included (`against`); where its memory is the whole reply, readable
-or not (`policy.options.malformed: accept`), m' is what stands between the update's tags, nothing where there is none.
+or not (`policy.options.malformed: accept`), m' is what stands between the update's tags, the first of several, nothing
+where there is none.
 
 Guaranteed: one number a turn, whatever the turn; with whole words a yes/no gold has no words to look for, and all of
 its gains are 0. A trajectory without a grade gets none.
@@ -23,7 +24,6 @@ Not covered: golds in other words; an agent whose replies aren't memories (its t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -31,12 +31,12 @@ from statistics import fmean
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import Reading, readings
+from palimpsest.text.answers import only_box
 from palimpsest.text.codec import Codec
 from palimpsest.text.normalize import fold, normalize, tokens
 from palimpsest.types import Grade, Problem, Trajectory, Turn
 
 _CHOICES = frozenset({"yes", "no"})
-_BOX = re.compile(r"\\boxed\s*\{")
 
 
 def gold_words(gold: str) -> list[str]:
@@ -122,7 +122,7 @@ def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: S
 
 
 def _answer_format(turn: Turn, codec: Codec) -> float:
-    return float(len(_BOX.findall(codec.decode(turn.completion.token_ids))) == 1)
+    return float(only_box(codec.decode(turn.completion.token_ids)) is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,19 @@ def last_box(text: str) -> str | None:
     return bare[-1].strip() if bare else None
 
 
+def only_box(text: str) -> str | None:
+    r"""Content of a text's box if it has exactly one, which is closed and holds something.
+
+    >>> only_box(r"\boxed{Oslo}"), only_box(r"\boxed{a} \boxed{b}"), only_box(r"\boxed{ }"), only_box(r"\boxed{Os")
+    ('Oslo', None, None, None)
+    """
+    starts = [match.end() for match in _BRACED.finditer(text)]
+    if len(starts) != 1:
+        return None
+    end = _closing(text, starts[0])
+    return (text[starts[0] : end].strip() or None) if end is not None else None
+
+
 def _last_end(pattern: re.Pattern[str], text: str) -> int | None:
     """Where the last match of `pattern` ends."""
     end = None
@@ -76,6 +89,12 @@ def _last_end(pattern: re.Pattern[str], text: str) -> int | None:
 
 def _braced(text: str, start: int) -> str:
     """From `start`, just inside a brace, to the one that closes it, or to the end of the line if none does."""
+    end = _closing(text, start)
+    return text[start:].partition("\n")[0] if end is None else text[start:end]
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace stands that closes the one before `start`."""
     depth = 1
     for i in range(start, len(text)):
         if text[i] == "{":
@@ -83,8 +102,8 @@ def _braced(text: str, start: int) -> str:
         elif text[i] == "}":
             depth -= 1
             if depth == 0:
-                return text[start:i]
-    return text[start:].partition("\n")[0]
+                return i
+    return None
 
 
 def stated_answer(text: str) -> str | None:

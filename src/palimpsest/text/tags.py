@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from palimpsest.text.codec import Codec
 from palimpsest.text.edges import Edges
@@ -154,14 +154,15 @@ class RecallReply:
     """Ids of the whole reply but `<recall>...</recall>`."""
     query: str | None
     fault: str | None = None
-    """Why it has no update, of a reply that was accepted without one."""
+    """Why it has no update, or several, of a reply that was accepted all the same."""
 
 
 def read_recall_reply(ids: Sequence[int], codec: Codec, *, lenient: bool = False) -> RecallReply | Fault:
     """Exactly one update, at most one recall; a blank query is none.
 
-    `lenient` takes a reply whose update is missing, doubled or blank (its `update` is then empty, its `fault` says
-    why), and drops any number of recalls but looks for a single one only.
+    `lenient` takes a reply whose update is missing, doubled or blank: its `update` is then the first that is not blank,
+    as in the authors' code, or empty, and its `fault` says why. It drops any number of recalls but looks for a single
+    one only.
     """
     cutter = Cutter.of(ids, codec)
     parts = find_parts(cutter.text, ("update", "recall"))
@@ -181,7 +182,11 @@ def read_recall_reply(ids: Sequence[int], codec: Codec, *, lenient: bool = False
 def _accepted(cutter: Cutter, parts: Sequence[Part]) -> RecallReply:
     found = find_parts(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
     update = found if isinstance(found, Fault) else the_one(found, "update")
-    return _reply(cutter, update, [part for part in parts if part.name == "recall"])
+    recalls = [part for part in parts if part.name == "recall"]
+    if isinstance(found, Fault) or not isinstance(update, Fault):
+        return _reply(cutter, update, recalls)
+    first = next((part for part in found if part.text.strip()), update)
+    return replace(_reply(cutter, first, recalls), fault=update.reason)
 
 
 def _reply(cutter: Cutter, update: Part | Fault, recalls: Sequence[Part]) -> RecallReply:
