@@ -27,11 +27,13 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.config.load import load_recipe, parse_config, recipe_names, split_override
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.data.problems import read_problems
 from palimpsest.data.rows import read_rows
+from palimpsest.jobs.table import Table
 from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.registry import POLICIES, build_policy
@@ -386,6 +388,38 @@ def test_the_snippet_runs_with_any_model(
     out = capsys.readouterr().out
     assert "Evaluation of overwrite on synthetic" in out
     assert out.splitlines()[-1].startswith("reward ")
+
+
+def calls_of(block: str) -> Iterator[ast.Call]:
+    """Calls of what `palimpsest` exports."""
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("palimpsest."):
+            yield node
+
+
+def test_calls_in_the_docs_take_the_arguments_they_are_given() -> None:
+    pages = [page("README.md"), page("docs/python-api.md")]
+    shown = [call for text in pages for block in blocks(text, "python") for call in calls_of(block)]
+    assert {ast.unparse(call.func) for call in shown} >= {
+        f"palimpsest.{name}" for name in ("train", "evaluate", "play", "quickstart", "evaluate_async")
+    }
+    for call in shown:
+        target = getattr(palimpsest, ast.unparse(call.func).removeprefix("palimpsest."))
+        keywords = {keyword.arg or "": None for keyword in call.keywords}
+        inspect.signature(target).bind(*([None] * len(call.args)), **keywords)
+
+
+def test_what_the_page_on_python_promises_is_there() -> None:
+    promised = re.findall(r"`(run|evaluation|episode|table)\.(\w+)", page("docs/python-api.md"))
+    classes = {
+        "run": palimpsest.Run,
+        "evaluation": palimpsest.Evaluation,
+        "episode": palimpsest.Episode,
+        "table": Table,
+    }
+    for name, attribute in promised:
+        known = {*dir(classes[name]), *classes[name].__annotations__}
+        assert attribute in known | {"config"}, f"{name}.{attribute}"
 
 
 def test_the_example_policy_keeps_the_contract(tiny_codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from palimpsest.jobs.shards import Shard, samples_of
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
+from support.tasks import Told
 
 
 @dataclass
@@ -262,20 +263,6 @@ def test_figures_by_document_length_agree_with_counting_by_hand() -> None:
 def test_the_order_of_samples_does_not_matter() -> None:
     rows = [sample(i, i / 7) for i in range(7)]
     assert summarise("s", rows) == summarise("s", rows[::-1])
-
-
-@dataclass
-class Told:
-    """What a task reports."""
-
-    parts: int = 0
-    messages: list[str] = field(default_factory=list)
-
-    def part(self) -> None:
-        self.parts += 1
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
 
 
 def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:

@@ -7,52 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.jobs.pool import Report, WorkerPool
+from palimpsest.jobs.pool import WorkerPool
+from support.tasks import WAIT_S, Told, Work
 
 SOURCE = Path(__file__).parents[2] / "src"
-WAIT_S = 60
-
-
-@dataclass
-class Told:
-    parts: int = 0
-    messages: list[str] = field(default_factory=list)
-
-    def part(self) -> None:
-        self.parts += 1
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Writes its process id to `file`, then does what it is told."""
-
-    file: str
-    what: str = "count"
-
-    def run(self, report: Report) -> None:
-        Path(self.file).write_text(str(os.getpid()))
-        print("what a task prints is not taken for an answer")
-        if self.what == "count":
-            report.part()
-            report.message("one\ntwo \u2028 three")
-            report.part()
-        elif self.what == "refuse":
-            raise ConfigError("key=value: give another")
-        elif self.what == "break":
-            raise KeyError("a bug")
-        elif self.what == "die":
-            os._exit(7)
-        else:
-            time.sleep(WAIT_S)
 
 
 def pid_in(file: Path) -> int:
@@ -120,7 +83,8 @@ def test_stopping_ends_a_worker_in_the_middle_of_a_task_and_cancels_what_waits(t
 
 PARENT = """
 import sys, time
-from jobs.test_pool import Told, WorkerPool, Work
+from palimpsest.jobs.pool import WorkerPool
+from support.tasks import Told, Work
 pool = WorkerPool(1)  # in a script without a guard: workers don't run it again
 pool.submit(Work(sys.argv[1], "wait"), Told())
 time.sleep(60)

@@ -30,15 +30,15 @@ class Notebook:
     def count(self, label: str, total: int) -> Iterator[Tick]:
         """A bar."""
         bar = _Bar(label, total)
-        counted, said = 0, ""
+        counted, text = 0, ""
 
         def tick(done: int = 1, *, note: str | None = None) -> None:
-            nonlocal counted, said
-            counted, said = counted + done, said if note is None else note
-            bar.show(counted, said)
+            nonlocal counted, text
+            counted, text = counted + done, text if note is None else note
+            bar.show(counted, text)
 
         yield tick
-        bar.show(counted, said, at_once=True)
+        bar.show(counted, text, at_once=True)
 
     def steps(self, total: int) -> StepDisplay:
         """A bar, and what matters of the last step."""

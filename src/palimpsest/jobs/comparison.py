@@ -1,0 +1,91 @@
+"""What a quickstart writes down at its end: samples become summaries, figures and a report.
+
+summary.json is written last, by rename, so a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palimpsest.config.load import dump_config
+from palimpsest.config.schema import RunConfig
+from palimpsest.evaluation.samples import Sample, write_json
+from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.methods import Method
+from palimpsest.jobs.shards import set_name
+from palimpsest.report.report import Cell, Results, write_report
+from palimpsest.runs.run_folder import METRICS, RunFolder, read_rows
+
+SUMMARY = "summary.json"
+SHOWN_SAMPLES = 4
+
+Summaries = dict[str, dict[int, EvalSummary]]
+"""Policy name, then point of the method's axis."""
+
+
+def publish(
+    method: Method, config: RunConfig, folder: RunFolder, samples: Mapping[str, Sequence[Sample]], wall_s: float
+) -> Results:
+    """Write report and summaries."""
+    points = method.axis.points(config)
+    summaries = {
+        name: {p: summarise(set_name(name, p), samples.get(set_name(name, p), ())) for p in points}
+        for name in method.names(config)
+    }
+    longest = sorted(samples.get(set_name(method.agent, max(points)), ()), key=lambda sample: sample.id)
+    results = _results(method, config, folder, summaries, longest[:SHOWN_SAMPLES], wall_s)
+    write_report(folder.path, results)
+    write_json(
+        folder.path / "evaluations" / SUMMARY,
+        {name: {str(p): s.to_json() for p, s in row.items()} for name, row in summaries.items()},
+    )
+    write_json(folder.path / SUMMARY, summary_json(method, results) | method.figures(method.agent, summaries))
+    return results
+
+
+def _results(
+    method: Method,
+    config: RunConfig,
+    folder: RunFolder,
+    summaries: Summaries,
+    samples: Sequence[Sample],
+    wall_s: float,
+) -> Results:
+    rows = [row for row in read_rows(folder.path / METRICS) if "reward/mean" in row]
+    first = min(method.axis.points(config))
+    return Results(
+        method=method.name,
+        seed=config.seed,
+        trained=method.axis.trained(config),
+        wall_s=wall_s,
+        cells={
+            name: {m: Cell(s.accuracy, s.tokens_per_document, s.problems, s.ungraded) for m, s in row.items()}
+            for name, row in summaries.items()
+        },
+        rewards=[float(row["reward/mean"]) for row in rows],
+        metrics=rows,
+        lengths=method.axis.sizes(config, rows),
+        fidelity_before=summaries[method.before][first].measures.get("copy_fidelity"),
+        fidelity_after=summaries[method.agent][first].measures.get("copy_fidelity"),
+        samples=samples,
+        config=dump_config(config),
+        words=method.axis.words,
+        agent=method.agent,
+        labels=method.labels,
+        others=method.others,
+        note=method.note,
+    )
+
+
+def summary_json(method: Method, results: Results) -> dict[str, Any]:
+    """What summary.json holds of every method; keys of the inner maps are points of its axis."""
+    return {
+        "method": results.method,
+        "seed": results.seed,
+        method.axis.trained_key: results.trained,
+        "wall_s": round(results.wall_s, 1),
+        "accuracy": {
+            name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()
+        },
+    }
