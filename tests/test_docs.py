@@ -110,7 +110,9 @@ def row(*cells: str) -> str:
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section's class of `Section` or `Section | None`."""
-    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    options = typing.get_args(annotation) if union else (annotation,)
+    options = [typing.get_args(a)[0] if typing.get_origin(a) is typing.Annotated else a for a in options]
     return next((a for a in options if isinstance(a, type) and issubclass(a, BaseModel)), None)
 
 
@@ -183,6 +185,10 @@ def example() -> str:
     return f"```python\n{page('examples/quotes.py')}```"
 
 
+def example_engine() -> str:
+    return f"```python\n{page('examples/bigrams.py')}```"
+
+
 def answer_pairs() -> str:
     from support.answer_pairs import table
 
@@ -194,6 +200,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/recipes.md", "options"): option_tables,
     ("docs/base-model.md", "base-model-config"): base_model_table,
     ("docs/own-policy.md", "example"): example,
+    ("docs/own-engine.md", "engine"): example_engine,
     ("docs/evaluation.md", "pairs"): answer_pairs,
 }
 
@@ -432,8 +439,9 @@ def test_the_example_policy_keeps_the_contract(tiny_codec: Codec, monkeypatch: p
         assert [f.message for f in check_policy(policy, tiny_codec, window) if not f.passed] == []
 
 
-def test_the_example_policy_is_short() -> None:
-    assert len(page("examples/quotes.py").splitlines()) < 80
+@pytest.mark.parametrize("name", ["quotes", "bigrams"])
+def test_the_examples_are_short(name: str) -> None:
+    assert len(page(f"examples/{name}.py").splitlines()) < 80
 
 
 def test_the_answer_turn_has_a_budget_of_its_own(tiny_codec: Codec) -> None:

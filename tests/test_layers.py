@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,6 +165,16 @@ def test_the_application_prints_nothing_and_knows_no_command_line() -> None:
 
 
 PRINTING = {"print", "sys.stdout.write", "sys.stderr.write"}
+
+
+@pytest.mark.parametrize("module", ["training.loop", "engines.open", "imitate.supervised", "runs.driver"])
+def test_the_loop_and_the_door_load_without_torch(module: str) -> None:
+    """Of whatever they import in turn, too."""
+    code = f"import sys, palimpsest.{module}; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 

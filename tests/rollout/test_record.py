@@ -59,7 +59,8 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 def turns(draw: st.DrawFn) -> Turn:
     tokens = draw(IDS)
     logprobs = tuple(draw(st.lists(FLOATS, min_size=len(tokens), max_size=len(tokens))))
-    completion = Completion(tokens, logprobs, draw(st.sampled_from(StopReason)), draw(st.integers(0, 9)))
+    first, more = draw(st.integers(0, 9)), draw(st.integers(0, 2))  # new weights may have come in between
+    completion = Completion(tokens, logprobs, draw(st.sampled_from(StopReason)), first, first + more)
     spans = draw(st.dictionaries(TEXT, st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2))
     return Turn(draw(IDS), completion, draw(st.integers(0, 99)), draw(TEXT), draw(NOTES), spans)
 

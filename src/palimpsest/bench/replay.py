@@ -45,7 +45,7 @@ def contestant(name: str, config: Any, plan: Plan, vllm_python: str | None = Non
 def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     """The model loaded, and a few turns played."""
     config = RunConfig.model_validate(task["config"])
-    set_threads(config.engine.threads)
+    set_threads(1)
     model, way, plan = load_model(config.model).requires_grad_(False), WAYS[task["way"]], task["plan"]
     way(model, config, [episode[:2] for episode in plan[:4]])
     return lambda: {"seconds": way(model, config, plan)}

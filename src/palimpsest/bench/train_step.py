@@ -7,6 +7,7 @@ its peak memory is its own. Not covered: the originals' engines themselves (they
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from palimpsest.bench.padded import padded_gradient
 from palimpsest.bench.process import measured, module, peak_mb, serve
 from palimpsest.bench.shapes import Shapes
+from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.load import load_recipe
 from palimpsest.engines.embedded.engine import EmbeddedEngine
+from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import StepBatch
 
 WAYS = ("ours", "padded")
@@ -45,14 +48,17 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 def _measure(way: str, model: str, segments: int, repeats: int) -> dict[str, Any]:
     config = load_recipe("memagent-quickstart", [f"model.path={model}"])
+    settings = config.engine
+    assert isinstance(settings, EmbeddedEngineConfig)
     engine = EmbeddedEngine(config, objective="policy")
+    thread = ComputeThread(settings.threads)
     batch = _batch(engine.codec.vocab_size, segments, config.policy.options)
     width = max(len(item.segment.token_ids) for item in batch.segments) + 24  # room that a budget leaves unused
 
     def once() -> float:
         if way == "ours":
-            return engine.trainer.accumulate(batch).loss
-        return padded_gradient(engine.model, batch.segments, width, config.engine.micro_batch_tokens, config.loss)
+            return asyncio.run(thread.run(engine.trainer.accumulate, batch)).loss  # as in training
+        return padded_gradient(engine.model, batch.segments, width, settings.micro_batch_tokens, config.loss)
 
     before, best, loss = peak_mb(), float("inf"), 0.0
     for _ in range(repeats):

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from palimpsest.config.engine import OWN
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import nearest
 
@@ -20,11 +21,20 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     """One line per problem. `overrides` maps dotted keys to the command-line text that set them."""
     lines = []
     for detail in error.errors(include_url=False):
-        key = ".".join(str(part) for part in detail["loc"])
+        key = ".".join(map(str, _without_tag(detail["loc"])))
         name = _blamed(key, overrides)
         origin = f"override {overrides[name]}" if name else f"recipe {source}"
         lines.append(f"{origin}: {_reason(key, detail, name)}")
     return "\n".join(dict.fromkeys(lines))
+
+
+def _without_tag(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The key's parts; pydantic names the kind of engine among them.
+
+    >>> _without_tag(("engine", "embedded", "threads")), _without_tag(("train", "steps"))
+    (('engine', 'threads'), ('train', 'steps'))
+    """
+    return where[:1] + where[2:] if where[:1] == ("engine",) else where
 
 
 def _blamed(key: str, overrides: Mapping[str, str]) -> str | None:
@@ -61,15 +71,19 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model class in `X` or `X | None`."""
+    """The model class in `X` or `X | None`; the first of a union by name."""
     options = [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = list(typing.get_args(annotation))
+    options = [typing.get_args(o)[0] if typing.get_origin(o) is typing.Annotated else o for o in options]
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
 def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
     if detail["type"] == "extra_forbidden":
+        if detail["loc"][:2] == ("engine", OWN):
+            leaf = key.rpartition(".")[2]
+            return f"unknown key {key}: an engine of your own has options, e.g. engine.options.{leaf}"
         return f"unknown key {key}{_nearest_key(key)}"
     if detail["type"] == "missing":
         return f"{key} is missing"

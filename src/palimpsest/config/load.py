@@ -6,6 +6,7 @@
 Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
 refused in one line that names key, value and what is allowed; a secret is refused unshown (secrets.py);
 `parse_config(dump_config(c)) == c`.
+An override of `engine.name` drops what the recipe says of another engine.
 Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
 Not covered: the options of a memory policy, which are checked when it is built (config/options.py).
 """
@@ -121,7 +122,9 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = ()) 
     values = _mapping(text, name)
     values.setdefault("recipe", Path(name).stem)
     given = {}
-    for key, value, shown in split_overrides(overrides):
+    changes = list(split_overrides(overrides))
+    _leave_engine(values, [(key, value) for key, value, _ in changes])
+    for key, value, shown in changes:
         _put(values, key, value)
         given[key] = shown
     refuse_secrets(values, name)
@@ -196,6 +199,14 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"recipe {name}: expected sections such as `train:` at the top, got {type(values).__name__}")
     return values
+
+
+def _leave_engine(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
+    """Drop what the recipe says of its engine if an override names another one, whose keys are others."""
+    names = [value for key, value in overrides if key == "engine.name"]
+    section = values.get("engine")
+    if names and isinstance(section, dict) and names[-1] != section.get("name", "embedded"):
+        values["engine"] = {}
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

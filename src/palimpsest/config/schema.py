@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.data import DataConfig, SearchDataConfig
+from palimpsest.config.engine import EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
@@ -181,21 +182,6 @@ class SamplingConfig(Strict):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class EngineConfig(Strict):
-    threads: int = Field(1, ge=1)
-    """CPU threads of one process. One where the cores are shared: two collapse under other load."""
-    batch_slots: int = Field(128, ge=1)
-    """Sequences the sampler decodes at once."""
-    prefill_tokens: int = Field(8192, ge=1)
-    """Prompt tokens (padding included) of one prefill call."""
-    cache_tokens: int = Field(65_536, ge=0)
-    """Tokens whose keys and values the sampler keeps for prompts that begin alike; least recently used ones make room.
-    Their memory comes on top of the rows in use. 0 computes every prompt whole."""
-    micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens of one prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger ones
-    share more; where little is shared, 2,048 are fastest for a small model on a CPU (they stay in caches)."""
-
-
 class VariantConfig(Strict):
     """Training episodes that are played with other options of the policy, e.g. without pruning; evaluation has none."""
 
@@ -289,7 +275,7 @@ class RunConfig(Strict):
     optim: OptimConfig = OptimConfig()
     sampling: SamplingConfig = SamplingConfig()
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.0)
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = EmbeddedEngineConfig()
     train: TrainConfig = TrainConfig()
     cold_start: ColdStartConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()

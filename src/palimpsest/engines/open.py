@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from palimpsest import plugins
+from palimpsest.config.engine import OwnEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Engine, Objective
+from palimpsest.errors import ConfigError, PalimpsestError
 
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
 
 T = TypeVar("T")
+_NEEDED = ("codec", "sampler", "learner", "limits", "close")
+_GIVEN = ("config", "objective")  # arguments that every engine is made with, before its options
 
 
 def open_engine(config: RunConfig, *, objective: Objective | None) -> Engine:
     """The engine that `config.engine` names, on the model that `config.model` names.
 
     `objective` is what its learner descends; None opens it for sampling alone. Raises ConfigError for an engine that
-    isn't there, ModelError for a model that can't be used. Whoever opens it closes it.
+    isn't there or isn't one, ModelError for a model that can't be used. Whoever opens it closes it (`using`).
     """
+    if isinstance(config.engine, OwnEngineConfig):
+        return _own(config.engine, config, objective)
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
     return EmbeddedEngine(config, objective=objective, separate=objective == "policy" and config.train.ahead > 0)
@@ -42,3 +49,29 @@ async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
         return await work
     finally:
         await opened.close()
+
+
+def _own_class(section: OwnEngineConfig) -> type[Any]:
+    where = f"engine.name={section.name}"
+    cls = plugins.own_class(section.name, where)
+    plugins.check_shape(
+        section.name, cls, section.options, where=where, arguments=(), given=_GIVEN, options_key="engine.options"
+    )
+    return cls
+
+
+def _own(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
+    """The user's engine, made with the run's configuration, the objective and `engine.options`."""
+    cls = _own_class(section)
+    where = f"engine.name={section.name}"
+    try:
+        engine: Engine = cls(config, objective=objective, **section.options)
+    except PalimpsestError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where}: opening it raised {type(error).__name__}: {error}") from error
+    if missing := [name for name in _NEEDED if not hasattr(engine, name)]:
+        raise ConfigError(f"{where}: it has no {' and no '.join(missing)}; see docs/own-engine.md")
+    if objective is not None and engine.learner is None:
+        raise ConfigError(f"{where}: it has no learner for objective={objective!r}, so it can't train")
+    return engine

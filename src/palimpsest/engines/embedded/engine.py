@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.learner import ForestLearner
@@ -73,6 +74,7 @@ class EmbeddedEngine:
         `separate`: the sampler has weights and a thread of its own, for training that samples while it learns.
         """
         settings = config.engine
+        assert isinstance(settings, EmbeddedEngineConfig)
         set_threads(settings.threads)
         self._settings = settings
         self._thread = self._sampling_thread = ComputeThread(settings.threads)
@@ -118,9 +120,11 @@ class EmbeddedEngine:
         return Limits(vocab, max_context(self.model), self._settings.batch_slots)
 
     async def close(self) -> None:
-        """End the threads."""
-        await self._thread.close()
+        """Cancel what is being sampled, and end the threads."""
+        if "sampler" in self.__dict__:
+            await self.sampler.close()
         await self._sampling_thread.close()
+        await self._thread.close()
 
     async def _publish(self, version: int) -> None:
         if self._sampled is not self.model:

@@ -69,6 +69,7 @@ class EmbeddedSampler:
         """Of every request that has not ended."""
         self._driver: asyncio.Task[None] | None = None
         self._failed = self._cancelled = 0
+        self._closed = False
 
     @property
     def version(self) -> int:
@@ -113,6 +114,14 @@ class EmbeddedSampler:
         """The model's weights are now those of `version`; see `Batch.publish`."""
         await self._thread.run(self._batch.publish, version)
 
+    async def close(self) -> None:
+        """Cancel what is in flight and end the thread; a second call does nothing."""
+        self._closed = True
+        if self._driver is not None and self._driver.get_loop() is asyncio.get_running_loop():
+            self._driver.cancel()
+            await asyncio.gather(self._driver, return_exceptions=True)
+        await self._thread.close()
+
     def _check(self, prompt_ids: Sequence[int], budget: int) -> None:
         """Raise PromptTooLong or SamplerError for what can't be computed."""
         if not prompt_ids:
@@ -130,6 +139,8 @@ class EmbeddedSampler:
     # ---- the driver -----------------------------------------------------------------------------------------
 
     def _submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, streamed: bool = False) -> _Caller:
+        if self._closed:
+            raise SamplerError("the engine is closed: open another one")
         if params.max_tokens < 1:
             raise SamplerError(f"max_tokens={params.max_tokens}: at least 1 is needed")
         self._check(prompt_ids, params.max_tokens)
