@@ -111,7 +111,7 @@ def row(*cells: str) -> str:
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section's class of `Section` or `Section | None`."""
     union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-    options = typing.get_args(annotation) if union else (annotation,)
+    options = list(typing.get_args(annotation)) if union else [annotation]
     options = [typing.get_args(a)[0] if typing.get_origin(a) is typing.Annotated else a for a in options]
     return next((a for a in options if isinstance(a, type) and issubclass(a, BaseModel)), None)
 
