@@ -26,6 +26,7 @@ COMMANDS = (
     ["cold-start"],
     ["eval"],
     ["check"],
+    ["prompts", "show"],
     ["base-model"],
     ["recipes", "list"],
     ["recipes", "show"],

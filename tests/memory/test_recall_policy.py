@@ -15,8 +15,8 @@ from palimpsest.errors import ConfigError
 from palimpsest.events import Event, Recalled
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import readings
+from palimpsest.memory import recall
 from palimpsest.memory.check import ScriptedModel, check_policy
-from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.reward.state import turn_rewards
@@ -229,7 +229,7 @@ def test_the_standard_prompts_own_example_is_a_query_that_finds_nothing(tiny_cod
     replies = ["<update>Anna is blue</update>", "<update>...</update><recall>...</recall>"]
     trajectory, _ = play(tiny_codec, replies)
     assert events(trajectory, "recall")[0].what == Recalled("...", None, None)
-    assert "<recall>...</recall>" in prompt_set("standard").recall["memory_first"]
+    assert "<recall>...</recall>" in recall.STANDARD.read
 
 
 def tagged(codec: Any, *, pieces: str) -> Callable[[Sequence[int], int], list[int]]:

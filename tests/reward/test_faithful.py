@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory import overwrite
 from palimpsest.reward.faithful import FaithfulLayer
 from palimpsest.text.template import user_turn
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
@@ -19,8 +19,8 @@ PROBLEM = Problem("p", QUESTION, ("x",))
 
 def episode(codec: Any, *readings: tuple[str, str, str]) -> Trajectory:
     """Read turns from (memory, section, response)."""
-    prompts = prompt_set("short")
-    template = user_turn(codec, prompts.read["memory_first"], ("question", "memory", "section"))
+    prompts = overwrite.SHORT
+    template = user_turn(codec, prompts.read, ("question", "memory", "section"))
     turns = []
     for step, (memory, section, response) in enumerate(readings):
         values = {"question": QUESTION, "memory": memory, "section": section}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from palimpsest.data.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.imitate.skills import UNKNOWN
-from palimpsest.memory.parts.prompts import SHORT
+from palimpsest.memory import full_context, overwrite
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -54,9 +54,10 @@ def corpus() -> list[str]:
         lines += [text.replace("{s}", "").replace("{v}", "") for text in texts] * 100
     lines += [
         *FILLER,
-        *SHORT.read.values(),
-        SHORT.answer,
-        SHORT.direct,
+        overwrite.SHORT.read,
+        overwrite.SHORT.read_section_first,
+        overwrite.SHORT.answer,
+        full_context.SHORT.answer,
         "user\n",
         "assistant\n",
         " none",

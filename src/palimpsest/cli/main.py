@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from palimpsest.cli import bench, data, evaluate, judge, model, quickstart, recipes, retrieval, train
+from palimpsest.cli import bench, data, evaluate, judge, model, prompts, quickstart, recipes, retrieval, train
 from palimpsest.errors import PalimpsestError
 
 _USER_ERRNO = {
@@ -40,6 +40,7 @@ app.command("cold-start", short_help="Only the lessons a recipe begins with.")(t
 app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(data.app, name="data")
 app.add_typer(retrieval.app, name="retrieval")
 app.add_typer(judge.app, name="judge")

@@ -39,7 +39,7 @@ def train(
     """
     from palimpsest.jobs.settings import default_folder, run_config
 
-    config = run_config(recipe, overrides or (), seed=seed)
+    config = run_config(recipe, overrides or (), seed=seed, out=out, resume=resume)
     from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
 
     folder = out or default_folder(config)
@@ -121,7 +121,7 @@ def sft(
         memory_first=memory_first,
         drop_too_long=drop_too_long,
     )
-    config = run_config(recipe, overrides or (), seed=seed)
+    config = run_config(recipe, overrides or (), seed=seed, out=out, resume=resume)
     from palimpsest.jobs.imitation import imitate  # after the configuration is known to be right
 
     folder = out or default_folder(config)

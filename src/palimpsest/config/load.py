@@ -13,7 +13,6 @@ Not covered: the options of a memory policy, which are checked when it is built 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -23,63 +22,14 @@ import yaml
 from pydantic import ValidationError
 
 from palimpsest.config.explain import explain, section_of
+from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.secrets import refuse_secrets
+from palimpsest.config.yaml_text import Dumper, Loader, first_line
 from palimpsest.errors import ConfigError, nearest
 
 Overrides = Mapping[str, Any] | Sequence[str]
 """Keys to change: `a.b=c` texts whose values are YAML, or a mapping of dotted keys, or of sections, to values."""
-
-_FLOAT = re.compile(
-    r"^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\d[\d_]*[eE][-+]?\d+$"
-    r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
-)
-_INT = re.compile(r"^[-+]?(0|[1-9][\d_]*)$")
-_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
-
-
-_MERGE = "tag:yaml.org,2002:merge"  # the key `<<`, whose mapping gives what isn't given here
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's numbers and booleans, refusing a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own = [key for key, _ in node.value if key.tag != _MERGE]
-        keys = [self.construct_object(key, deep=deep) for key in own]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key} given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:bool")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-class _Dumper(yaml.SafeDumper):
-    """SafeDumper with lists on one line and sections in blocks."""
-
-
-for _side in (_Loader, _Dumper):  # the dumper too: text is quoted that either version of YAML would read as a number
-    _side.add_implicit_resolver(_REPLACED[1], _INT, list("-+0123456789"))
-    _side.add_implicit_resolver(_REPLACED[0], _FLOAT, list("-+.0123456789"))
-    _side.add_implicit_resolver(_REPLACED[2], _BOOL, list("tTfF"))
-_Dumper.add_representer(
-    list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
-)
-
-
-def _text(dumper: _Dumper, value: str) -> yaml.Node:
-    """In double quotes where it breaks a line by another character than a newline: other styles would fold that."""
-    style = '"' if any(c in value for c in "\x85\u2028\u2029") else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def recipe_names() -> list[str]:
@@ -111,13 +61,16 @@ def recipe_text(name_or_path: str) -> str:
         raise ConfigError(f"recipe {path}: can't be read as UTF-8 text ({error})") from None
 
 
-def load_recipe(name_or_path: str | Path, overrides: Overrides = ()) -> RunConfig:
-    """The configuration of a shipped recipe or a YAML file with overrides applied in order."""
+def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_files: bool = True) -> RunConfig:
+    """The configuration of a shipped recipe or a YAML file with overrides applied in order.
+
+    A file of prompts gives way to its texts, unless `read_files` is False (config/prompt_file.py).
+    """
     name = str(name_or_path)
-    return parse_config(recipe_text(name), name=name, overrides=overrides)
+    return parse_config(recipe_text(name), name=name, overrides=overrides, read_files=read_files)
 
 
-def parse_config(text: str, *, name: str = "config", overrides: Overrides = ()) -> RunConfig:
+def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), read_files: bool = True) -> RunConfig:
     """`load_recipe` for YAML that is already text; `name` is what error messages call it."""
     values = _mapping(text, name)
     values.setdefault("recipe", Path(name).stem)
@@ -129,14 +82,15 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = ()) 
         given[key] = shown
     refuse_secrets(values, name)
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, source=name, overrides=given)) from None
+    return with_texts(config) if read_files else config
 
 
 def dump_config(config: RunConfig) -> str:
     """YAML from which `parse_config` makes the same configuration again."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def split_override(override: str) -> tuple[str, Any]:
@@ -154,9 +108,9 @@ def split_override(override: str) -> tuple[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {override}: expected key=value with a dotted key, e.g. train.steps=10")
     try:
-        return key, yaml.load(value, Loader=_Loader)
+        return key, yaml.load(value, Loader=Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {override}: the value is not YAML ({_first_line(error)})") from None
+        raise ConfigError(f"override {override}: the value is not YAML ({first_line(error)})") from None
 
 
 def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
@@ -191,9 +145,9 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, 
 
 def _mapping(text: str, name: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text, Loader=_Loader)
+        values = yaml.load(text, Loader=Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"recipe {name}: not valid YAML ({_first_line(error)})") from None
+        raise ConfigError(f"recipe {name}: not valid YAML ({first_line(error)})") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -225,9 +179,3 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         node[leaf] = {**node[leaf], **value}  # {a: 1} for a section changes what it names and keeps the rest
     else:
         node[leaf] = value
-
-
-def _first_line(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"

@@ -32,7 +32,7 @@ from palimpsest.data.synthetic import Evidence, World, distractor, draw_question
 from palimpsest.data.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
 from palimpsest.imitate.skills import UNKNOWN
-from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory.recall import RecallPrompts
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
@@ -97,7 +97,8 @@ class Lessons:
         self.read: Template
         self.answer: Template
         self.read, self.answer = policy.templates(codec)
-        self.prompts = prompt_set(policy.prompts)
+        self.texts = policy.texts
+        self._nothing = codec.encode(self.texts.nothing_recalled) if isinstance(self.texts, RecallPrompts) else []
 
     def draw(self, index: int) -> Trajectory:
         """Lesson number `index`."""
@@ -204,8 +205,8 @@ class Lessons:
     def _slots(self, question: str, memory: Sequence[str], recalled: Sequence[str]) -> dict[str, Sequence[int]]:
         return {
             "question": self.codec.encode(question),
-            "memory": self._facts(memory) or self.codec.encode(self.prompts.empty_memory),
-            "recalled": self._facts(recalled) or self.codec.encode(self.prompts.nothing_recalled),
+            "memory": self._facts(memory) or self.codec.encode(self.texts.empty_memory),
+            "recalled": self._facts(recalled) or self._nothing,
         }
 
     def _facts(self, facts: Sequence[str]) -> list[int]:

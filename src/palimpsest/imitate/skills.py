@@ -21,7 +21,7 @@ from functools import lru_cache
 
 from palimpsest.data.synthetic import Evidence, World, distractor, draw_question, near_miss
 from palimpsest.data.world import FILLER, PEOPLE, RELATIONS
-from palimpsest.memory.parts.prompts import SHORT
+from palimpsest.memory import full_context, overwrite
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
 
@@ -46,10 +46,10 @@ class Skills:
         self.encode = lru_cache(maxsize=200_000)(lambda text: tuple(codec.encode(text)))
         slots = ("question", "memory", "section")
         self.read_templates = [
-            user_turn(codec, SHORT.read[layout], slots) for layout in ("memory_first", "section_first")
+            user_turn(codec, text, slots) for text in (overwrite.SHORT.read, overwrite.SHORT.read_section_first)
         ]
-        self.answer_template = user_turn(codec, SHORT.answer, ("question", "memory"))
-        self.direct_template = user_turn(codec, SHORT.direct, ("question", "document"))
+        self.answer_template = user_turn(codec, overwrite.SHORT.answer, ("question", "memory"))
+        self.direct_template = user_turn(codec, full_context.SHORT.answer, ("question", "document"))
         (newline,) = codec.encode("\n")
         self.newline = newline
         self.words = [i for i in range(codec.vocab_size) if codec.decode([i])[:1] == " " and i not in codec.control_ids]
@@ -170,7 +170,7 @@ class Skills:
         return section
 
     def _memory(self, facts: Sequence[str]) -> tuple[int, ...]:
-        return tuple(i for fact in facts for i in self.encode(" " + fact)) or self.encode(SHORT.empty_memory)
+        return tuple(i for fact in facts for i in self.encode(" " + fact)) or self.encode(overwrite.SHORT.empty_memory)
 
     def _paragraph(self, sentences: Sequence[str], *, last: bool) -> list[int]:
         ids = [*self.encode("-"), *(i for sentence in sentences for i in self.encode(" " + sentence))]

@@ -31,11 +31,11 @@ from palimpsest.data.search_synthetic import Step, SyntheticSearchSource, plan
 from palimpsest.events import Event, What, told
 from palimpsest.imitate.skills import UNKNOWN
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
-from palimpsest.memory.parts.tool_prompts import calls_text
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.summary import SummaryPolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
+from palimpsest.text.tool_writing import calls_text
 from palimpsest.types import Completion, Problem, StopReason, Trajectory, Turn, spans_of
 
 KEEPS = 0.8  # probability that a needed fact in sight is written down
@@ -75,6 +75,8 @@ class ToolLessons:
             return self.policy
         if draw < PLAIN:
             return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
+        if not isinstance(self.policy.prompts, str):
+            return self.policy  # a user's own texts for pruning say nothing of summaries
         shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
         return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
 

@@ -181,7 +181,9 @@ async def evaluate_config_async(
     chosen = fitted(config.policy, problems=everything, codec=engine.codec, max_context=window)
     policy = build_policy(chosen)
     admit_all(policy, everything, engine.codec, window)
-    progress.message(f"{chosen.name}: " + ", ".join(f"{name}={value}" for name, value in chosen.options.items()))
+    progress.message(
+        f"{chosen.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in chosen.options.items())
+    )
     config = config.model_copy(update={"policy": chosen})
     if out is not None and force:
         _clear(out)
@@ -204,6 +206,11 @@ async def evaluate_config_async(
     if out is not None:
         write_json(out / SUMMARY, _summary_json(evaluation))
     return evaluation
+
+
+def _short(value: object) -> str:
+    """An option's value on a line: of the texts of a prompt file their number."""
+    return f"({len(value)} texts)" if isinstance(value, dict) and "system" in value else str(value)
 
 
 evaluate_config = blocking(evaluate_config_async)

@@ -117,7 +117,7 @@ async def quickstart_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     check_quickstart(method)
-    config = quickstart_config(method, overrides, seed)
+    config = quickstart_config(method, overrides, seed, Path(out) if resume else None)
     watching = progress or suitable_progress(quiet=quiet)
     return await run_quickstart(
         METHODS[method],
@@ -249,10 +249,10 @@ def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
     return rivals
 
 
-def quickstart_config(method: str, overrides: Overrides, seed: int) -> RunConfig:
+def quickstart_config(method: str, overrides: Overrides, seed: int, resumed: Path | None = None) -> RunConfig:
     """The method's quickstart recipe. Raises ConfigError if it can't be evaluated along the method's axis."""
     axis = METHODS[method].axis
-    config = run_config(f"{method}-quickstart", overrides, seed=seed)
+    config = run_config(f"{method}-quickstart", overrides, seed=seed, out=resumed, resume=resumed is not None)
     if config.data.source != axis.source:
         raise ConfigError(
             f"data.source={config.data.source}: quickstart {axis.growth}, so it needs {axis.source}; "

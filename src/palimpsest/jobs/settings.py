@@ -11,23 +11,46 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
+from palimpsest.config.prompt_file import OPTION as PROMPTS
+from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.registry import policy_class
-from palimpsest.runs.run_folder import CONFIG
+from palimpsest.runs.run_folder import CONFIG, load_config
 
 Recipe = str | Path | RunConfig
 """A shipped recipe's name, a YAML file, or a configuration."""
 
 
-def run_config(recipe: Recipe, overrides: Overrides | None = None, *, seed: int | None = None) -> RunConfig:
-    """The configuration of a run; `seed` is the run's and the data's. Raises ConfigError."""
+def run_config(
+    recipe: Recipe,
+    overrides: Overrides | None = None,
+    *,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+) -> RunConfig:
+    """The configuration of a run; `seed` is the run's and the data's. Raises ConfigError.
+
+    With `resume`, texts that the run in `out` took from a file of prompts stay as they were when it began.
+    """
     changes = overrides or ()
     if seed is not None:
         changes = _more(changes, {"seed": seed, "data.seed": seed})
     if isinstance(recipe, RunConfig):
-        return parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes)
-    return load_recipe(recipe, changes)
+        config = parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes, read_files=False)
+    else:
+        config = load_recipe(recipe, changes, read_files=False)
+    return with_texts(config, _run_in(Path(out or default_folder(config))) if resume else None)
+
+
+def _run_in(folder: Path) -> RunConfig | None:
+    """The configuration of the run in a folder, or of the run that a checkpoint's folder belongs to."""
+    folder = folder.resolve()
+    for place in (folder, *([folder.parent.parent] if folder.parent.name == "checkpoints" else [])):
+        if (place / CONFIG).is_file():
+            return load_config(place)
+    return None
 
 
 def _more(overrides: Overrides, changes: Mapping[str, Any]) -> Overrides:
@@ -69,7 +92,7 @@ class Agent:
         """
         base = RunConfig() if self.recipe is None else run_config(self.recipe)
         policy = self.policy or base.policy.name
-        options = dict(base.policy.options) if base.policy.name == policy else {}
+        options = self._wording(policy) | (dict(base.policy.options) if base.policy.name == policy else {})
         changes: dict[str, Any] = {}
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value
@@ -84,6 +107,12 @@ class Agent:
         )
         overrides = {**reward, **changes, **(more or {})}
         return parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
+
+    def _wording(self, policy: str) -> dict[str, Any]:
+        """The texts under which the model was trained, where it's of a run of the same policy with texts of its own."""
+        run = _run_in(Path(self.model))
+        texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
+        return {PROMPTS: texts} if isinstance(texts, dict) else {}
 
 
 def _own_reward(policy: str) -> dict[str, str]:

@@ -56,7 +56,7 @@ async def train_async(
 
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
-    config = run_config(recipe, overrides, seed=seed)
+    config = run_config(recipe, overrides, seed=seed, out=out, resume=resume)
     folder = default_folder(config) if out is None else Path(out)
     await run_training(
         config,

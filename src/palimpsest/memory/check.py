@@ -3,6 +3,8 @@
 The policy is played against scripted models (no weights): one that answers briefly, one that always fills its
 budget, one that repeats its prompt, one that says nothing, one that emits control tokens. Checked:
 
+- options: each is of a declared type, so that a wrong value is refused;
+- window: the texts of the prompts and the budgets fit the window together;
 - ends: every episode ends with an `Answered`, within a bounded number of calls;
 - budget: prompt plus `max_tokens` never exceeds the window;
 - determinism: the same replies lead to the same prompts, alone and beside another episode;
@@ -28,12 +30,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from palimpsest.errors import PromptTooLong
+from palimpsest.config.options import options_of, untyped
+from palimpsest.errors import ConfigError, PromptTooLong
 from palimpsest.events import What, told
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
-from palimpsest.memory.parts.tool_prompts import call_text
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.text.codec import Codec
+from palimpsest.text.tool_writing import call_text
 from palimpsest.types import Completion, Problem, StopReason
 
 MAX_CALLS = 2_000
@@ -90,7 +93,8 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
     replies = {**_replies(codec), **_searching(policy, codec)}
     words = _words(codec)
     problem = _problem(policy, "check", "Which word comes last?", "".join(words))
-    findings, played = [], {}
+    findings = [_options(policy), _window(policy, codec, max_context)]
+    played = {}
     for name, reply in replies.items():
         model = ScriptedModel(codec, reply, max_context)
         played[name] = model
@@ -104,6 +108,33 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
     brief = replies["answers briefly"]
     findings.append(await _ends(policy, empty, ScriptedModel(codec, brief, max_context), "empty document"))
     return findings
+
+
+def _options(policy: MemoryPolicy) -> Finding:
+    names = untyped(type(policy))
+    if names:
+        return Finding(
+            "options",
+            False,
+            f"nothing checks the values of {', '.join(names)}: annotate them in the constructor, e.g. {names[0]}: int",
+        )
+    return Finding("options", True, f"{len(options_of(type(policy)))}, each of a declared type")
+
+
+def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
+    """Whether texts and budgets fit together."""
+    try:
+        needed = policy.required_context(codec)
+    except ConfigError as error:
+        return Finding("window", False, str(error))
+    if needed > max_context:
+        return Finding(
+            "window",
+            False,
+            f"prompts and budgets add up to {needed} tokens, the window is {max_context}: shorten the texts, or lower "
+            "the budgets",
+        )
+    return Finding("window", True, f"prompts and budgets need {needed} tokens" if needed else "needs nothing it says")
 
 
 def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> Problem:

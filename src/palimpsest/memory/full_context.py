@@ -6,37 +6,72 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
 from palimpsest.memory.overwrite import admit_question, answered
 from palimpsest.memory.parts.chunks import truncate
-from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
-from palimpsest.text.template import user_turn
 from palimpsest.types import Outcome, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectPrompts(PromptSet):
+    """The text of a policy that asks once."""
+
+    answer: Annotated[str, Slots("question", "document")] = ""
+
+
+STANDARD = DirectPrompts(
+    answer="""Solve the problem from the article below and put the final answer in \\boxed{}.
+
+<article>
+{document}
+</article>
+
+<problem>
+{question}
+</problem>
+
+Your answer:"""
+)
+"""In our own words, for instruction models."""
+
+SHORT = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer in \\boxed{}.")
+"""What the embedded model was made for."""
 
 
 @dataclass(frozen=True, slots=True)
 class FullContextPolicy(MemoryPolicy):
     """One call over the whole document, its middle left out where it exceeds the window."""
 
+    prompt_sets: ClassVar[Mapping[str, DirectPrompts]] = {"standard": STANDARD, "short": SHORT}
     window_tokens: int | None = None
     """Document tokens per prompt; None: all that the model's context leaves."""
     question_tokens: int = 1024
     answer_tokens: int = 1024
-    prompts: str = "standard"
+    prompts: str | Mapping[str, Any] = "standard"
+    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
+    texts: DirectPrompts = field(init=False, repr=False, compare=False)
+    """What `prompts` comes to."""
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
             raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1, or null")
-        prompt_set(self.prompts)
+        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
+
+    def wording(self) -> Wording:
+        """Its texts, of which a file may give others."""
+        return Wording(self.texts, ("answer",))
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs, in tokens."""
-        template = user_turn(codec, prompt_set(self.prompts).direct, ("question", "document"))
+        template = self.texts.template(codec, "answer")
         return template.literal_length + self.question_tokens + (self.window_tokens or 1) + self.answer_tokens
 
     def admit(self, problem: Problem, codec: Codec) -> None:
@@ -53,7 +88,7 @@ class FullContextPolicy(MemoryPolicy):
         self.admit(problem, codec)
         if not problem.context or not problem.context.strip():
             return Answered(None, Outcome.EMPTY_CONTEXT)
-        template = user_turn(codec, prompt_set(self.prompts).direct, ("question", "document"))
+        template = self.texts.template(codec, "answer")
         question, document = codec.encode(problem.question), codec.encode(problem.context)
         room = model.max_context - template.literal_length - len(question) - self.answer_tokens
         kept = self.keep(document, max(0, min(room, self.window_tokens or room)))

@@ -22,21 +22,47 @@ Not covered: the authors' prompts and weights of their rewards, which were not a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from palimpsest.events import GatesDecided, ReadingEnded, ReplyMalformed
-from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.parts.prompts import prompt_set
-from palimpsest.memory.parts.tagged import TaggedPolicy
+from palimpsest.memory import overwrite
+from palimpsest.memory.overwrite import OverwritePolicy, ReadingPrompts
+from palimpsest.memory.parts.tagged import TaggedPolicy, blocks
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Cutter, Fault, find_parts, the_one
-from palimpsest.text.template import Template, user_turn
 from palimpsest.types import Completion, Problem
 
 _GATES = {"check": ("no", "yes"), "next": ("continue", "end")}
 """Tag to what it says closed and open."""
+
+_GATED = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
+section of the article and the memory you have kept of the earlier sections. Read the section and reply in this form:
+
+<thinking>what the section adds to the problem</thinking>
+<check>yes or no</check>
+<update>...</update>
+<next>continue or end</next>
+
+Check says whether the memory has to change. If yes, put the new memory between the update tags: every detail of the \
+old memory that still matters and what the section adds. If no, leave the update out; the memory stays as it is. Next \
+says whether to read on, or to end because the memory holds all that the problem needs."""
+
+STANDARD = replace(
+    overwrite.STANDARD,
+    read=f"{_GATED}\n\n{blocks('question', 'memory', 'section')}\n\nYour reply:",
+    read_section_first=f"{_GATED}\n\n{blocks('section', 'question', 'memory')}\n\nYour reply:",
+)
+"""In our own words, for instruction models."""
+
+SHORT = replace(
+    overwrite.SHORT,
+    read="Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory or end.",
+    read_section_first="Section:\n{section}\nProblem: {question}\nMemory:{memory}\nUpdate the memory or end.",
+)
+"""What the embedded model was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +78,9 @@ class Decision:
 class GatedPolicy(TaggedPolicy):
     """Options of `overwrite`, and the gates'; all lengths in tokens."""
 
+    prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT}
     early_exit: bool = True
     """Whether the exit gate ends the reading; False for tasks in which every chunk counts."""
-
-    def templates(self, codec: Codec) -> tuple[Template, Template]:
-        """The read and the answer prompt, tokenised once per codec."""
-        prompts = prompt_set(self.prompts)
-        read = user_turn(codec, prompts.gated[self.layout], ("question", "memory", "section"))
-        return read, user_turn(codec, prompts.answer, ("question", "memory"))
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs: the longest prompt any document can lead to, plus its completion."""
@@ -80,7 +101,7 @@ class GatedPolicy(TaggedPolicy):
         codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        memory = codec.encode(self.texts.empty_memory)
         chunks = self.document_chunks(context, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}

@@ -16,19 +16,68 @@ Not covered: stopping before the document ends (memory/gated policies do that).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.events import DocumentTruncated, EmptyMemoryKept
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
-from palimpsest.memory.parts.prompts import Layout, prompt_set
+from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
-from palimpsest.text.template import Template, user_turn
+from palimpsest.text.template import Template
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingPrompts(PromptSet):
+    """Texts of a policy that reads section by section into a memory."""
+
+    read: Annotated[str, Slots("question", "memory", "section")] = ""
+    read_section_first: Annotated[str, Slots("question", "memory", "section")] = ""
+    """The same for `layout: section_first`."""
+    answer: Annotated[str, Slots("question", "memory")] = ""
+    empty_memory: Annotated[str, Slots(may_be_empty=True)] = ""
+    """What stands in the memory slot before the first turn."""
+
+
+_TASK = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
+section of the article and the memory you have kept of the earlier sections. Read the section and write the memory \
+anew: keep every detail of the old memory that still matters and add what the section says that helps to solve the \
+problem. Only the new memory will be kept."""
+
+STANDARD = ReadingPrompts(
+    read=_TASK
+    + "\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\n<section>\n{section}\n</section>"
+    "\n\nUpdated memory:",
+    read_section_first=_TASK
+    + "\n\n<section>\n{section}\n</section>\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>"
+    "\n\nUpdated memory:",
+    answer="""You have read an article section by section and kept a memory of it. Solve the problem from that memory \
+and put the final answer in \\boxed{}.
+
+<problem>
+{question}
+</problem>
+
+<memory>
+{memory}
+</memory>
+
+Your answer:""",
+    empty_memory="No previous memory",
+)
+"""In our own words, after the structure of MemAgent's (arXiv 2507.02259, table 1), for instruction models."""
+
+SHORT = ReadingPrompts(
+    read="Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory.",
+    read_section_first="Section:\n{section}\nProblem: {question}\nMemory:{memory}\nUpdate the memory.",
+    answer="Problem: {question}\nMemory:{memory}\nAnswer in \\boxed{}.",
+    empty_memory=" none",
+)
+"""What the embedded model was made for."""
 
 
 @lru_cache(maxsize=32)
@@ -41,6 +90,7 @@ def newline_ids(codec: Codec) -> frozenset[int]:
 class OverwritePolicy(MemoryPolicy):
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
+    prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT}
     chunk_size: int = 5000
     question_tokens: int = 1024
     """A longer question is refused when its data is loaded."""
@@ -55,7 +105,10 @@ class OverwritePolicy(MemoryPolicy):
     """`line` cuts after the last line break that fits; `token` at exactly chunk_size, as published."""
     empty_memory: Literal["overwrite", "keep"] = "overwrite"
     """What an empty response does: `overwrite` empties the memory (MemAgent), `keep` leaves it (vime port)."""
-    prompts: str = "standard"
+    prompts: str | Mapping[str, Any] = "standard"
+    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
+    texts: ReadingPrompts = field(init=False, repr=False, compare=False)
+    """What `prompts` comes to."""
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "question_tokens", "memory_tokens", "answer_tokens"):
@@ -63,18 +116,25 @@ class OverwritePolicy(MemoryPolicy):
                 raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1 token")
         if self.max_chunks is not None and self.max_chunks < 1:
             raise ConfigError(f"policy.options.max_chunks={self.max_chunks}: must be at least 1, or null for no limit")
-        prompt_set(self.prompts)
+        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
+
+    def wording(self) -> Wording:
+        """Its texts, of which a file may give others."""
+        return Wording(self.texts, self.shown_texts())
+
+    def shown_texts(self) -> tuple[str, ...]:
+        """Names of the texts that these options show."""
+        return ("read" if self.layout == "memory_first" else "read_section_first", "answer")
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
         """The read and the answer prompt, tokenised once per codec."""
-        prompts = prompt_set(self.prompts)
-        read = user_turn(codec, prompts.read[self.layout], ("question", "memory", "section"))
-        return read, user_turn(codec, prompts.answer, ("question", "memory"))
+        read, answer = self.shown_texts()
+        return self.texts.template(codec, read), self.texts.template(codec, answer)
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs: the longest prompt any document can lead to, plus its completion."""
         read, answer = self.templates(codec)
-        memory = max(self.memory_tokens, len(codec.encode(prompt_set(self.prompts).empty_memory)))
+        memory = max(self.memory_tokens, len(codec.encode(self.texts.empty_memory)))
         reading = read.literal_length + self.question_tokens + memory + self.chunk_size + self.memory_tokens
         return max(reading, answer.literal_length + self.question_tokens + memory + self.answer_tokens)
 
@@ -120,7 +180,7 @@ class OverwritePolicy(MemoryPolicy):
         codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        memory = codec.encode(self.texts.empty_memory)
         for index, chunk in enumerate(self.document_chunks(context, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)

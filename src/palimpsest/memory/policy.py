@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from palimpsest.events import What
+from palimpsest.memory.parts.prompts import Wording
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, Problem
 
@@ -73,6 +74,10 @@ class MemoryPolicy(ABC):
 
     reward: ClassVar[str | None] = None
     """The `reward.name` that reads the form of answer its prompts ask for, where nobody names one; None: any does."""
+
+    def wording(self) -> Wording | None:
+        """Its texts, where its option `prompts` takes a file with others (parts/prompts.py); None: it has none."""
+        return None
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs, in tokens: the longest prompt of any episode plus its completion.

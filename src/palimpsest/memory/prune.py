@@ -20,24 +20,98 @@ Not covered: whether the memory says what was deleted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import Pruned, PruneRefused
+from palimpsest.memory.parts import tool_prompts
+from palimpsest.memory.parts.prompts import Slots, shared
 from palimpsest.memory.parts.tool_agent import Episode, Found, Said, ToolAgentPolicy
-from palimpsest.memory.parts.tool_prompts import PRUNE, tool_prompts
+from palimpsest.memory.parts.tool_prompts import QUERY, ToolPrompts
+from palimpsest.text.template import insert
 from palimpsest.text.tool_arguments import argument_fault
 from palimpsest.text.tool_calls import ToolCall
 from palimpsest.tools.tool import ToolSpec
 
 _REFUSED = "prune_refused"
 
+PRUNE = ToolSpec(
+    name="prune_context",
+    description="Delete results of earlier tool calls from the context, after writing down what they are needed for.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "memory": {"type": "string", "description": "all that must be remembered of what is deleted"},
+            "delete_ids": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "ids of the results to delete, as they stand in [id: ...] at their beginning",
+            },
+        },
+        "required": ["memory", "delete_ids"],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunePrompts(ToolPrompts):
+    """Texts of the agent with tools, and those that tell it of pruning; without the tool they are left out."""
+
+    system_prune: Annotated[str, Slots(may_be_empty=True)] = ""
+    """What the system message adds."""
+    user_prune: Annotated[str, Slots("question", optional=("tools",))] = ""
+    """The user message instead of `user`."""
+    pruned: Annotated[str, Slots(optional=("ids",))] = ""
+    """What a prune that was done says."""
+
+
+_SYSTEM_PRUNE = """## Managing your context
+
+Your context is limited, and long contexts make for poor reasoning. With prune_context you delete results you no \
+longer need: name their ids and write a memory that replaces them. The results and the calls that made them are then \
+gone for good; the call of prune_context with its memory stays in their place, until you prune that too.
+
+- Prune whenever results are used up, repeat each other or led nowhere; do not wait until the context is full.
+- Write the memory before anything is lost: it must make sense by itself to a reader who sees nothing else.
+- After a prune there are gaps in the conversation. That is intended: go on from the latest memory. What isn't in it \
+is not known; look it up again if it is needed, and mark what you only suppose as an assumption.
+- Answering comes first: when you know the answer, give it instead of pruning."""
+
+_GUIDE = """<developer_message>
+Guide to prune_context
+
+1. Find the ids of results that are superseded, redundant, failed, or whose conclusion is drawn.
+2. Write `memory` in this form:
+[OBJECTIVE] what is asked
+[CONCLUSIONS] the facts established so far, each with what it rests on
+[STATUS] what is done, and the next step
+3. Call prune_context with `memory` and these ids in `delete_ids`.
+
+Copy ids exactly as they stand at the beginning of the results; never make one up, never name one twice. Prune little \
+and often. Keep results whose facts you haven't written down yet.
+</developer_message>
+
+"""
+
+STANDARD = PrunePrompts(
+    **shared(tool_prompts.STANDARD),
+    system_prune=_SYSTEM_PRUNE,
+    user_prune=_GUIDE + QUERY,
+    pruned="Deleted: {ids}. Go on from the memory.",
+)
+"""In our own words, after the structure of MemAct's."""
+
+SHORT = PrunePrompts(**shared(tool_prompts.SHORT), user_prune=tool_prompts.SHORT.user, pruned="done")
+"""What the embedded model was made for."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrunePolicy(ToolAgentPolicy):
     """Options of the tool agent, and whether it may prune."""
 
+    prompt_sets: ClassVar[Mapping[str, PrunePrompts]] = {"standard": STANDARD, "short": SHORT}
+    texts: PrunePrompts = field(init=False, repr=False, compare=False)
     prune: bool = True
     """False: the plain agent with tools, its prompt without a word on pruning."""
 
@@ -53,10 +127,14 @@ class PrunePolicy(ToolAgentPolicy):
 
     def messages(self) -> tuple[str, str]:
         """System and user message."""
-        prompts = tool_prompts(self.prompts)
+        texts = self.texts
         if not self.prune:
-            return prompts.system, prompts.user
-        return "\n\n".join(part for part in (prompts.system, prompts.system_prune) if part), prompts.user_prune
+            return texts.system, texts.user
+        return "\n\n".join(part for part in (texts.system, texts.system_prune) if part), texts.user_prune
+
+    def shown_texts(self) -> tuple[str, ...]:
+        """Names of the texts that these options show."""
+        return ("user_prune", "pruned", "result") if self.prune else ("user", "result")
 
     def told_at_once(self, episode: Episode, call: Found, number: int) -> Said | None:
         """A prune is done at once, on the history before this reply."""
@@ -69,7 +147,7 @@ class PrunePolicy(ToolAgentPolicy):
             return Said(fault, _REFUSED)
         ids = call.arguments["delete_ids"]
         episode.history = episode.history.without(ids, episode.model.codec)
-        return Said(tool_prompts(self.prompts).pruned.replace("{ids}", ", ".join(ids)))
+        return Said(insert(self.texts.pruned, {"ids": ", ".join(ids)}))
 
     def record(self, episode: Episode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
         """The event of a call."""

@@ -28,21 +28,69 @@ Not covered: several recalls in a turn; recalling what was never written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
 
 from palimpsest import events
 from palimpsest.errors import ConfigError
 from palimpsest.events import ReplyMalformed
-from palimpsest.memory.parts.prompts import prompt_set
+from palimpsest.memory.overwrite import ReadingPrompts
+from palimpsest.memory.parts.prompts import Slots
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
-from palimpsest.memory.parts.tagged import TaggedPolicy
+from palimpsest.memory.parts.tagged import TaggedPolicy, blocks
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.tags import Fault, RecallReply, read_recall_reply
-from palimpsest.text.template import Template, user_turn
 from palimpsest.types import Completion, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallPrompts(ReadingPrompts):
+    """Texts of reading with a look back."""
+
+    read: Annotated[str, Slots("question", "recalled", "memory", "section")] = ""
+    read_section_first: Annotated[str, Slots("question", "recalled", "memory", "section")] = ""
+    answer: Annotated[str, Slots("question", "recalled", "memory")] = ""
+    nothing_recalled: Annotated[str, Slots(may_be_empty=True)] = ""
+    """What stands in the recalled slot where nothing was."""
+
+
+_TAGGED = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
+section of the article, the memory you have kept of the earlier sections and, where you asked for one, a recalled \
+memory that you wrote at an earlier section. Read them and reply in this form:
+
+<thinking>what the section adds to the problem, and what is still missing</thinking>
+<update>...</update>
+<recall>...</recall>
+
+Put the new memory between the update tags, exactly once: every detail of the old and the recalled memory that still \
+matters and what the section adds. Only that will be kept. If you miss something that an earlier memory may hold, name \
+it in a few words between the recall tags; otherwise leave them out. At most one recall."""
+
+STANDARD = RecallPrompts(
+    read=f"{_TAGGED}\n\n{blocks('question', 'recalled', 'memory', 'section')}\n\nYour reply:",
+    read_section_first=f"{_TAGGED}\n\n{blocks('section', 'question', 'recalled', 'memory')}\n\nYour reply:",
+    answer=f"""You have read an article section by section and kept a memory of it. Solve the problem from that \
+memory, and from the recalled one, and put the final answer in \\boxed{{}}.
+
+{blocks("question", "recalled", "memory")}
+
+Your answer:""",
+    empty_memory="No previous memory",
+    nothing_recalled="No memory was recalled.",
+)
+"""In our own words, for instruction models."""
+
+SHORT = RecallPrompts(
+    read="Problem: {question}\nrecall:{recalled}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory.",
+    read_section_first="Section:\n{section}\nProblem: {question}\nrecall:{recalled}\nMemory:{memory}\n"
+    "Update the memory.",
+    answer="Problem: {question}\nrecall:{recalled}\nMemory:{memory}\nAnswer in \\boxed{}.",
+    empty_memory=" none",
+    nothing_recalled=" none",
+)
+"""What the embedded model was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +107,8 @@ class Recalled:
 class RecallPolicy(TaggedPolicy):
     """Options, with ReMemR1's published defaults; all lengths in tokens."""
 
+    prompt_sets: ClassVar[Mapping[str, RecallPrompts]] = {"standard": STANDARD, "short": SHORT}
+    texts: RecallPrompts = field(init=False, repr=False, compare=False)
     question_tokens: int = 2048
     memory_tokens: int = 2048
     """Of a memory, and of a recalled one: what doesn't fit is cut off its end, which an event tells."""
@@ -82,16 +132,10 @@ class RecallPolicy(TaggedPolicy):
                 "without exactly one update there is none to take"
             )
 
-    def templates(self, codec: Codec) -> tuple[Template, Template]:
-        """The read and the answer prompt, tokenised once per codec."""
-        prompts = prompt_set(self.prompts)
-        read = user_turn(codec, prompts.recall[self.layout], ("question", "recalled", "memory", "section"))
-        return read, user_turn(codec, prompts.recall_answer, ("question", "recalled", "memory"))
-
     def required_context(self, codec: Codec) -> int:
         """Window the model needs: the longest prompt any document can lead to, plus its completion."""
         read, answer = self.templates(codec)
-        prompts = prompt_set(self.prompts)
+        prompts = self.texts
         slots = self.question_tokens
         slots += max(self.memory_tokens, len(codec.encode(prompts.empty_memory)))
         slots += max(self.memory_tokens, len(codec.encode(prompts.nothing_recalled)))
@@ -105,7 +149,7 @@ class RecallPolicy(TaggedPolicy):
 
     async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
         """Read every chunk, then answer."""
-        codec, prompts = model.codec, prompt_set(self.prompts)
+        codec, prompts = model.codec, self.texts
         read, answer = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
         memory, recalled = codec.encode(prompts.empty_memory), None

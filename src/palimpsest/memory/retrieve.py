@@ -15,7 +15,6 @@ from typing import Literal
 
 from palimpsest.events import PastShown
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.parts.prompts import prompt_set
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
@@ -42,7 +41,7 @@ class RetrievalPolicy(OverwritePolicy):
         codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = codec.encode(prompt_set(self.prompts).empty_memory)
+        memory = codec.encode(self.texts.empty_memory)
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
         for index, chunk in enumerate(self.document_chunks(context, model)):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())

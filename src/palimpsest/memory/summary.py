@@ -15,23 +15,56 @@ Not covered: a summary that makes things up; the paper's masking of overlong rol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 
 from palimpsest.errors import ConfigError, DataError, ModelError
 from palimpsest.events import SummedUp
+from palimpsest.memory.parts import tool_prompts
 from palimpsest.memory.parts.history import History
+from palimpsest.memory.parts.prompts import Slots, shared
 from palimpsest.memory.parts.tool_agent import Episode, ToolAgentPolicy
-from palimpsest.memory.parts.tool_prompts import tool_prompts
+from palimpsest.memory.parts.tool_prompts import QUERY, ToolPrompts
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryPrompts(ToolPrompts):
+    """Texts of the agent with tools, and those of the summary."""
+
+    user_summary: Annotated[str, Slots("question", "summary", optional=("tools",))] = ""
+    """The question after the history gave way to a summary of it."""
+    summarise: Annotated[str, Slots()] = ""
+    """Asks for that summary."""
+
+
+STANDARD = SummaryPrompts(
+    **shared(tool_prompts.STANDARD),
+    user_summary=QUERY + "\n\nYour research so far, as you summed it up before the context was cleared:\n\n"
+    "<summary>\n{summary}\n</summary>\n\nGo on from there.",
+    summarise="The context is full and will be cleared: only the question and what you write now will be left. Sum up "
+    "your research: the facts you established, each with what it rests on, what you tried without success, what is "
+    "still open, and the next step. Call no tool and don't answer the question yet.",
+)
+"""In our own words."""
+
+SHORT = SummaryPrompts(
+    **shared(tool_prompts.SHORT),
+    user_summary="Problem: {question}\nMemory:{summary}\nTools: {tools}",
+    summarise="Update the memory.",
+)
+"""What the embedded model was made for."""
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryPolicy(ToolAgentPolicy):
     """Options of the tool agent, and the length of a summary."""
 
+    prompt_sets: ClassVar[Mapping[str, SummaryPrompts]] = {"standard": STANDARD, "short": SHORT}
+    texts: SummaryPrompts = field(init=False, repr=False, compare=False)
     summary_tokens: int = 1024
     """Budget of a summary."""
 
@@ -39,6 +72,10 @@ class SummaryPolicy(ToolAgentPolicy):
         ToolAgentPolicy.__post_init__(self)
         if self.summary_tokens < 1:
             raise ConfigError(f"policy.options.summary_tokens={self.summary_tokens}: must be at least 1 token")
+
+    def shown_texts(self) -> tuple[str, ...]:
+        """Names of the texts that these options show."""
+        return ("user", "result", "user_summary", "summarise")
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Refuse, at load, a problem that has no room for a turn after a summary."""
@@ -55,7 +92,7 @@ class SummaryPolicy(ToolAgentPolicy):
 
     def resumed(self, problem: Problem, summary: Sequence[int], codec: Codec) -> History:
         """The history after a summary."""
-        template = self.template(codec, tool_prompts(self.prompts).user_summary, ("question", "summary"))
+        template = self.template(codec, self.texts.user_summary, ("question", "summary"))
         values = {"question": codec.encode(problem.question), "summary": summary}
         return History(chat_pieces(codec), template.fill(values))
 
@@ -64,7 +101,7 @@ class SummaryPolicy(ToolAgentPolicy):
         codec, before = episode.model.codec, episode.history
         if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
             return
-        request = codec.encode(tool_prompts(self.prompts).summarise)
+        request = codec.encode(self.texts.summarise)
         seen = before
         while seen.exchanges and self._too_long(seen.ids_with_user(request)):
             seen = replace(seen, exchanges=seen.exchanges[:-1])

@@ -11,13 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+
+from jinja2 import TemplateError
 
 from palimpsest.errors import ConfigError
 from palimpsest.text.codec import Codec
 from palimpsest.types import Prompt
 
-_SLOT = re.compile(r"\{([a-z_]+)\}")
+_SLOT = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<slot>[a-z_]+)\}")
+MARKS = "\ue000\ue001"
+"""What no text of a prompt may hold: signs that stand around the name of a slot while it is rendered."""
 _MARK = "\ue000%s\ue001"  # private-use characters: no template text holds them
 _MARKED = re.compile("\ue000([a-z_]+)\ue001")
 
@@ -48,18 +51,32 @@ class Template:
 
 
 @lru_cache(maxsize=256)
-def user_turn(codec: Codec, message: str, slots: tuple[str, ...], **chat_options: Any) -> Template:
-    """Template of one user message followed by the model's turn to speak.
+def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = "") -> Template:
+    """Template of one user message followed by the model's turn to speak, after a `system` message unless it's empty.
 
-    `slots` are the names that must occur in `message`, each exactly once as `{name}`; other braces are text.
-    Without a chat template the message is taken as it stands.
+    `slots` are the names that must occur in `message`, each exactly once as `{name}`; `{{name}}` is the text {name};
+    other braces are text. Without a chat template the message is taken as it stands. Raises ConfigError if the model's
+    chat template shows no system message.
     """
     marked = marked_slots(message, slots)
-    if getattr(codec.tokenizer, "chat_template", None):
-        marked = codec.tokenizer.apply_chat_template(
-            [{"role": "user", "content": marked}], tokenize=False, add_generation_prompt=True, **chat_options
+    if not getattr(codec.tokenizer, "chat_template", None):
+        if system:
+            raise ConfigError("the model has no chat template, so no system message: leave it out, or put it before")
+        return cut_at_marks(codec, marked)
+    messages = [{"role": "user", "content": marked}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    try:
+        text = codec.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError:
+        if not system:
+            raise
+        text = None
+    if text is None or system.strip() not in text:
+        raise ConfigError(
+            "the model's chat template shows no system message: leave the system text empty and put it into the others"
         )
-    return cut_at_marks(codec, marked)
+    return cut_at_marks(codec, text)
 
 
 def mark(name: str) -> str:
@@ -69,11 +86,24 @@ def mark(name: str) -> str:
 
 def marked_slots(message: str, slots: tuple[str, ...]) -> str:
     """`message` with a mark for each slot. Raises ConfigError unless it holds each exactly once."""
-    found = [name for name in _SLOT.findall(message) if name in slots]
-    if sorted(found) != sorted(slots):
+    present = [match["slot"] for match in _SLOT.finditer(message) if match["slot"] in slots]
+    if sorted(present) != sorted(slots):
         wanted = ", ".join("{" + name + "}" for name in slots)
-        raise ConfigError(f"prompt template must hold each of {wanted} exactly once, it has {found}: {message!r:.80}")
-    return _SLOT.sub(lambda m: mark(m[1]) if m[1] in slots else m[0], message)
+        raise ConfigError(f"prompt template must hold each of {wanted} exactly once, it has {present}: {message!r:.80}")
+    return insert(message, {name: mark(name) for name in slots})
+
+
+def insert(text: str, values: Mapping[str, str]) -> str:
+    """`text` with values in the place of {name}, in one pass, and {name} in that of {{name}}.
+
+    >>> insert("[{id}] {text} {{id}} {}", {"id": "a", "text": "{id}"})
+    '[a] {id} {id} {}'
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        return f"{{{match['text']}}}" if match["text"] else values.get(match["slot"], match[0])
+
+    return _SLOT.sub(shown, text)
 
 
 def cut_at_marks(codec: Codec, marked: str) -> Template:

@@ -1,162 +1,179 @@
-"""Prompts of the reading policies, in our own words, after the structure of MemAgent (arXiv 2507.02259, table 1).
+"""Prompts of a policy: texts with slots, shipped in the policy's own file or given in a user's YAML file.
 
-`standard` speaks to a pretrained instruction model; `short` is what the embedded model was made for. Slots are
-filled in token space (text/template.py), so nothing a document says can close a tag that matters to the program.
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class MyPrompts(PromptSet):
+        read: Annotated[str, Slots("question", "memory", "section")] = ""
+        answer: Annotated[str, Slots("question", "memory")] = ""
+
+    read: "Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory."        # my.yaml
+
+A slot is {name} and is filled in token space (text/template.py): nothing that a document, a question or a memory says
+becomes a control token, or closes a tag that matters to the program. {{name}} is the text {name}; other braces, as in
+\\boxed{}, are text as they are.
+
+The texts themselves are trusted, a user's as the shipped ones: a control token written in them (`<think>`,
+`<tool_call>`) is one, because the models that released prompts were made for saw it as one. So a prompt file is as
+trusted as a chat template: take none from a stranger. Texts that stand in the place of data (what the memory is before
+the first turn, what comes back from a tool) are encoded like data and never hold a control token.
+
+Guaranteed: an unknown text or slot, a slot that is missing or stands twice, an empty text, a value of another type is a
+ConfigError of one line that names the text.
+Not covered: whether a model understands them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar
 
-from palimpsest.errors import ConfigError
+from palimpsest.config import options
+from palimpsest.config.prompt_file import is_prompt_file, read_prompt_file
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import MARKS, Template, insert, user_turn
 
 Layout = Literal["memory_first", "section_first"]
+KEY = "policy.options.prompts"
+
+_SLOT = re.compile(r"\{(\w*[A-Za-z_]\w*)\}")
+_ESCAPED = re.compile(r"\{\{\w+\}\}")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Slots:
+    """What a text holds: each of `names` exactly once, `optional` ones once at the most."""
+
+    names: tuple[str, ...]
+    optional: tuple[str, ...]
+    may_be_empty: bool
+
+    def __init__(self, *names: str, optional: tuple[str, ...] = (), may_be_empty: bool = False) -> None:
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "optional", optional)
+        object.__setattr__(self, "may_be_empty", may_be_empty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """Texts of one policy; subclasses add theirs."""
+
+    system: Annotated[str, Slots(may_be_empty=True)] = ""
+    """System message, rendered by the model's chat template; empty: none."""
+
+    def template(self, codec: Codec, name: str) -> Template:
+        """The text called `name` as a user message, after the system message if there is one."""
+        try:
+            return user_turn(codec, str(getattr(self, name)), slots_of(type(self))[name].names, self.system)
+        except ConfigError as error:
+            raise ConfigError(f"{KEY}.{name}: {error}") from None
+
+
+Texts = TypeVar("Texts", bound=PromptSet)
+
+
+def slots_of(cls: type[PromptSet]) -> Mapping[str, Slots]:
+    """The texts of a prompt set and what they hold."""
+    key: Any = cls
+    return _slots_of(key)
+
+
+@lru_cache(maxsize=64)
+def _slots_of(cls: Any) -> Mapping[str, Slots]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {
+        field.name: slots
+        for field in fields(cls)
+        for slots in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(slots, Slots)
+    }
+
+
+def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used: Iterable[str]) -> Texts:
+    """The texts that the option `prompts` asks for: a shipped set by name, a file, or what a file held.
+
+    `used`: the texts that the policy shows, with its options; they must be there.
+    """
+    if is_prompt_file(prompts):
+        prompts = read_prompt_file(str(prompts), KEY)
+    if isinstance(prompts, str):
+        if prompts not in shipped:
+            names = ", ".join(shipped)
+            raise ConfigError(f"{KEY}={prompts!r}: choose one of {names}, or a file of your own such as my.yaml")
+        return shipped[prompts]
+    cls = type(next(iter(shipped.values())))
+    texts = options.build(cls, prompts, KEY, "the texts of this policy")
+    _check(texts, prompts, used)
+    plain = {name: insert(getattr(texts, name), {}) for name in _without_slots(cls)}
+    return replace(texts, **plain)
+
+
+def shared(texts: PromptSet) -> dict[str, Any]:
+    """All of a set by name, for a set that says more.
+
+    >>> shared(PromptSet(system="Be brief."))
+    {'system': 'Be brief.'}
+    """
+    return {field.name: getattr(texts, field.name) for field in fields(texts)}
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSet:
-    read: dict[Layout, str]
-    """Slots question, memory, section."""
-    answer: str
-    """Slots question, memory."""
-    direct: str
-    """Slots question, document: the baselines without a memory."""
-    empty_memory: str
-    """What stands in the memory slot before the first turn."""
-    recall: dict[Layout, str]
-    """Slots question, recalled, memory, section: reading with a look back (memory/recall.py)."""
-    recall_answer: str
-    """Slots question, recalled, memory."""
-    nothing_recalled: str
-    """What stands in the recalled slot where nothing was."""
-    gated: dict[Layout, str]
-    """Slots question, memory, section: reading with gates (memory/gated.py)."""
+class Wording:
+    """The texts of a policy, and which of them it shows with its options."""
+
+    texts: PromptSet
+    shown: tuple[str, ...]
+
+    def as_file(self) -> dict[str, Any]:
+        """What a file holds that says the same: the texts in use, and what else the set knows.
+
+        >>> Wording(PromptSet(system="Be brief."), ()).as_file()
+        {'system': 'Be brief.'}
+        """
+        known = slots_of(type(self.texts))
+        names = [field.name for field in fields(self.texts)]
+        kept = [name for name in names if name not in known or name in self.shown or known[name].may_be_empty]
+        return {name: getattr(self.texts, name) for name in kept}
 
 
-_TASK = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
-section of the article and the memory you have kept of the earlier sections. Read the section and write the memory \
-anew: keep every detail of the old memory that still matters and add what the section says that helps to solve the \
-problem. Only the new memory will be kept."""
-
-_TAGGED = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
-section of the article, the memory you have kept of the earlier sections and, where you asked for one, a recalled \
-memory that you wrote at an earlier section. Read them and reply in this form:
-
-<thinking>what the section adds to the problem, and what is still missing</thinking>
-<update>...</update>
-<recall>...</recall>
-
-Put the new memory between the update tags, exactly once: every detail of the old and the recalled memory that still \
-matters and what the section adds. Only that will be kept. If you miss something that an earlier memory may hold, name \
-it in a few words between the recall tags; otherwise leave them out. At most one recall."""
-
-_GATED = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
-section of the article and the memory you have kept of the earlier sections. Read the section and reply in this form:
-
-<thinking>what the section adds to the problem</thinking>
-<check>yes or no</check>
-<update>...</update>
-<next>continue or end</next>
-
-Check says whether the memory has to change. If yes, put the new memory between the update tags: every detail of the \
-old memory that still matters and what the section adds. If no, leave the update out; the memory stays as it is. Next \
-says whether to read on, or to end because the memory holds all that the problem needs."""
-
-_BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
+def _without_slots(cls: type[PromptSet]) -> list[str]:
+    """Names of the texts that nothing is filled into later."""
+    return [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
 
 
-def _blocks(*names: str) -> str:
-    """Tagged blocks, one a slot; the question stands in a block called problem.
-
-    >>> _blocks("question", "memory")
-    '<problem>\\n{question}\\n</problem>\\n\\n<memory>\\n{memory}\\n</memory>'
-    """
-    return (
-        "\n\n".join(_BLOCK(name) for name in names)
-        .replace("<question>", "<problem>")
-        .replace("</question>", "</problem>")
-        .replace("recalled>", "recalled_memory>")
-    )
+def _check(texts: PromptSet, given: Mapping[str, Any], used: Iterable[str]) -> None:
+    known = slots_of(type(texts))
+    for name in used:
+        if name not in given:
+            raise ConfigError(f"{KEY}.{name} is missing; palimpsest prompts show prints the shipped ones")
+        if not known[name].may_be_empty and not getattr(texts, name).strip():
+            raise ConfigError(f"{KEY}.{name} is empty: write the text, with {_named(known[name].names) or 'no slot'}")
+    for name in given:
+        if name in known and getattr(texts, name).strip():
+            _check_slots(name, getattr(texts, name), known[name])
 
 
-STANDARD = PromptSet(
-    read={
-        "memory_first": _TASK
-        + "\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\n<section>\n{section}\n</section>"
-        "\n\nUpdated memory:",
-        "section_first": _TASK
-        + "\n\n<section>\n{section}\n</section>\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>"
-        "\n\nUpdated memory:",
-    },
-    answer="""You have read an article section by section and kept a memory of it. Solve the problem from that memory \
-and put the final answer in \\boxed{}.
-
-<problem>
-{question}
-</problem>
-
-<memory>
-{memory}
-</memory>
-
-Your answer:""",
-    direct="""Solve the problem from the article below and put the final answer in \\boxed{}.
-
-<article>
-{document}
-</article>
-
-<problem>
-{question}
-</problem>
-
-Your answer:""",
-    empty_memory="No previous memory",
-    recall={
-        "memory_first": f"{_TAGGED}\n\n{_blocks('question', 'recalled', 'memory', 'section')}\n\nYour reply:",
-        "section_first": f"{_TAGGED}\n\n{_blocks('section', 'question', 'recalled', 'memory')}\n\nYour reply:",
-    },
-    recall_answer=f"""You have read an article section by section and kept a memory of it. Solve the problem from that \
-memory, and from the recalled one, and put the final answer in \\boxed{{}}.
-
-{_blocks("question", "recalled", "memory")}
-
-Your answer:""",
-    nothing_recalled="No memory was recalled.",
-    gated={
-        "memory_first": f"{_GATED}\n\n{_blocks('question', 'memory', 'section')}\n\nYour reply:",
-        "section_first": f"{_GATED}\n\n{_blocks('section', 'question', 'memory')}\n\nYour reply:",
-    },
-)
-
-SHORT = PromptSet(
-    read={
-        "memory_first": "Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory.",
-        "section_first": "Section:\n{section}\nProblem: {question}\nMemory:{memory}\nUpdate the memory.",
-    },
-    answer="Problem: {question}\nMemory:{memory}\nAnswer in \\boxed{}.",
-    direct="Problem: {question}\nDocument:\n{document}\nAnswer in \\boxed{}.",
-    empty_memory=" none",
-    recall={
-        "memory_first": "Problem: {question}\nrecall:{recalled}\nMemory:{memory}\nSection:\n{section}\n"
-        "Update the memory.",
-        "section_first": "Section:\n{section}\nProblem: {question}\nrecall:{recalled}\nMemory:{memory}\n"
-        "Update the memory.",
-    },
-    recall_answer="Problem: {question}\nrecall:{recalled}\nMemory:{memory}\nAnswer in \\boxed{}.",
-    nothing_recalled=" none",
-    gated={
-        "memory_first": "Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory or end.",
-        "section_first": "Section:\n{section}\nProblem: {question}\nMemory:{memory}\nUpdate the memory or end.",
-    },
-)
-
-PROMPTS = {"standard": STANDARD, "short": SHORT}
+def _check_slots(name: str, text: str, slots: Slots) -> None:
+    """Raise ConfigError unless a text holds its slots, each once, and no other."""
+    if any(sign in text for sign in MARKS):
+        raise ConfigError(f"{KEY}.{name}: holds U+E000 or U+E001, which the library puts in the place of slots")
+    allowed = (*slots.names, *slots.optional)
+    present = _SLOT.findall(_ESCAPED.sub("", text))
+    for slot in present:
+        if slot not in allowed:
+            there = f"it may hold {_named(allowed)}" if allowed else "it has none"
+            raise ConfigError(
+                f"{KEY}.{name}: no slot {{{slot}}}{nearest(slot, allowed)}; {there}; write {{{{{slot}}}}} for the text"
+            )
+        if present.count(slot) > 1:
+            raise ConfigError(f"{KEY}.{name}: {{{slot}}} stands there {present.count(slot)} times; once is allowed")
+    for slot in slots.names:
+        if slot not in present:
+            raise ConfigError(f"{KEY}.{name}: {{{slot}}} is missing; it must hold {_named(slots.names)}, each once")
 
 
-def prompt_set(name: str) -> PromptSet:
-    """The prompt set called `name`."""
-    if name not in PROMPTS:
-        raise ConfigError(f"policy.options.prompts={name!r}: choose one of {', '.join(PROMPTS)}")
-    return PROMPTS[name]
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)

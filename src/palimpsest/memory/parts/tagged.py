@@ -10,6 +10,22 @@ from palimpsest.events import MemoryCut, MemoryWritten
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Model
 
+_BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
+
+
+def blocks(*names: str) -> str:
+    """Tagged blocks, one a slot; the question stands in a block called problem.
+
+    >>> blocks("question", "memory")
+    '<problem>\\n{question}\\n</problem>\\n\\n<memory>\\n{memory}\\n</memory>'
+    """
+    return (
+        "\n\n".join(_BLOCK(name) for name in names)
+        .replace("<question>", "<problem>")
+        .replace("</question>", "</problem>")
+        .replace("recalled>", "recalled_memory>")
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class TaggedPolicy(OverwritePolicy):

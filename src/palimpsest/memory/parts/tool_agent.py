@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,19 +28,23 @@ from typing import Any, ClassVar, Literal
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.events import ToolCalled, ToolFailed
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
-from palimpsest.memory.parts.tool_prompts import described_tools, tool_prompts
+from palimpsest.memory.parts.prompts import Wording, chosen
+from palimpsest.memory.parts.tool_prompts import SHORT, STANDARD, ToolPrompts
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.seeding import keyed_random
 from palimpsest.text.chat import call_style, chat_pieces, opening
 from palimpsest.text.codec import Codec
-from palimpsest.text.template import Template
+from palimpsest.text.template import Template, insert
 from palimpsest.text.tool_arguments import argument_fault
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, find_calls
+from palimpsest.text.tool_writing import described_tools
 from palimpsest.tools.registry import build_tools
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 Found = ToolCall | Malformed
+
+_TOOLS = re.compile(r"(?<!\{)\{tools\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Episode:
 class ToolAgentPolicy(MemoryPolicy):
     """Options, with MemAct's published defaults; lengths in tokens unless the name says otherwise."""
 
+    prompt_sets: ClassVar[Mapping[str, ToolPrompts]] = {"standard": STANDARD, "short": SHORT}
     reads_documents: ClassVar[bool] = False
     """What it knows it finds with its tools."""
     reward: ClassVar[str] = "final_answer"
@@ -89,8 +95,10 @@ class ToolAgentPolicy(MemoryPolicy):
     tool_chars: int = 8192
     """Characters of a tool's text; what is cut off is marked."""
     tool_timeout_s: float = 30.0
-    prompts: str = "standard"
-    """`standard`, or `short` for the embedded model."""
+    prompts: str | Mapping[str, Any] = "standard"
+    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
+    texts: ToolPrompts = field(init=False, repr=False, compare=False)
+    """What `prompts` comes to."""
     built: tuple[Tool, ...] = field(init=False, repr=False, compare=False)
     """The tools themselves."""
 
@@ -105,7 +113,7 @@ class ToolAgentPolicy(MemoryPolicy):
                 f"policy.options.turn_tokens={self.turn_tokens} leaves no room for a prompt in "
                 f"policy.options.context_tokens={self.context_tokens}: lower the former"
             )
-        tool_prompts(self.prompts)
+        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
         object.__setattr__(self, "built", build_tools(self.tools))
 
     # --- what the model is told --------------------------------------------------------------------------------
@@ -117,19 +125,27 @@ class ToolAgentPolicy(MemoryPolicy):
 
     def messages(self) -> tuple[str, str]:
         """System and user message."""
-        prompts = tool_prompts(self.prompts)
-        return prompts.system, prompts.user
+        return self.texts.system, self.texts.user
+
+    def shown_texts(self) -> tuple[str, ...]:
+        """Names of the texts that these options show."""
+        return ("user", "result")
+
+    def wording(self) -> Wording:
+        """Its texts, of which a file may give others."""
+        return Wording(self.texts, self.shown_texts())
 
     def template(self, codec: Codec, user: str, slots: tuple[str, ...] = ("question",)) -> Template:
         """The opening with this user message."""
-        schemas = tool_prompts(self.prompts).schemas
+        functions = [spec.function() for spec in self.specs] if self.texts.schemas else []
+        names = " ".join(spec.name for spec in self.specs)
         return opening(
             codec,
             self.messages()[0],
-            user.replace("{tools}", " ".join(spec.name for spec in self.specs)),
+            _TOOLS.sub(lambda _: names, user),
             slots,
-            json.dumps([spec.function() for spec in self.specs] if schemas else []),
-            described_tools(self.specs, self.style(codec)) if schemas else "",
+            json.dumps(functions),
+            described_tools(functions, self.style(codec)) if functions else "",
         )
 
     def style(self, codec: Codec) -> CallStyle:
@@ -143,11 +159,11 @@ class ToolAgentPolicy(MemoryPolicy):
 
     def result_id(self, problem: Problem, number: int) -> str:
         """The id of an episode's result number 0, 1, ...: the same in every rollout, so that prompts are shared."""
-        return (_short_id if tool_prompts(self.prompts).short_ids else _long_id)(problem.id, number)
+        return (_short_id if self.texts.short_ids else _long_id)(problem.id, number)
 
     def shown(self, result_id: str, text: str) -> str:
         """A result as the model sees it."""
-        return tool_prompts(self.prompts).result.replace("{id}", result_id).replace("{text}", text, 1)
+        return insert(self.texts.result, {"id": result_id, "text": text})
 
     # --- before an episode -------------------------------------------------------------------------------------
 
@@ -262,7 +278,7 @@ class ToolAgentPolicy(MemoryPolicy):
         episode.results += 1
         text, name = said.text, call.name if isinstance(call, ToolCall) else None
         if said.error is not None:
-            text = "error: " + " ".join(text.split())[: tool_prompts(self.prompts).error_chars]
+            text = "error: " + " ".join(text.split())[: self.texts.error_chars]
         ids = tuple(episode.model.codec.encode(self.shown(result_id, text)))
         self.record(episode, call, said, {"id": result_id, "tool": name, "tokens": len(ids)})
         return Result(result_id, ids, (call.start, call.end))

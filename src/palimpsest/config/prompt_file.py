@@ -1,0 +1,72 @@
+"""Prompts as a file: `prompts: my.yaml` among the options of a policy.
+
+The file is read where a configuration is loaded, and its texts take its place there: what a run folder keeps is whole
+without the file, and a run that goes on keeps the wording it began with. A path is relative to the current folder.
+Which texts there are, and what slots they have, is the policy's matter (memory/parts/prompts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.config.yaml_text import Loader, first_line
+from palimpsest.errors import ConfigError
+
+OPTION = "prompts"
+
+
+def is_prompt_file(value: object) -> bool:
+    """Whether an option names a file of prompts.
+
+    >>> is_prompt_file("my.yaml"), is_prompt_file("short")
+    (True, False)
+    """
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
+
+
+def read_prompt_file(path: str, key: str) -> dict[str, Any]:
+    """The texts in a file, by name. Raises ConfigError that begins with `key`, which named it."""
+    where = f"{key}={path}"
+    try:
+        values = yaml.load(Path(path).read_text("utf-8"), Loader=Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file; palimpsest prompts show prints one to begin with") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: can't be read as UTF-8 text ({type(error).__name__})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ConfigError(f"{where}: expected texts by name, such as `read: ...`, got {type(values).__name__}")
+    return values
+
+
+def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
+    """`config` with the texts of every prompt file in its place: of the policy, its variant, those it's compared with.
+
+    `stored`: the configuration of the run that goes on; where it holds texts, they stay, whatever the file says now.
+    """
+    values = config.model_dump(mode="json")
+    known = {key: options.get(OPTION) for key, options in _options(stored.model_dump(mode="json"))} if stored else {}
+    found = False
+    for key, options in _options(values):
+        path = options.get(OPTION)
+        if isinstance(path, str) and is_prompt_file(path):
+            found = True
+            texts = known.get(key)
+            options[OPTION] = texts if isinstance(texts, dict) else read_prompt_file(path, f"{key}.{OPTION}")
+    return RunConfig.model_validate(values) if found else config
+
+
+def _options(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The options of every policy of a configuration, by their key."""
+    yield "policy.options", config["policy"]["options"]
+    if config["train"]["variant"]:
+        yield "train.variant.options", config["train"]["variant"]["options"]
+    for kind in ("baselines", "rivals"):
+        for name, policy in config["evaluation"][kind].items():
+            yield f"evaluation.{kind}.{name}.options", policy["options"]

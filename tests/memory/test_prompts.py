@@ -1,0 +1,244 @@
+"""Prompts: in a policy's own file, or from a user's YAML file, checked at start and kept with the run."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from palimpsest.config.load import dump_config, load_recipe, parse_config
+from palimpsest.config.schema import PolicyConfig
+from palimpsest.errors import ConfigError
+from palimpsest.jobs.prompts import prompt_file
+from palimpsest.jobs.settings import Agent, run_config
+from palimpsest.memory.check import ScriptedModel, check_policy
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.plugins import own_class
+from palimpsest.text.template import user_turn
+from palimpsest.types import Problem
+from support.agents import base_codec, world
+
+SMALL = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8}
+READ = "Task: {question}\n<old>{memory}</old>\n<part>{section}</part>\nNew memory:"
+ANSWER = "Task: {question}\n<old>{memory}</old>\nThe answer:"
+TEXTS = {"read": READ, "answer": ANSWER, "empty_memory": "nothing yet"}
+
+
+def built(texts: dict[str, Any], name: str = "overwrite", **options: Any) -> Any:
+    given = {**(SMALL if name == "overwrite" else {}), **options, "prompts": texts}
+    return build_policy(PolicyConfig(name=name, options=given))
+
+
+def first_prompt(policy: Any, codec: Any) -> tuple[int, ...]:
+    model = ScriptedModel(codec, lambda prompt, limit: [codec.stop_ids[0]], max_context=20_480)
+    document = "Alice drinks tea." if policy.reads_documents else None
+    asyncio.run(policy.run(dataclasses.replace(world(), context=document), model))
+    return model.prompts[0]
+
+
+@pytest.mark.parametrize("prompts", ["standard", "short"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_shipped_wording_given_as_a_file_makes_the_same_prompts(name: str, prompts: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(prompt_file(name, (f"prompts={prompts}",)), "utf-8")
+    shipped = build_policy(PolicyConfig(name=name, options={"prompts": prompts}))
+    mine = build_policy(PolicyConfig(name=name, options={"prompts": str(file)}))
+    assert first_prompt(mine, base_codec()) == first_prompt(shipped, base_codec())
+    wording, given = shipped.wording(), mine.wording()
+    assert wording is not None
+    assert given is not None
+    assert given.as_file() == wording.as_file()
+
+
+def test_another_wording_is_what_the_model_sees() -> None:
+    codec = base_codec()
+    filled = READ.replace("{question}", "Who?").replace("{memory}", "nothing yet").replace("{section}", "Ann ran.")
+    rendered = codec.tokenizer.apply_chat_template(
+        [{"role": "user", "content": filled}], tokenize=False, add_generation_prompt=True
+    )
+    read, _ = built(TEXTS).templates(codec)
+    values = {"question": "Who?", "memory": "nothing yet", "section": "Ann ran."}
+    prompt = read.fill({name: codec.encode(text) for name, text in values.items()})
+    assert codec.decode(prompt) == rendered
+
+
+def test_tool_agents_take_their_texts_from_a_file_too() -> None:
+    texts = {"system": "Use tools.", "user_prune": "Ask: {question} with {tools}", "pruned": "gone: {ids}"}
+    codec = base_codec()
+    policy = built({**texts, "result": "({id}) {text}", "schemas": False}, "prune")
+    opening = codec.decode(first_prompt(policy, codec))
+    assert "<|im_start|>system\nUse tools.<|im_end|>" in opening
+    assert "Ask: What does Alice drink? with search prune_context<|im_end|>" in opening
+    assert policy.shown("a1", "{id}") == "(a1) {id}"
+
+
+def test_a_system_message_comes_before_where_the_chat_template_has_one(tiny_codec: Any) -> None:
+    codec = base_codec()
+    read, answer = built({**TEXTS, "system": "Be {brief}.".replace("{brief}", "{{brief}}")}).templates(codec)
+    for template in (read, answer):
+        assert codec.decode(template.pieces[0]).startswith("<|im_start|>system\nBe {brief}.<|im_end|>\n")
+
+    class WithoutSystem:
+        chat_template = "x"
+
+        def __init__(self, tokenizer: Any) -> None:
+            self.backend_tokenizer = tokenizer.backend_tokenizer
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+            return "".join(m["content"] for m in messages if m["role"] == "user")
+
+    codec_without: Any = type("C", (), {"tokenizer": WithoutSystem(codec.tokenizer), "encode_trusted": codec.encode})()
+    with pytest.raises(ConfigError, match="shows no system message"):
+        user_turn(codec_without, "{question}", ("question",), "Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({**TEXTS, "read": READ.replace("{memory}", "{memry}")}, ".read: no slot {memry}; did you mean memory?"),
+        ({**TEXTS, "read": READ.replace("{memory}", "")}, ".read: {memory} is missing; it must hold {question}, "),
+        ({**TEXTS, "read": READ + "{memory}"}, ".read: {memory} stands there 2 times"),
+        ({**TEXTS, "read": " \n"}, ".read is empty"),
+        ({**TEXTS, "read": 5}, ".read=5: must be text"),
+        ({"read": READ}, ".answer is missing"),
+        ({**TEXTS, "anwser": ANSWER}, ".anwser is unknown to the texts of this policy; did you mean answer?"),
+        ({**TEXTS, "empty_memory": "{memory}"}, ".empty_memory: no slot {memory}; it has none"),
+        ({**TEXTS, "system": "\ue000memory\ue001"}, ".system: holds U+E000"),
+    ],
+)
+def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        built(texts)
+    assert str(error.value).startswith("policy.options.prompts" + message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file; palimpsest prompts show prints one"),
+        ("read: [", "not valid YAML"),
+        ("- read", "expected texts by name"),
+        ("read: a\nread: b", "key read given twice"),
+    ],
+)
+def test_a_file_that_cant_be_read_is_named(content: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"])
+    assert str(error.value).startswith(f"policy.options.prompts={file}: ")
+    assert message in str(error.value)
+
+
+def test_other_braces_are_text_and_double_ones_write_a_slots_name() -> None:
+    codec = base_codec()
+    _, answer = built({**TEXTS, "answer": ANSWER + " in \\boxed{}, {{memory}} is not filled"}).templates(codec)
+    assert "in \\boxed{}, {memory} is not filled" in codec.decode(answer.pieces[-1])
+
+
+def test_control_tokens_of_the_file_are_control_tokens_and_those_of_a_document_never() -> None:
+    codec = base_codec()
+    control = next(codec.decode([i]) for i in sorted(codec.control_ids) if i in codec.stop_ids)
+    plain = first_prompt(built(TEXTS), codec)
+    marked = first_prompt(built({**TEXTS, "read": READ + control, "empty_memory": control}), codec)
+    assert sum(i in codec.control_ids for i in marked) == sum(i in codec.control_ids for i in plain) + 1
+
+
+def written(tmp_path: Path, **texts: str) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({**TEXTS, **texts}))
+    return file
+
+
+def test_the_configuration_of_a_run_holds_the_texts_and_goes_on_with_them(tmp_path: Path) -> None:
+    file, out = written(tmp_path), tmp_path / "run"
+    overrides = [f"policy.options.prompts={file}", f"train.variant={{options: {{prompts: {file}}}}}"]
+    config = run_config("memagent-quickstart", overrides, out=out)
+    out.mkdir()
+    (out / "config.yaml").write_text(dump_config(config))
+    assert config.policy.options["prompts"] == TEXTS
+    assert config.train.variant is not None
+    assert config.train.variant.options["prompts"] == TEXTS
+    assert parse_config(dump_config(config)) == config
+    written(tmp_path, answer="Now {question} and {memory}")
+    assert run_config("memagent-quickstart", overrides, out=out, resume=True) == config
+    file.unlink()
+    assert run_config("memagent-quickstart", overrides, out=out, resume=True) == config
+
+
+def test_a_runs_model_is_evaluated_under_the_wording_it_was_trained_under(tmp_path: Path) -> None:
+    config = run_config("memagent-quickstart", [f"policy.options.prompts={written(tmp_path)}"])
+    (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text(dump_config(config))
+    for model in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-000001"):
+        assert Agent(model).config({}).policy.options == {"prompts": TEXTS}
+    assert Agent(tmp_path / "run", overrides=["prompts=short"]).config({}).policy.options == {"prompts": "short"}
+    assert Agent(tmp_path / "run", policy="full_context").config({}).policy.options == {}
+
+
+def test_check_says_which_options_nothing_checks_and_which_prompts_dont_fit(tiny_codec: Any) -> None:
+    long = OverwritePolicy(**SMALL, prompts={**TEXTS, "read": "word " * 600 + READ})
+    found = {finding.name: finding for finding in check_policy(long, tiny_codec, 512)}
+    assert found["options"].passed
+    assert not found["window"].passed
+    assert "shorten the texts" in found["window"].message
+
+
+def test_the_command_line_prints_texts_and_takes_them_back(palimpsest: Any, refused: Any, tmp_path: Path) -> None:
+    done = palimpsest("prompts", "show", "overwrite", "--set", "prompts=short")
+    file = tmp_path / "mine.yaml"
+    file.write_text(done.stdout)
+    assert palimpsest("check", "overwrite", "--set", f"prompts={file}").returncode == 0
+    file.write_text(done.stdout.replace("{memory}", "{memo}"))
+    assert "policy.options.prompts.read: no slot {memo}" in refused("check", "overwrite", "--set", f"prompts={file}")
+    assert refused("check", "overwrite", "--set", "chunk_size=2.5").strip() == (
+        "error: policy.options.chunk_size=2.5: must be a whole number"
+    )
+
+
+SHIPPED = '''
+from dataclasses import dataclass
+from palimpsest.memory.overwrite import OverwritePolicy, SHORT
+
+@dataclass(frozen=True, slots=True)
+class Hurried(OverwritePolicy):
+    """Reads the first chunk alone."""
+    reward = "f1"
+    prompt_sets = {"standard": SHORT}
+    max_chunks: int | None = 1
+'''
+
+
+def test_a_further_shipped_policy_needs_the_registry_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, palimpsest: Callable[..., Any]
+) -> None:
+    (tmp_path / "hurried.py").write_text(SHIPPED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(POLICIES, "hurried", own_class("hurried:Hurried", "policy.name"))
+    assert Agent(policy="hurried").config({}).reward.name == "f1"
+    assert palimpsest("prompts", "show", "hurried").stdout == prompt_file("overwrite", ("prompts=short",))
+    done = palimpsest("check", "hurried", "--set", "chunk_size=2000")
+    assert done.returncode == 0, done.stdout
+    with pytest.raises(ConfigError, match="did you mean hurried"):
+        build_policy(PolicyConfig(name="huried"))
+    sys.modules.pop("hurried")
+
+
+def test_a_policy_without_texts_of_the_kind_says_so() -> None:
+    with pytest.raises(ConfigError, match="takes no file of prompts"):
+        prompt_file("examples.quotes:QuotesPolicy")
+
+
+def test_problems_play_on_a_policy_with_its_own_texts(tiny_codec: Any) -> None:
+    policy = built(TEXTS)
+    assert policy.required_context(tiny_codec) > 0
+    policy.admit(Problem("p", "Who?", ("a",), "text"), tiny_codec)
