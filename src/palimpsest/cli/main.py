@@ -44,7 +44,7 @@ app.add_typer(prompts.app, name="prompts")
 app.add_typer(data.app, name="data")
 app.add_typer(retrieval.app, name="retrieval")
 app.add_typer(judge.app, name="judge")
-app.command("check", short_help="Try a memory policy against the contract.")(model.check)
+app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(model.check)
 app.command("base-model")(model.base_model)
 app.add_typer(bench.app, name="bench")
 

@@ -29,23 +29,27 @@ def base_model(
 
 
 def check(
-    policy: Annotated[str, typer.Argument(help="my_module:MyPolicy, or a shipped policy.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the policy.")
-    ] = None,
+    name: Annotated[
+        str, typer.Argument(help="A policy, or my_module:MyThing: policy, reward, layer of a reward, credit rule.")
+    ],
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of it.")] = None,
 ) -> None:
-    """Play a memory policy against the contract and say in words what it breaks; exits with 1 if anything.
+    """Hold a memory policy, a reward or a credit rule against its contract and say in words what it breaks.
+
+    Exits with 1 if anything is broken.
 
     \b
     Examples:
       palimpsest check my_module:MyPolicy
       palimpsest check overwrite --set chunk_size=48
+      palimpsest check my_module:my_reward
+      palimpsest check my_module:MyRule --set decay=0.8
     """
     from palimpsest.cli.show import stdout
     from palimpsest.config.load import split_override
     from palimpsest.jobs.models import check as check_contract
 
-    findings = check_contract(policy, dict(split_override(setting) for setting in settings or ()))
+    findings = check_contract(name, dict(split_override(setting) for setting in settings or ()))
     console = stdout()
     for finding in findings:
         mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from palimpsest import plugins
 from palimpsest.base.figures import skill_figures
 from palimpsest.base.make import BaseModelConfig, train_base_model
 from palimpsest.config.models import model_path
 from palimpsest.config.schema import ModelConfig, PolicyConfig
+from palimpsest.credit.check import check_rule
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.memory.check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.progress.progress import Progress
+from palimpsest.reward.check import check_reward
 from palimpsest.text.codec import Codec
 
 WINDOW = 32_768
@@ -39,8 +43,36 @@ def make_base_model(out: Path, *, seed: int, force: bool, progress: Progress) ->
 
 
 def check(name: str, options: Mapping[str, Any]) -> Sequence[Finding]:
-    """A policy with these options, held against each point of the contract."""
+    """What `name` is, with these options, held against each point of its contract.
+
+    A policy, shipped or the user's own; a reward, a layer of one, or a credit rule of the user's own, told apart by
+    what they take: (problem, trajectory), (problem, trajectory, grade), (group).
+    """
     if dotted := [key for key in options if "." in key]:
-        raise ConfigError(f"--set {dotted[0]}: options of a policy have plain names, e.g. chunk_size=48")
+        raise ConfigError(f"--set {dotted[0]}: options have plain names, e.g. chunk_size=48")
+    kind = _kind(name, options)
+    if kind == "rule":
+        return check_rule(name, options)
+    if kind in ("reward", "layer"):
+        return check_reward(name, options, Codec.load(model_path(ModelConfig())), layer=kind == "layer")
     policy = build_policy(PolicyConfig(name=name, options=dict(options)))
     return check_policy(policy, Codec.load(model_path(ModelConfig())), WINDOW)
+
+
+def _kind(name: str, options: Mapping[str, Any]) -> str:
+    """policy, reward, layer or rule. Raises ConfigError for what can't be imported."""
+    if not plugins.is_own(name):
+        return "policy"
+    target = plugins.own(name, f"check {name}")
+    if isinstance(target, type):
+        methods = ("run", "turn_advantages", "grade", "__call__")
+        call = next((vars(target)[method] for method in methods if method in vars(target)), None)
+        if call is None or hasattr(target, "run"):
+            return "policy"
+        taken = list(signature(call).parameters)[1:]
+    else:
+        taken = list(signature(target).parameters) if callable(target) else []
+    taken = [key for key in taken if key not in options and key != "codec"]
+    if taken[:1] == ["group"]:
+        return "rule"
+    return "layer" if taken[2:3] == ["grade"] else "reward"

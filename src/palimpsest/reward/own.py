@@ -90,12 +90,13 @@ class Caller:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
-        self._waits = _is_async(call)
+        self.waits = _is_async(call)
+        """Whether it is async; what isn't is called on a thread."""
         self._thread: ThreadPoolExecutor | None = None
 
     async def __call__(self, *arguments: Any) -> Any:
         """What it returns. What it raises comes out as itself, but for a CancelledError that nobody asked for."""
-        if self._waits:
+        if self.waits:
             return await self._call(*arguments)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")

@@ -1,0 +1,85 @@
+"""Every example of a user's own file trains, through the command line, and adding it edited no source file."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from palimpsest.cli.main import app
+from palimpsest.runs.run_folder import read_rows
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "train.steps=1", "train.prompts_per_step=2", "train.group_size=2", "train.save_every=1", "train.eval_every=null",
+    "train.optimizer_steps=1", "credit.dynamic_sampling=null",
+    "policy.options.prompts=short", "policy.options.question_tokens=100", "policy.options.chunk_size=64",
+    "policy.options.memory_tokens=16", "policy.options.answer_tokens=8", "data.curriculum=null", "cold_start=null",
+    "data.synthetic.chunks=1", "sampling.temperature=1.0",
+)  # fmt: skip
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def train(model: Path, out: Path, *overrides: str) -> list[dict[str, float]]:
+    words = ["train", "memagent-quickstart", f"model.path={model}", *SMALL, *overrides, "--out", str(out)]
+    app(words, standalone_mode=False)
+    return read_rows(out / "metrics.jsonl")
+
+
+def test_the_example_reward_and_its_layer_train(tiny_model_folder: Path, tmp_path: Path) -> None:
+    (row,) = train(
+        tiny_model_folder,
+        tmp_path / "run",
+        "reward.name=examples.own_reward:reward",
+        "reward.options.price=0.2",
+        "reward.layers=[{name: 'examples.own_reward:Rambling', options: {free_tokens: 2}}]",
+        "credit.alpha=0.9",
+        "logging.sinks=[jsonl]",
+    )
+    assert {"grade/right", "grade/surplus", "grade/rambling", "grade/em"} <= set(row)
+    assert row["credit/trajectories"] == 4
+
+
+def test_the_example_credit_rule_trains(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "by_rollout.py").write_text("def reward(problem, trajectory): return trajectory.rollout\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (row,) = train(
+        tiny_model_folder,
+        tmp_path / "run",
+        "reward.name=by_rollout:reward",
+        "credit.rule=examples.own_credit:MedianRule",
+        "credit.options.decay=0.5",
+        "logging.sinks=[jsonl]",
+    )
+    assert row["episode/turns"] == 3  # read, read, answer
+    assert row["credit/advantage_abs_mean"] == pytest.approx((0.125 + 0.25 + 0.5) / 3)  # 0 and 1 against their median
+
+
+def test_the_example_format_is_trained_on(tiny_model_folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "bridge.csv"
+    rows = [f"Who saw bridge {n}?,P{n},P{n} saw bridge {n}.,S{n} sold it. | W{n} left." for n in range(4)]
+    data.write_text("question,answer,gold,others\n" + "\n".join(rows) + "\n")
+    own = (f"data.source={data}", "data.format=examples.own_format:CsvFormat", "data.documents=2")
+    (row,) = train(tiny_model_folder, tmp_path / "run", *own, "logging.sinks=[jsonl]")
+    assert row["step"] == 1
+
+
+def test_the_example_sink_gets_every_step(tiny_model_folder: Path, tmp_path: Path) -> None:
+    (row,) = train(tiny_model_folder, tmp_path / "run", "logging.sinks=[jsonl, 'examples.own_sink:CsvSink']")
+    (logged,) = csv.DictReader((tmp_path / "run" / "rewards.csv").open())
+    assert float(logged["reward/mean"]) == row["reward/mean"]
+    assert logged["step"] == "1"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 80
