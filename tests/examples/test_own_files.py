@@ -56,6 +56,7 @@ def test_the_example_credit_rule_trains(
         tiny_model_folder,
         tmp_path / "run",
         "reward.name=by_rollout:reward",
+        "reward.unsupported_penalty=0",
         "credit.rule=examples.own_credit:MedianRule",
         "credit.options.decay=0.5",
         "logging.sinks=[jsonl]",
