@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread per test process: two collapse where the cores are shared.
 export OMP_NUM_THREADS ?= 1
+# Processes that share the fast tests. Not `auto`, which counts the cores of the whole machine inside a container.
+WORKERS ?= 2
 
-.PHONY: install install-dev quickstart test test-slow test-all lint clean
+.PHONY: install install-dev quickstart test test-slow test-readme test-all lint docs docs-tables clean
 
 install: $(VENV)/.installed          ## palimpsest into .venv
 
@@ -29,16 +31,25 @@ quickstart: install                  ## train, evaluate, report: under 10 minute
 	$(BIN)/palimpsest quickstart memagent --out runs/quickstart
 
 test: install-dev lint               ## lint, types, fast tests
-	$(BIN)/python -m pytest -m "not slow" src tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" src tests
 
 test-slow: install-dev               ## what takes longer
-	$(BIN)/python -m pytest -m slow tests
+	$(BIN)/python -m pytest -m "slow and not readme" --durations=10 tests
 
-test-all: test test-slow             ## everything
+test-readme: install-dev             ## what the README promises: its commands and its example, on the model inside the package
+	$(BIN)/python -m pytest -m readme --durations=10 tests
+
+test-all: test test-slow test-readme ## everything
+
+docs: install-dev                    ## pages from the docstrings, in build/docs
+	$(BIN)/python scripts/api_docs.py build/docs
+
+docs-tables: install-dev             ## write the tables in the docs that come from the code
+	$(BIN)/python scripts/docs_tables.py
 
 lint: install-dev                    ## style, formatting, types
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests scripts benchmarks examples
+	$(BIN)/ruff format --check src tests scripts benchmarks examples
 	$(BIN)/mypy
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,26 @@ def allowed(found: Import) -> bool:
     if level_of(importer) == level_of(imported):
         return level_of(importer) == 0 or (importer, imported) in SIDEWAYS
     return level_of(imported) < level_of(importer)
+
+
+def test_the_picture_in_the_docs_is_the_diagram() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    picture = page.partition("<!-- layers -->\n")[2].partition("<!-- /layers -->")[0]
+    assert [tuple(line.split()) for line in picture.splitlines()] == list(reversed(LEVELS))
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Names and texts of the code, without docstrings, which may tell where a rule comes from."""
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documented}
+    return names | {text for text in texts if isinstance(text, str)}
+
+
+def test_training_and_engines_name_no_method() -> None:
+    methods = re.compile(r"memagent|rememr1|memact", re.IGNORECASE)
+    code = {name: tree for name, tree in MODULES.items() if unit_of(name) in ("training", "engines.embedded")}
+    assert not [name for name, tree in code.items() if methods.search(" ".join(names_in(tree)))]
 
 
 def test_every_module_has_a_place_in_the_diagram() -> None:

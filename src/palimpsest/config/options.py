@@ -40,9 +40,10 @@ class Option:
     """A parameter of a constructor."""
 
     name: str
-    annotation: Any = None
+    annotation: Any
     """None: it has none, or none that can be resolved."""
-    default: Any = inspect.Parameter.empty
+    default: Any
+    """`inspect.Parameter.empty`: it has none."""
 
     @property
     def required(self) -> bool:
