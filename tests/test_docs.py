@@ -5,9 +5,12 @@ Tables that are generated from the code are written by scripts/docs_tables.py.
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
