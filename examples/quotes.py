@@ -10,6 +10,7 @@ what was kept, lost and invented; the turns are called "quote", for the completi
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palimpsest.memory.overwrite import admit_question, answered
@@ -49,14 +50,19 @@ class QuotesPolicy:
         """Called for every problem before any is played."""
         admit_question(problem, codec, self.question_tokens)
 
+    def prepare(self, problem: Problem, codec: Codec) -> list[Sequence[int]]:
+        """Once for all episodes of a group, beside the event loop; `run` finds it as `model.prepared`."""
+        blank = not problem.context or not problem.context.strip()
+        return [] if blank else list(split(codec.encode(problem.context), self.chunk_size))
+
     async def run(self, problem: Problem, model: Model) -> Answered:
         codec = model.codec
-        if not problem.context or not problem.context.strip():
+        if not model.prepared:
             return Answered(None, Outcome.EMPTY_CONTEXT)
         quote, answer = self.templates(codec)
         question, newline = codec.encode(problem.question), codec.encode("\n")
         kept: deque[tuple[int, ...]] = deque(maxlen=self.quotes)
-        for index, section in enumerate(split(codec.encode(problem.context), self.chunk_size)):
+        for index, section in enumerate(model.prepared):
             quotes = [i for each in kept for i in (*each, *newline)]
             prompt = quote.fill({"section": section, "question": question, "memory": quotes})
             completion = await model.generate(prompt, name="quote", max_tokens=self.quote_tokens, chunk=index)

@@ -289,7 +289,7 @@ def test_the_answer_turn_has_a_budget_of_its_own(tiny_codec: Codec) -> None:
         return [tiny_codec.stop_ids[0]]
 
     policy = OverwritePolicy(chunk_size=8, question_tokens=16, memory_tokens=12, answer_tokens=5)
-    asyncio.run(policy.run(Problem("p", "Who?", ("x",), "one two three"), ScriptedModel(tiny_codec, reply, 512)))
+    asyncio.run(ScriptedModel(tiny_codec, reply, 512).play(policy, Problem("p", "Who?", ("x",), "one two three")))
     assert (set(asked[:-1]), asked[-1]) == ({12}, 5)
 
 

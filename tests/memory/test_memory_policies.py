@@ -37,7 +37,7 @@ def play(
     policy: Any, codec: Any, reply: Callable[[Sequence[int], int], Sequence[int]], text: str | None = DOCUMENT
 ) -> Any:
     model = ScriptedModel(codec, reply, max_context=512)
-    result = asyncio.run(policy.run(Problem("p", "What is seven?", ("x",), text), model))
+    result = asyncio.run(model.play(policy, Problem("p", "What is seven?", ("x",), text)))
     return result, model
 
 

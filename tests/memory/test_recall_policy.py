@@ -245,7 +245,7 @@ def test_the_contract_holds_at_the_smallest_window(name: str, options: dict[str,
     assert [f.message for f in check_policy(policy, tiny_codec, window) if not f.passed] == []
     for pieces in ("<update>Anna is blue</update><recall>Anna</recall>", "<check>yes</check><update>x</update>"):
         model = ScriptedModel(tiny_codec, tagged(tiny_codec, pieces=pieces * 9), window)
-        asyncio.run(policy.run(Problem("p", "Who?", ("x",), DOCUMENT), model))
+        asyncio.run(model.play(policy, Problem("p", "Who?", ("x",), DOCUMENT)))
         assert not model.overflows
 
 

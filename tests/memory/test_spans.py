@@ -198,5 +198,5 @@ def test_a_scripted_model_takes_prompts_that_know_their_pieces() -> None:
     codec = base_codec()
     model = ScriptedModel(codec, lambda prompt, limit: [1], 4000)
     policy = build_policy(PolicyConfig(name="overwrite", options={**READING, "prompts": "short"}))
-    asyncio.run(policy.run(Problem("p", "Who?", ("x",), "Anna is blue."), model))
+    asyncio.run(model.play(policy, Problem("p", "Who?", ("x",), "Anna is blue.")))
     assert all(type(prompt) is tuple for prompt in model.prompts)

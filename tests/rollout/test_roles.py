@@ -13,7 +13,7 @@ from palimpsest.config.schema import CreditConfig, OverlongConfig, RunConfig, Sa
 from palimpsest.credit.assign import assign
 from palimpsest.credit.overlong import penalty
 from palimpsest.imitate.supervised import audible
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import trajectory_from_json, trajectory_to_json
 from palimpsest.rollout.roles import Role
@@ -24,7 +24,7 @@ from support.fakes import LetterCodec, SeedSampler, YesGrader
 CODEC: Any = LetterCodec()
 
 
-class AskedTwice:
+class AskedTwice(MemoryPolicy):
     """Writes, is criticised by another, answers in sight of both."""
 
     async def run(self, problem: Problem, model: Model) -> Answered:

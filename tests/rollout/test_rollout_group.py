@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import SamplerError
+from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.memory.recall import RecallPolicy
 from palimpsest.rollout.group import Player
+from palimpsest.rollout.variant import Variant, is_variant
+from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy, YesGrader
 
@@ -85,7 +91,7 @@ def test_an_error_of_the_grader_ends_the_batch_as_itself() -> None:
         groups(grader=Faulty())
 
 
-class ShortForB:
+class ShortForB(MemoryPolicy):
     """Problem b is done with one call, the others take several."""
 
     async def run(self, problem: Problem, model: Model) -> Answered:
@@ -107,3 +113,64 @@ async def test_a_consumer_that_stops_early_leaves_no_episode_running() -> None:
     await arriving.aclose()
     assert place == 1
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Preparing(MemoryPolicy):
+    """Says where and how often it prepared; its episodes answer with what they were handed."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.prepared: list[tuple[str, bool]] = []
+        self.begun: list[str] = []
+        self._fails = fails
+
+    def prepare(self, problem: Problem, codec: Any) -> list[str]:
+        beside = threading.current_thread() is not threading.main_thread()
+        self.prepared.append((problem.id, beside and not self.begun))
+        if self._fails:
+            raise LookupError(f"{problem.id} has no beginning")
+        return [problem.id]
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        self.begun.append(problem.id)
+        await model.generate([1], name="answer", max_tokens=8)
+        return Answered(str(model.prepared))
+
+
+def test_a_problem_is_prepared_once_a_group_beside_the_loop_and_before_any_episode_begins() -> None:
+    policy = Preparing()
+    result = groups(policy=policy)
+    assert policy.prepared == [("a", True), ("b", True), ("a", True)]
+    assert [{t.answer for t in group.trajectories} for group in result] == [{"['a']"}, {"['b']"}, {"['a']"}]
+
+
+def test_a_policy_that_fails_to_prepare_fails_as_one_that_fails_to_run() -> None:
+    for trajectory in (t for group in groups(policy=Preparing(fails=True)) for t in group.trajectories):
+        assert trajectory.outcome is Outcome.POLICY_FAILED
+        assert trajectory.events[0].detail["message"] == f"{trajectory.problem_id} has no beginning"
+
+
+def test_episodes_with_changed_options_are_handed_what_their_own_policy_prepared() -> None:
+    class Other(Preparing):
+        def prepare(self, problem: Problem, codec: Any) -> list[str]:
+            return ["other"]
+
+    result = groups(variant=Variant(Other(), 0.5, {}))
+    answers = [t.answer == "['other']" for group in result for t in group.trajectories]
+    assert answers == [is_variant(t) for group in result for t in group.trajectories]
+    assert 0 < sum(answers) < 24
+
+
+def test_the_document_is_encoded_once_a_group(tiny_codec: Codec) -> None:
+    class Counting(Codec):
+        def encode(self, text: str) -> list[int]:
+            encoded.append(text)
+            return super().encode(text)
+
+    encoded: list[str] = []
+    document = "Bob has a cat.\nAnna is blue.\n" * 4
+    for policy in (OverwritePolicy(chunk_size=16), RecallPolicy(chunk_size=16), FullContextPolicy()):
+        encoded.clear()
+        played = Player(policy, SeedSampler(), Counting(tiny_codec.tokenizer), SamplingConfig(), YesGrader(), 4)
+        (group,) = asyncio.run(played.batch([Problem("a", "Who?", ("x",), document)], key=(0,)))
+        assert {t.outcome for t in group.trajectories} <= {Outcome.ANSWERED, Outcome.OUT_OF_CONTEXT}
+        assert encoded.count(document) == 1

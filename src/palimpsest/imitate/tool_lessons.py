@@ -89,6 +89,7 @@ class Teacher:
     policy: ToolAgentPolicy
     problem: Problem
     rng: random.Random
+    prepared: Any = None
     turns: list[Turn] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 

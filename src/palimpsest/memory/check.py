@@ -65,6 +65,7 @@ class ScriptedModel:
     reply: Callable[[Sequence[int], int], Sequence[int]]
     max_context: int
     prompts: list[tuple[int, ...]] = field(default_factory=list)
+    prepared: Any = None
     overflows: list[tuple[int, int]] = field(default_factory=list)
     """(prompt tokens, max_tokens) of calls that exceed the window."""
 
@@ -82,6 +83,11 @@ class ScriptedModel:
 
     def event(self, what: What | str, /, **detail: Any) -> None:
         told(what, detail)
+
+    async def play(self, policy: MemoryPolicy, problem: Problem) -> Answered:
+        """One episode; what the policy raises is raised."""
+        self.prepared = policy.prepare(problem, self.codec)
+        return await policy.run(problem, self)
 
 
 def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
@@ -189,7 +195,7 @@ def _words(codec: Codec) -> list[str]:
 
 async def _ends(policy: MemoryPolicy, problem: Problem, model: ScriptedModel, name: str) -> Finding:
     try:
-        result = await policy.run(problem, model)
+        result = await model.play(policy, problem)
     except PromptTooLong:
         return Finding(name, True, "ended as out_of_context (see budget)")
     except _TooManyCalls:
@@ -226,7 +232,7 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
     async def play(question: str) -> list[tuple[int, ...]]:
         model = ScriptedModel(codec, reply, max_context)
         with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
-            await policy.run(dataclasses.replace(problem, question=question), model)
+            await model.play(policy, dataclasses.replace(problem, question=question))
         return model.prompts
 
     alone, again = await play(problem.question), await play(problem.question)
@@ -241,7 +247,7 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
 async def _document(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> Finding:
     bare = ScriptedModel(model.codec, model.reply, model.max_context)
     with suppress(Exception):  # reported by `ends`
-        await policy.run(Problem("check-bare", "Which word comes last?", ("none",), "0"), bare)
+        await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))
     template = {i for prompt in bare.prompts for i in prompt}
     wanted = {i: word for word in words if (i := model.codec.encode(word)[0]) not in template}
     shown: dict[int, int] = {}
@@ -263,7 +269,7 @@ async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> 
         text = " ".join(words)
         model = ScriptedModel(codec, _long_reply(policy, codec), max_context)
         with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
-            await policy.run(_problem(policy, "check-adversarial", text, f"Start. {text} End."), model)
+            await model.play(policy, _problem(policy, "check-adversarial", text, f"Start. {text} End."))
         return [sum(i in codec.control_ids for i in prompt) for prompt in model.prompts]
 
     plain, attacked = await control_tokens(["plain"]), await control_tokens(markers)

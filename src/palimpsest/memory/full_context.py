@@ -82,14 +82,18 @@ class FullContextPolicy(MemoryPolicy):
         """The document ids that enter the prompt."""
         return truncate(ids, room, "centre")
 
+    def prepare(self, problem: Problem, codec: Codec) -> list[int] | None:
+        """The ids of the document; None without one."""
+        self.admit(problem, codec)
+        return codec.encode(problem.context) if problem.context and problem.context.strip() else None
+
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Ask once."""
-        codec = model.codec
-        self.admit(problem, codec)
-        if not problem.context or not problem.context.strip():
+        codec, document = model.codec, model.prepared
+        if document is None:
             return Answered(None, Outcome.EMPTY_CONTEXT)
         template = self.texts.template(codec, "answer")
-        question, document = codec.encode(problem.question), codec.encode(problem.context)
+        question = codec.encode(problem.question)
         room = model.max_context - template.literal_length - len(question) - self.answer_tokens
         kept = self.keep(document, max(0, min(room, self.window_tokens or room)))
         if len(kept) < len(document):

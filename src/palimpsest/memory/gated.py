@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from palimpsest.events import GatesDecided, ReadingEnded, ReplyMalformed
 from palimpsest.memory import overwrite
-from palimpsest.memory.overwrite import OverwritePolicy, ReadingPrompts
+from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.parts.tagged import TaggedPolicy, blocks
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
@@ -96,13 +96,13 @@ class GatedPolicy(TaggedPolicy):
             *codec.encode("</update><next>continue</next>"),
         ]
 
-    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read until the exit gate opens or the document ends, then answer."""
         codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(self.texts.empty_memory)
-        chunks = self.document_chunks(context, model)
+        chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}
             prompt = read.fill(values)

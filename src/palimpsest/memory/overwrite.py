@@ -87,6 +87,15 @@ def newline_ids(codec: Codec) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Document:
+    """A document as the episodes of its group read it."""
+
+    tokens: int
+    """Before anything of it was left out."""
+    chunks: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class OverwritePolicy(MemoryPolicy):
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
@@ -156,13 +165,19 @@ class OverwritePolicy(MemoryPolicy):
         newlines = newline_ids(codec) if self.chunk_boundary == "line" else frozenset()
         return [list(chunk) for chunk in split(ids, self.chunk_size, newlines)]
 
-    def document_chunks(self, context: str, model: Model) -> list[list[int]]:
+    def prepare(self, problem: Problem, codec: Codec) -> Document | None:
+        """The document in chunks; None without one."""
+        self.admit(problem, codec)
+        if not problem.context or not problem.context.strip():
+            return None
+        ids = codec.encode(problem.context)
+        return Document(len(ids), self.chunks(ids, codec))
+
+    def document_chunks(self, document: Document, model: Model) -> Sequence[Sequence[int]]:
         """The chunks of a document, and an event if it was cut."""
-        document = model.codec.encode(context)
-        chunks = self.chunks(document, model.codec)
-        if (kept := sum(map(len, chunks))) < len(document):
-            model.event(DocumentTruncated(len(document), kept, self.overlong))
-        return chunks
+        if (kept := sum(map(len, document.chunks))) < document.tokens:
+            model.event(DocumentTruncated(document.tokens, kept, self.overlong))
+        return document.chunks
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
         """The ids of a reply that writes `memory`, without the stop token: what a cold start imitates."""
@@ -170,18 +185,17 @@ class OverwritePolicy(MemoryPolicy):
 
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Read the document as `read_document` does, then answer; without a document there is nothing to read."""
-        self.admit(problem, model.codec)
-        if not problem.context or not problem.context.strip():
+        if model.prepared is None:
             return Answered(None, Outcome.EMPTY_CONTEXT)
-        return await self.read_document(problem, problem.context, model)
+        return await self.read_document(problem, model.prepared, model)
 
-    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(self.texts.empty_memory)
-        for index, chunk in enumerate(self.document_chunks(context, model)):
+        for index, chunk in enumerate(self.document_chunks(document, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)
             memory = self._next_memory(memory, completion, model)

@@ -31,6 +31,8 @@ class Model(Protocol):
     codec: Codec
     max_context: int
     """Longest prompt plus completion, in tokens."""
+    prepared: Any
+    """What the policy's `prepare` returned for this problem. All episodes of a group share it: look, don't change."""
 
     async def generate(
         self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
@@ -88,6 +90,14 @@ class MemoryPolicy(ABC):
 
     def admit(self, problem: Problem, codec: Codec) -> None:  # noqa: B027  most policies refuse nothing
         """Refuse, with DataError, a problem that breaks a budget. Called for every problem before it is played."""
+
+    def prepare(self, problem: Problem, codec: Codec) -> Any:
+        """What every episode of `problem` needs in the same way, its document as token ids say: `model.prepared`.
+
+        Training calls it once a group, on a thread beside the event loop, before any episode of the batch begins.
+        What it raises ends each of those episodes as if `run` had. None: nothing.
+        """
+        return None
 
     @abstractmethod
     async def run(self, problem: Problem, model: Model) -> Answered:

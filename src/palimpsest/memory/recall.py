@@ -35,7 +35,7 @@ from typing import Annotated, ClassVar, Literal
 from palimpsest import events
 from palimpsest.errors import ConfigError
 from palimpsest.events import ReplyMalformed
-from palimpsest.memory.overwrite import ReadingPrompts
+from palimpsest.memory.overwrite import Document, ReadingPrompts
 from palimpsest.memory.parts.prompts import Slots
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.parts.tagged import TaggedPolicy, blocks
@@ -147,18 +147,17 @@ class RecallPolicy(TaggedPolicy):
         ids = [*codec.encode("<update>"), *memory, *codec.encode("</update>")]
         return ids if query is None else [*ids, *codec.encode("<recall>"), *query, *codec.encode("</recall>")]
 
-    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec, prompts = model.codec, self.texts
         read, answer = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
         memory, recalled = codec.encode(prompts.empty_memory), None
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
-        chunks = self.document_chunks(context, model)
+        chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
-            values["section"] = chunk
-            prompt = read.fill(values)
+            prompt = read.fill({**values, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index)
             reply = self._read_reply(completion, model)
             recalled = self._look_back(reply, problem.question, history, model)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from palimpsest.events import PastShown
-from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.overwrite import Document, OverwritePolicy
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
@@ -36,14 +36,14 @@ class RetrievalPolicy(OverwritePolicy):
         """Window the model needs: `overwrite`'s and one more memory, on a line of its own."""
         return OverwritePolicy.required_context(self, codec) + len(codec.encode("\n")) + self.memory_tokens
 
-    async def read_document(self, problem: Problem, context: str, model: Model) -> Answered:
+    async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec = model.codec
         read, answer = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(self.texts.empty_memory)
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
-        for index, chunk in enumerate(self.document_chunks(context, model)):
+        for index, chunk in enumerate(self.document_chunks(document, model)):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
             prompt = read.fill({"question": question, "memory": _both(memory, past), "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
@@ -44,6 +45,7 @@ class Recorder:
         """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: those its turns may have."""
         self.codec = codec
         self.max_context = sampler.max_context
+        self.prepared: Any = None
         self.turns: list[Turn] = []
         self.events: list[Event] = []
         self._sampler = sampler
@@ -116,10 +118,12 @@ async def play(
     timeout_s: float | None = None,
     retries: int = 2,
     roles: Roles | None = None,
+    prepare: Callable[[], Any] | None = None,
 ) -> Trajectory:
     """Play one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
-    A request that fails with SamplerError is tried again `retries` times, with the same seed.
+    A request that fails with SamplerError is tried again `retries` times, with the same seed. `prepare` hands over, or
+    raises, what came of the policy's `prepare`; None: it is called here.
     """
     recorder = Recorder(
         sampler=sampler,
@@ -129,7 +133,9 @@ async def play(
         retries=retries,
         roles=roles,
     )
-    answered = await _ending(problem, policy, recorder, timeout_s)
+    if prepare is None:
+        prepare = partial(policy.prepare, problem, codec)
+    answered = await _ending(problem, policy, recorder, prepare, timeout_s)
     return Trajectory(
         problem_id=problem.id,
         group_id=group_id,
@@ -141,11 +147,18 @@ async def play(
     )
 
 
-async def _ending(problem: Problem, policy: MemoryPolicy, recorder: Recorder, timeout_s: float | None) -> Answered:
+async def _ending(
+    problem: Problem,
+    policy: MemoryPolicy,
+    recorder: Recorder,
+    prepare: Callable[[], Any],
+    timeout_s: float | None,
+) -> Answered:
     """Run the policy; whatever happens becomes an outcome."""
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
+            recorder.prepared = prepare()
             return _ended(await policy.run(problem, recorder))
     except PromptTooLong as error:
         recorder.event(PromptOverflowed(str(error)))
