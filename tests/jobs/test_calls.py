@@ -90,6 +90,46 @@ def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path
     assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.name == "1 chunks"]
 
 
+def test_a_run_brings_its_own_configuration_wherever_it_is_named(
+    tiny_model_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Who was trained to recall is not measured as one that overwrites."""
+    changes = small_run(tiny_model_folder, steps=1)
+    options = {**changes.pop("policy.options"), "reply_tokens": 16, "prompts": "short"}
+    changes["policy"] = {"name": "recall", "options": options}
+    run = palimpsest.train("memagent-quickstart", changes, out=tmp_path / "run", quiet=True)
+    for model in (run, run.folder, run.model):
+        evaluation = palimpsest.evaluate(model, chunks=1, limit=1, quiet=True)
+        assert evaluation.config.policy.name == "recall"
+        assert evaluation.config.policy.options["reply_tokens"] == 16
+    assert "recall" in palimpsest.play(model=run, chunks=1).turns[0].prompt
+    command = request.getfixturevalue("palimpsest")
+    asked = ("eval", "--model", str(run.folder), "--chunks", "1", "--limit", "1")
+    done = command(*asked)
+    assert (done.returncode, "recall: " in done.stderr) == (0, True)
+    other = command(*asked, "--policy", "overwrite", "--set", "prompts=short")
+    assert f"{run.folder} was trained with recall, not overwrite" in other.stderr
+
+
+def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:
+    problems = [palimpsest.Problem(name, "Who?", ("Bob",), "Bob likes tea.") for name in ("a", "b")]
+    evaluation = palimpsest.evaluate(run, problems, out=tmp_path, quiet=True)
+    assert [sample.id for sample in evaluation] == ["a", "b"]
+    palimpsest.evaluate(run, problems, out=tmp_path, quiet=True)
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(palimpsest.PalimpsestError):  # other problems are another evaluation
+        palimpsest.evaluate(run, [palimpsest.Problem("a", "Where?", ("x",), "y")], out=tmp_path, quiet=True)
+    for wrong, words in (
+        ([1], "data holds int"),
+        (problems + problems, "two problems are called 'a'"),
+        ([], "no prob"),
+    ):
+        with pytest.raises(palimpsest.PalimpsestError, match=words):
+            palimpsest.evaluate(run, wrong, quiet=True)
+    with pytest.raises(palimpsest.PalimpsestError, match="takes no documents"):
+        palimpsest.evaluate(run, problems, limit=1, quiet=True)
+
+
 def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec: Any) -> None:
     episode = run.play(chunks=2)
     reads = [turn for turn in episode.trajectory.turns if turn.name == "read"]

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 def evaluate(
     policy: Annotated[
         str | None,
-        typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the recipe's, overwrite without one."),
+        typer.Option(
+            help="A shipped policy, or my_module:MyPolicy; default: the recipe's or the run's, else overwrite."
+        ),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="`embedded`, a Hugging Face folder, a run folder's checkpoint, or a hub id.")
+        str, typer.Option(help="`embedded`, a Hugging Face folder, a run, which brings its configuration, or a hub id.")
     ] = "embedded",
     data: Annotated[
         str | None,
         typer.Option(
             help="A data file (HotpotQA, MemAgent, RULER, MemAct...), synthetic, synthetic_search; default: the "
-            "recipe's, synthetic without one."
+            "recipe's or the run's, else synthetic."
         ),
     ] = None,
     documents: Annotated[
@@ -49,7 +51,9 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Recipe that gives budgets, reward and sampling; default: what fits the model."),
+        typer.Option(
+            help="Recipe that gives policy, budgets, reward and sampling; default: the run's, else what fits the model."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -75,8 +79,9 @@ def evaluate(
     from palimpsest.jobs.settings import Agent, evaluation_config
 
     lengths, numbers = _numbers("--chunks", "lengths", chunks), _numbers("--objectives", "numbers", objectives)
+    agent = Agent(model, policy, recipe, settings or (), seed)
     config = evaluation_config(
-        Agent(model, policy, recipe, settings or (), seed),
+        agent,
         data=data,
         documents=documents,
         objectives=numbers,
@@ -85,7 +90,10 @@ def evaluate(
     )
     from palimpsest.jobs.evaluation import evaluate_config  # after the configuration is known to be right
 
-    _show(evaluate_config(config, chunks=lengths, out=out, force=force, progress=Terminal()))
+    terminal = Terminal()
+    if (told := agent.told()) is not None:
+        terminal.message(told)
+    _show(evaluate_config(config, chunks=lengths, out=out, force=force, progress=terminal))
 
 
 def _numbers(option: str, what: str, text: str | None) -> tuple[int, ...] | None:

@@ -108,9 +108,11 @@ class Evaluator:
         return await asyncio.to_thread(open_roles, self.config, self.engine.codec)
 
 
-def evaluation_identity(config: RunConfig, policies: Mapping[str, PolicyConfig]) -> dict[str, Any]:
+def evaluation_identity(
+    config: RunConfig, policies: Mapping[str, PolicyConfig], problems: Sequence[Problem] | None = None
+) -> dict[str, Any]:
     """What must be the same for samples to belong together. How many problems are played, and of which sizes, need
-    not be: a log may grow."""
+    not be: a log may grow. `problems` are those that were given themselves."""
     data = config.data.model_dump(mode="json", exclude={"synthetic": {"chunks"}, "search": {"objectives"}})
     return {
         "weights": weights_fingerprint(model_path(config.model)) or config.model.path,
@@ -119,7 +121,16 @@ def evaluation_identity(config: RunConfig, policies: Mapping[str, PolicyConfig])
         "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION)}),
         "sampling": config.eval_sampling.model_dump(mode="json"),
         "seed": config.seed,
+        **({} if problems is None else {"problems": _fingerprint(problems)}),
     }
+
+
+def _fingerprint(problems: Sequence[Problem]) -> str:
+    """Of what is asked and read."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(repr((problem.id, problem.question, problem.answers, problem.context)).encode())
+    return digest.hexdigest()[:16]
 
 
 def weights_fingerprint(path: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
 from palimpsest.config.load import Overrides
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.source import build_source
 from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, write_json
@@ -24,7 +26,7 @@ from palimpsest.evaluation.summary import EvalSummary, Score, score
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
-from palimpsest.jobs.settings import Agent, Recipe, evaluation_config
+from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
 from palimpsest.jobs.table import Table
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
@@ -34,6 +36,9 @@ from palimpsest.reward.grading import closing
 from palimpsest.types import Problem
 
 SUMMARY = "summary.json"
+Data = str | os.PathLike[str] | Sequence[Problem]
+OWN_PROBLEMS = "problems"
+"""What stands for the data where problems themselves were given."""
 DRAWN_PROBLEMS = 64
 """Problems per length where `limit` doesn't say, of data that is drawn and so never ends."""
 
@@ -115,8 +120,8 @@ def _row(summary: EvalSummary) -> dict[str, Any]:
 
 
 async def evaluate_async(
-    model: str | Path = "embedded",
-    data: str | Path | None = None,
+    model: Model = "embedded",
+    data: Data | None = None,
     *,
     policy: str | None = None,
     recipe: Recipe | None = None,
@@ -136,10 +141,12 @@ async def evaluate_async(
 
     `evaluate` is an ordinary call and works in a notebook; `evaluate_async` is to be awaited.
 
-    - `model`: `embedded`, a Hugging Face folder, a run's folder (its newest checkpoint) or a hub id
-    - `data`: a data file, `synthetic` or `synthetic_search`; the recipe's without it
-    - `policy`: a shipped one or `my_module:MyPolicy`; the recipe's without it, `overwrite` without a recipe
-    - `recipe`: gives budgets, reward and sampling; without one, budgets that fit the model
+    - `model`: `embedded`, a Hugging Face folder, a run or its folder (its newest checkpoint) or a hub id
+    - `data`: a data file, `synthetic`, `synthetic_search`, or a list of `Problem`; the recipe's without it
+    - `policy`: a shipped one or `my_module:MyPolicy` (`__main__:MyPolicy` in a notebook); the recipe's without it,
+      `overwrite` without a recipe
+    - `recipe`: gives policy, budgets, reward, sampling and data; without one the configuration of the run that the
+      model comes from, and of a model that comes from none, budgets that fit it
     - `overrides`: options of the policy (`chunk_size=48`) and dotted keys, as texts or as a mapping
     - `documents`: documents per context of a file; `chunks`: paragraphs per synthetic document, one number or several;
       `objectives`: questions per search problem; `corpus`: a file of further distractors; `limit`: problems
@@ -149,19 +156,38 @@ async def evaluate_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     agent = Agent(model, policy, recipe, overrides, seed)
+    own = None if data is None or isinstance(data, str | os.PathLike) else _own_problems(data)
+    if own is not None and (given := [documents, chunks, objectives, corpus, limit]) != [None] * len(given):
+        raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")
+    source = OWN_PROBLEMS if own is not None else None if data is None else os.fspath(data)  # type: ignore[arg-type]
     config = evaluation_config(
-        agent, data=data, documents=documents, objectives=_numbers(objectives), corpus=corpus, limit=limit
+        agent, data=source, documents=documents, objectives=_numbers(objectives), corpus=corpus, limit=limit
     )
+    shown = progress or suitable_progress(quiet=quiet)
+    if (told := agent.told()) is not None:
+        shown.message(told)
     return await evaluate_config_async(
         config,
         chunks=_numbers(chunks),
+        problems=own,
         out=None if out is None else Path(out),
         force=force,
-        progress=progress or suitable_progress(quiet=quiet),
+        progress=shown,
     )
 
 
 evaluate = blocking(evaluate_async)
+
+
+def _own_problems(problems: Sequence[Problem]) -> list[Problem]:
+    """The list, if every one is a problem and has an id of its own."""
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ConfigError(f"evaluate: data holds {type(problem).__name__}; give palimpsest.Problem, or a file")
+    twice = [name for name, count in Counter(problem.id for problem in problems).items() if count > 1]
+    if twice or not problems:
+        raise DataError(f"evaluate: two problems are called {twice[0]!r}" if twice else "evaluate: no problems")
+    return list(problems)
 
 
 def _numbers(given: int | Sequence[int] | None) -> Sequence[int] | None:
@@ -169,22 +195,24 @@ def _numbers(given: int | Sequence[int] | None) -> Sequence[int] | None:
 
 
 async def evaluate_config_async(
-    config: RunConfig, *, chunks: Sequence[int] | None, out: Path | None, force: bool, progress: Progress
+    config: RunConfig,
+    *,
+    chunks: Sequence[int] | None,
+    out: Path | None,
+    force: bool,
+    progress: Progress,
+    problems: Sequence[Problem] | None = None,
 ) -> Evaluation:
-    """`evaluate` of a configuration."""
+    """`evaluate` of a configuration, on its data or on `problems`."""
     build_policy(config.policy)
     check_reward(config.reward)
-    named = read_problems(config, chunks)
+    named = read_problems(config, chunks) if problems is None else {OWN_PROBLEMS: list(problems)}
     engine = await asyncio.to_thread(open_engine, config, objective=None)
-    everything = [problem for problems in named.values() for problem in problems]
-    window = engine.sampler.max_context
-    chosen = fitted(config.policy, problems=everything, codec=engine.codec, max_context=window)
-    policy = build_policy(chosen)
-    admit_all(policy, everything, engine.codec, window)
-    progress.message(
-        f"{chosen.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in chosen.options.items())
-    )
-    config = config.model_copy(update={"policy": chosen})
+    everything = [problem for own in named.values() for problem in own]
+    config = _with_budgets(config, everything, engine)
+    policy = build_policy(config.policy)
+    admit_all(policy, everything, engine.codec, engine.sampler.max_context)
+    progress.message(_played(config.policy))
     if out is not None and force:
         _clear(out)
     sets = [EvalSet(name, problems, policy) for name, problems in named.items()]
@@ -194,7 +222,7 @@ async def evaluate_config_async(
         playing = evaluator.play(
             sets,
             out=out,
-            identity=evaluation_identity(config, {chosen.name: chosen}),
+            identity=evaluation_identity(config, {config.policy.name: config.policy}, problems),
             on_sample=lambda _: tick(),
             on_warning=progress.message,
         )
@@ -214,6 +242,18 @@ def _short(value: object) -> str:
 
 
 evaluate_config = blocking(evaluate_config_async)
+
+
+def _played(policy: PolicyConfig) -> str:
+    """Who plays, with which options."""
+    return f"{policy.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in policy.options.items())
+
+
+def _with_budgets(config: RunConfig, problems: Sequence[Problem], engine: Engine) -> RunConfig:
+    """`config` with the policy's open budgets chosen for the model's window."""
+    window = engine.sampler.max_context
+    chosen = fitted(config.policy, problems=problems, codec=engine.codec, max_context=window)
+    return config.model_copy(update={"policy": chosen})
 
 
 def read_problems(config: RunConfig, chunks: Sequence[int] | None = None) -> dict[str, list[Problem]]:

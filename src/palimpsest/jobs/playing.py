@@ -6,7 +6,6 @@ import asyncio
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
@@ -16,7 +15,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.roles import open_roles
-from palimpsest.jobs.settings import Agent, Recipe
+from palimpsest.jobs.settings import Agent, Model, Recipe
 from palimpsest.jobs.table import Table
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
@@ -94,7 +93,7 @@ async def play_async(
     context: str | None = None,
     *,
     answers: str | Sequence[str] = (),
-    model: str | Path = "embedded",
+    model: Model = "embedded",
     policy: str | MemoryPolicy | None = None,
     recipe: Recipe | None = None,
     overrides: Overrides = (),

@@ -17,12 +17,16 @@ from palimpsest.types import Problem
 class Run:
     """A run that was trained, here or elsewhere: `Run("runs/first")`. What it tells is read when it is asked.
 
-    Raises RunError if the folder holds no run.
+    It stands for its folder wherever a path is taken: `palimpsest.evaluate(run)`. Raises RunError if the folder holds
+    no run.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.config: RunConfig = load_config(self.folder)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @property
     def metrics(self) -> Table:

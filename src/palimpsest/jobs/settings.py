@@ -5,6 +5,7 @@ Light on purpose: a mistake in a recipe or an override is named before anything 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from palimpsest.runs.run_folder import CONFIG, load_config
 
 Recipe = str | Path | RunConfig
 """A shipped recipe's name, a YAML file, or a configuration."""
+
+Model = str | os.PathLike[str]
+"""`embedded`, a Hugging Face folder, a hub id, or a run or its folder, whose newest checkpoint is meant."""
 
 
 def run_config(
@@ -76,11 +80,11 @@ def check_quickstart(method: str) -> None:
 class Agent:
     """Who plays: a policy on a model, with the budgets, rewards and sampling of a recipe."""
 
-    model: str | Path = "embedded"
-    """`embedded`, a Hugging Face folder, a hub id, or a run's folder, whose newest checkpoint is meant."""
+    model: Model = "embedded"
     policy: str | None = None
     """None: the recipe's, `overwrite` without a recipe."""
     recipe: Recipe | None = None
+    """None: the configuration of the run that `model` belongs to, if it belongs to one."""
     overrides: Overrides = ()
     """Options of the policy (`chunk_size=48`) and dotted keys of the recipe."""
     seed: int = 0
@@ -90,13 +94,15 @@ class Agent:
 
         Options of the policy may still be open. Raises ConfigError.
         """
-        base = RunConfig() if self.recipe is None else run_config(self.recipe)
+        known = self.known()
+        base = known or RunConfig()
         policy = self.policy or base.policy.name
         options = self._wording(policy) | (dict(base.policy.options) if base.policy.name == policy else {})
         changes: dict[str, Any] = {}
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value
-        reward = {} if self.recipe is not None or "reward.name" in changes else _own_reward(policy)
+        named = "reward.name" in changes or self.recipe is not None or (known and policy == known.policy.name)
+        reward = {} if named else _own_reward(policy)
         changed = base.model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
@@ -113,6 +119,20 @@ class Agent:
         run = _run_in(Path(self.model))
         texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
         return {PROMPTS: texts} if isinstance(texts, dict) else {}
+
+    def told(self) -> str | None:
+        """In words, what differs from the run that the model comes from, if anything does."""
+        run = _run_in(Path(self.model))
+        if run is None:
+            return None
+        played = self.policy or (run if self.recipe is None else run_config(self.recipe)).policy.name
+        trained = run.policy.name
+        return None if played == trained else f"{os.fspath(self.model)} was trained with {trained}, not {played}"
+
+    def known(self) -> RunConfig | None:
+        """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
+        that overwrites. None if there is neither."""
+        return run_config(self.recipe) if self.recipe is not None else _run_in(Path(self.model))
 
 
 def _own_reward(policy: str) -> dict[str, str]:
@@ -132,10 +152,11 @@ def evaluation_config(
 ) -> RunConfig:
     """The configuration of an evaluation of `agent` on `data`: a file, `synthetic` or `synthetic_search`.
 
-    Without `data` it is the recipe's held-out data; without a recipe, too, `synthetic`.
+    Without `data` it is the held-out data of the recipe, or of the run that the model comes from; without either,
+    `synthetic`.
     """
     section: dict[str, Any] = {"limit": limit, "curriculum": None}
-    if data is None and agent.recipe is not None:
+    if data is None and agent.known() is not None:
         given = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
         section |= {name: value for name, value in given.items() if value is not None}
     else:
@@ -150,10 +171,10 @@ def evaluation_config(
     return agent.config(section, asked)
 
 
-def model_folder(path: str | Path) -> str:
+def model_folder(path: Model) -> str:
     """`path`, or the newest checkpoint if it is the folder of a run."""
     folder = Path(path)
     if not (folder / CONFIG).is_file():
-        return str(path)
+        return str(folder) if isinstance(path, os.PathLike) else path
     saved = sorted(folder.glob("checkpoints/step-*"), key=lambda entry: (len(entry.name), entry.name))
-    return str(saved[-1]) if saved else str(path)
+    return str(saved[-1] if saved else folder)
