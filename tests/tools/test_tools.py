@@ -135,6 +135,14 @@ def test_every_problem_is_searched_in_its_own_world() -> None:
     assert ask(SearchTool(topk=1, titles=False), changed, query="Alice") == "Alice drinks rum."
 
 
+def test_a_problems_own_passages_are_searched_without_leaving_the_event_loop() -> None:
+    """Else the episode's next turn would begin sooner or later from run to run, in a batch of other sequences."""
+    call = SearchTool(topk=1).call({"query": "Alice drinks"}, world())
+    with pytest.raises(StopIteration) as returned:
+        call.send(None)  # type: ignore[attr-defined]  # a coroutine that waits for anything would yield here
+    assert returned.value.value == "Alice drinks tea."
+
+
 def test_topk_is_the_calls_or_the_default() -> None:
     tool = SearchTool(topk=1, max_topk=3)
     text = "drinks lives plays has likes"

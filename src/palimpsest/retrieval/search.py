@@ -1,6 +1,7 @@
 """Search as an agent meets it: queries in, ranked passages out, whatever is behind it.
 
 LocalSearch    an index in this process (retrieval/bm25.py), asked in a thread
+DirectSearch   one so small that it is asked in place
 RemoteSearch   a retrieval server (retrieval/client.py)
 """
 
@@ -46,6 +47,16 @@ class LocalSearch:
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         return await asyncio.to_thread(self.index.search, tuple(queries), topk)
+
+
+class DirectSearch:
+    """A small index of this process behind the interface of a server; whoever asks has the answer without a wait."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        return self.index.search(queries, topk)
 
 
 def check_token(token: str | None, key: str) -> None:

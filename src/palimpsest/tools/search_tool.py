@@ -1,8 +1,11 @@
 """The search tool: `search(query, topk)` over a problem's own passages, an index on disk, or a retrieval server.
 
-Guaranteed: one ranking whatever stands behind it (retrieval/bm25.py); the event loop is never blocked by an index or a
-server; a service that can't answer is a ToolError for the model, and nothing else changes.
-Not covered: telling the reward that a service was down, which the episode's events do.
+Guaranteed: one ranking whatever stands behind it (retrieval/bm25.py); the event loop is never blocked by an index on
+disk or a server; a service that can't answer is a ToolError for the model, and nothing else changes. A problem's own
+passages are searched in place, in under a millisecond: the answer of a thread would come sooner or later from run to
+run, and with it the episode's next turn, so that the last bits of its log-probabilities would differ.
+Not covered: telling the reward that a service was down, which the episode's events do; repeating a run to the same
+bytes where an index on disk or a server is searched, for the reason just given.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 from palimpsest.data.corpus import searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.retrieval.bm25 import Bm25Index, indexed, ranked
-from palimpsest.retrieval.search import Hit, LocalSearch, Search
+from palimpsest.retrieval.search import DirectSearch, Hit, LocalSearch, Search
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec
 from palimpsest.types import Problem
 
@@ -120,9 +123,9 @@ class SearchTool(Tool):
         return f"{title}: {body}" if self.titles and title else body
 
     def _search(self, problem: Problem) -> Search:
-        if self._index is not None:
-            return self._index
-        return LocalSearch(self._world(problem)) if self.source == "problem" else self._client()
+        if self.source == "problem":
+            return DirectSearch(self._world(problem))
+        return self._index or self._client()
 
     def _world(self, problem: Problem) -> PassageIndex:
         """The index of the problem's passages; the latest are kept."""
