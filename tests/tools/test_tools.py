@@ -139,7 +139,7 @@ def test_a_problems_own_passages_are_searched_without_leaving_the_event_loop() -
     """Else the episode's next turn would begin sooner or later from run to run, in a batch of other sequences."""
     call = SearchTool(topk=1).call({"query": "Alice drinks"}, world())
     with pytest.raises(StopIteration) as returned:
-        call.send(None)  # type: ignore[attr-defined]  # a coroutine that waits for anything would yield here
+        call.send(None)  # what waits for anything would yield here
     assert returned.value.value == "Alice drinks tea."
 
 

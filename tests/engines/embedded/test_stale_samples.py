@@ -1,0 +1,158 @@
+"""Samples of older weights: their loss against plain float64 loops, and which weights sampled what."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import palimpsest
+from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.rollout.record import read_groups
+from palimpsest.types import Segment
+from support.forests import exact
+from support.models import build_llama
+from support.small_run import small_run
+
+VOCAB = 60
+LOSS = LossConfig(
+    old_logprobs="recompute",
+    tis_cap=1.3,
+    clip_low=0.2,
+    clip_high=0.28,
+    dual_clip=3.0,
+    entropy_coef=0.003,
+    kl_coef=0.01,
+)
+
+
+def distribution(model: Any, ids: list[int]) -> Tensor:
+    """[V] nats of what follows `ids`."""
+    logits = model(torch.tensor([ids])).logits[0, -1]
+    return logits - torch.logsumexp(logits, 0)
+
+
+def moved(model: Any, scale: float) -> Any:
+    """A copy whose weights went on by several optimiser steps."""
+    model, draw = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=draw, dtype=p.dtype), alpha=scale)
+    return model
+
+
+def sampled_by(model: Any, draw: random.Random) -> StepBatch:
+    """Segments whose log-probabilities are those of `model`."""
+    segments = []
+    for _ in range(3):
+        ids = [draw.randrange(VOCAB) for _ in range(draw.randint(6, 12))]
+        mask = [False, *(draw.random() < 0.6 for _ in ids[1:])]
+        with torch.no_grad():
+            logprobs = [float(distribution(model, ids[:t])[ids[t]]) if mask[t] else 0.0 for t in range(len(ids))]
+        turns = tuple(0 if trained else -1 for trained in mask)
+        segment = Segment(tuple(ids), tuple(mask), tuple(logprobs), turns)
+        advantages, weights = (tuple(draw.uniform(low, 1) for _ in ids) for low in (-1, 0.1))
+        segments.append(TrainSegment(segment, advantages, weights))
+    return StepBatch(tuple(segments))
+
+
+def looped(model: Any, before: Any, reference: Any, batch: StepBatch) -> tuple[Tensor, int]:
+    """The loss token by token, as docs/credit-and-loss.md has it, and how many weights were truncated."""
+    total, truncated = torch.zeros((), dtype=torch.float64), 0
+    for item in batch.segments:
+        ids = list(item.segment.token_ids)
+        for t, trained in enumerate(item.segment.loss_mask):
+            if not trained:
+                continue
+            new = distribution(model, ids[:t])
+            with torch.no_grad():
+                old = float(distribution(before, ids[:t])[ids[t]])
+                anchor = float(distribution(reference, ids[:t])[ids[t]])
+            advantage, ratio = item.advantages[t], torch.exp(new[ids[t]] - old)
+            loss = -advantage * ratio
+            if (advantage > 0 and ratio > 1.28) or (advantage < 0 and ratio < 0.8):
+                loss = torch.tensor(-advantage * (1.28 if advantage > 0 else 0.8), dtype=torch.float64)
+            if advantage < 0 and ratio > 3.0:
+                loss = torch.tensor(-advantage * 3.0, dtype=torch.float64)
+            importance = math.exp(old - item.segment.logprobs[t])
+            truncated += importance > 1.3
+            gap = anchor - new[ids[t]]
+            loss = loss * min(importance, 1.3) + 0.01 * (torch.exp(gap) - gap - 1) + 0.003 * (new.exp() * new).sum()
+            total = total + item.weights[t] * loss
+    return total, truncated
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_truncated_importance_sampling_of_stale_batches_equals_the_loops(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over both optimiser steps of a batch: the old side of the ratio is that of the weights before the first."""
+    sampled_with = exact(build_llama(VOCAB, hidden_size=16, intermediate_size=24))
+    start = moved(sampled_with, 0.02 * ahead)
+    model, draw = copy.deepcopy(start), random.Random(ahead)
+    batches = [sampled_by(sampled_with, draw) for _ in range(2)]
+    optim = OptimConfig(learning_rate=1e-2, weight_decay=0.0, max_grad_norm=None)
+    learner = ForestLearner(model, optim=optim, loss=LOSS, micro_batch_tokens=20)
+    truncated, applied = 0, learner.apply
+
+    def compared(stats: Any) -> Any:
+        nonlocal truncated
+        now = copy.deepcopy(model)
+        ours = {name: p.grad for name, p in model.named_parameters()}
+        now.zero_grad()
+        loss, count = looped(now, start, start, batches[learner.version])
+        loss.backward()
+        assert stats.loss == pytest.approx(loss.item(), abs=1e-12)
+        for name, p in now.named_parameters():
+            assert torch.allclose(p.grad, ours[name], atol=1e-12, rtol=0), name
+        truncated += count
+        return applied(stats)
+
+    monkeypatch.setattr(learner, "apply", compared)
+    learner.update(batches)
+    assert learner.version == 2
+    assert truncated > 0
+
+
+def test_completions_name_the_weights_that_sampled_them(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recomputed by transformers from the checkpoint of that version: sampling beside learning mixes no weights."""
+    (tmp_path / "sums.py").write_text("def ids(problem, trajectory):\n    return float(len(str(trajectory)) % 7)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps, run = 3, tmp_path / "run"
+    train = {"steps": steps, "ahead": 1, "keep_checkpoints": steps, "group_size": 4}
+    rest = {"optim": {"learning_rate": 0.01}, "reward": {"name": "sums:ids", "unsupported_penalty": 0.0}}
+    overrides = small_run(tiny_model_folder, **train) | rest
+    palimpsest.train("memagent-quickstart", overrides, out=run)
+    folders = {0: tiny_model_folder}
+    for saved in sorted((run / "checkpoints").iterdir()):
+        folders[json.loads((saved / "learner" / "learner.json").read_text())["version"]] = saved
+    assert sorted(folders) == [0, 1, 2, 3]
+    models = {v: AutoModelForCausalLM.from_pretrained(f, attn_implementation="eager") for v, f in folders.items()}
+    for step, version in ((1, 0), (2, 0), (3, 1)):
+        groups = read_groups(run / "trajectories" / f"step-{step:06d}.jsonl.zst").groups
+        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+        for turn in turns:
+            done = turn.completion
+            assert (done.policy_version, done.last_policy_version) == (version, version)
+            assert gap(models[version], turn) < 1e-4 < min(gap(models[v], turn) for v in models if v != version)
+
+
+def gap(model: Any, turn: Any) -> float:
+    """Largest distance of a turn's log-probabilities to those of `model`, in nats."""
+    ids = torch.tensor([[*turn.prompt_ids, *turn.completion.token_ids]])
+    with torch.no_grad():
+        nats = model(ids).logits[0].log_softmax(-1)[len(turn.prompt_ids) - 1 : -1]
+    ours = torch.tensor(turn.completion.logprobs)
+    return float((nats.gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0] - ours).abs().max())
