@@ -57,17 +57,76 @@ _UNGRADABLE = frozenset({Outcome.SAMPLER_FAILED, Outcome.TIMED_OUT, Outcome.POLI
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """One of several that are asked about what was read once."""
+
+    text: str
+    answers: tuple[str, ...]
+    """One or more golds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its gold answers."""
+    """One question with its gold answers, or several (`Problem.asking`) that one reading has to serve."""
 
     id: str
     question: str
+    """Of several: all of them, numbered, one a line; what an agent reads with."""
     answers: tuple[str, ...]
-    """One or more golds; any of them is right unless the reward says otherwise."""
+    """One or more golds; any of them is right unless the reward says otherwise. Of several questions: those of all."""
     context: str | None = None
     """The long document; None for search problems."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the data knows besides, e.g. `evidence` (texts an answer needs), `num_docs`, `hops`."""
+    questions: tuple[Question, ...] = ()
+    """Two or more, each answered from the same memory; empty where `question` is the only one."""
+
+    def __post_init__(self) -> None:
+        if self.questions and (self.question, self.answers) != _together(self.questions):
+            raise ValueError(f"problem {self.id}: make a problem of several questions with Problem.asking")
+
+    @classmethod
+    def asking(
+        cls,
+        id: str,
+        questions: Sequence[Question],
+        context: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Problem:
+        """A problem of these questions; of one alone, a plain problem. Raises ValueError if there is none.
+
+        >>> problem = Problem.asking("p", [Question("Who ran?", ("Anna",)), Question("Where?", ("Rome", "Roma"))])
+        >>> problem.question, problem.answers
+        ('1. Who ran?\\n2. Where?', ('Anna', 'Rome', 'Roma'))
+        """
+        asked = tuple(questions)
+        if not asked:
+            raise ValueError(f"problem {id}: needs at least one question")
+        if len(asked) == 1:
+            return cls(id, asked[0].text, asked[0].answers, context, metadata or {})
+        return cls(id, *_together(asked), context, metadata or {}, asked)
+
+    @property
+    def by_question(self) -> tuple[Problem, ...]:
+        """A problem of each question alone, with the same id; itself where it asks one."""
+        if not self.questions:
+            return (self,)
+        return tuple(Problem(self.id, one.text, one.answers, self.context, self.metadata) for one in self.questions)
+
+
+def numbered(texts: Iterable[str]) -> str:
+    """One a line, numbered from 1.
+
+    >>> numbered(["Who\\nran?", "Where?"])
+    '1. Who ran?\\n2. Where?'
+    """
+    return "\n".join(f"{number}. {' '.join(text.split())}" for number, text in enumerate(texts, 1))
+
+
+def _together(questions: Sequence[Question]) -> tuple[str, tuple[str, ...]]:
+    """The texts as one, and the golds of all."""
+    golds = dict.fromkeys(gold for one in questions for gold in one.answers)
+    return numbered(one.text for one in questions), tuple(golds)
 
 
 Span = tuple[int, int]
@@ -200,8 +259,10 @@ class Trajectory:
     turns: tuple[Turn, ...]
     outcome: Outcome
     answer: str | None = None
-    """Decoded text of the answer turn, None if the episode never got there."""
+    """Decoded text of the answer turn, None if the episode never got there. Of several questions: all, numbered."""
     events: tuple[Event, ...] = ()
+    answers: tuple[str | None, ...] = ()
+    """[questions] the answer to each of several; empty for a problem of one, and where the episode never got there."""
 
 
 @dataclass(frozen=True, slots=True)

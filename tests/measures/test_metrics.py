@@ -162,7 +162,7 @@ def test_every_rollout_of_a_group_is_measured() -> None:
     assert memory_metrics(played, CODEC)["copy_fidelity"] == 0.25
 
 
-class NotesPolicy:
+class NotesPolicy(MemoryPolicy):
     """A user's: the program appends each reply to notes; turns are called what it likes."""
 
     async def run(self, problem: Problem, model: Any) -> Answered:

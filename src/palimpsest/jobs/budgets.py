@@ -14,6 +14,7 @@ from typing import Any
 from palimpsest.config.load import load_recipe
 from palimpsest.config.options import options_of
 from palimpsest.config.schema import PolicyConfig
+from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
@@ -30,7 +31,7 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
     chosen = PolicyConfig(name=config.name, options=options)
     known = options_of(policy_class(config.name))
     if "question_tokens" in known and "question_tokens" not in config.options:
-        longest = max((len(codec.encode(problem.question)) for problem in problems), default=0)
+        longest = max((question_length(problem, codec) for problem in problems), default=0)
         chosen = _with(chosen, question_tokens=max(longest, _value(chosen, "question_tokens")))
     if "chunk_size" in known and "chunk_size" not in config.options:
         over = build_policy(chosen).required_context(codec) - max_context

@@ -129,7 +129,8 @@ def _fingerprint(problems: Sequence[Problem]) -> str:
     """Of what is asked and read."""
     digest = hashlib.sha256()
     for problem in problems:
-        digest.update(repr((problem.id, problem.question, problem.answers, problem.context)).encode())
+        several = (problem.questions,) if problem.questions else ()
+        digest.update(repr((problem.id, problem.question, problem.answers, problem.context, *several)).encode())
     return digest.hexdigest()[:16]
 
 

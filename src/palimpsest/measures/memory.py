@@ -17,7 +17,7 @@ of one episode, `memory_metrics`; in training's metrics the names stand under me
 
 Evidence: where every text of `metadata["evidence"]` is a single sentence, each must stand in the memory. Where one is
 longer (the gold paragraphs of HotpotQA), nobody would keep it word for word: the memory then must hold one of the
-gold answers, which says nothing, and is not measured, for yes/no questions.
+gold answers, which says nothing, and is not measured, for yes/no questions. Of several questions it is the mean.
 
 Not covered: memories that keep a fact in other words. `evidence_retention` and `copy_fidelity` compare text (without
 regard to case and white space), so they are lower bounds for a model that paraphrases.
@@ -155,10 +155,15 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
         return None
     if all(len(sentences(text)) == 1 for text in evidence):
         return retained_share(evidence, memory)
+    text = flat(memory)
+    return _mean(_holds_gold(asked, text) for asked in problem.by_question)
+
+
+def _holds_gold(problem: Problem, flat_memory: str) -> float | None:
+    """Whether one of a single question's golds stands in the memory; None for a yes/no question."""
     if any(flat(answer) in _CHOICES for answer in problem.answers):
         return None
-    text = flat(memory)
-    return float(any(stands_in(flat(answer), text) for answer in problem.answers))
+    return float(any(stands_in(flat(answer), flat_memory) for answer in problem.answers))
 
 
 def retained_share(evidence: Sequence[str], memory: str) -> float:

@@ -99,7 +99,7 @@ class GatedPolicy(TaggedPolicy):
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read until the exit gate opens or the document ends, then answer."""
         codec = model.codec
-        read, answer = self.templates(codec)
+        read, _ = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(self.texts.empty_memory)
         chunks = self.document_chunks(document, model)
@@ -112,8 +112,7 @@ class GatedPolicy(TaggedPolicy):
             if decision.exit and self.early_exit:
                 model.event(ReadingEnded(index, unread=len(chunks) - index - 1))
                 break
-        prompt = answer.fill({"question": question, "memory": memory})
-        return await self.answer(prompt, model)
+        return await self.answer(problem, {"memory": memory}, model)
 
     def _decide(self, completion: Completion, model: Model) -> Decision:
         decision = read_gates(completion.token_ids, model.codec)

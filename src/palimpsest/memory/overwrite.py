@@ -6,6 +6,9 @@ Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defa
     for each chunk:  memory = model(question, memory, chunk)      # the whole response overwrites
     answer = model(question, memory)                              # no document in sight
 
+Of a problem that asks several questions, all of them stand in the reading prompts, and each is answered in a turn of
+its own from the last memory.
+
 Differences from the authors' code, each on purpose: the memory enters the next prompt as the ids that were sampled
 (only control ids are taken out, wherever the model put them), document tokens equal to the padding id are kept, the
 answer turn has its own budget, episodes do not wait for each other, an empty document is an outcome.
@@ -28,7 +31,7 @@ from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, c
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
-from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
+from palimpsest.types import Completion, Outcome, Problem, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,11 @@ class Document:
 class OverwritePolicy(MemoryPolicy):
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
+    answers_questions: ClassVar[bool] = True
     prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT}
     chunk_size: int = 5000
     question_tokens: int = 1024
-    """A longer question is refused when its data is loaded."""
+    """A longer question is refused when its data is loaded; of several, all together."""
     memory_tokens: int = 1024
     answer_tokens: int = 1024
     max_chunks: int | None = None
@@ -192,20 +196,26 @@ class OverwritePolicy(MemoryPolicy):
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec = model.codec
-        read, answer = self.templates(codec)
+        read, _ = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(self.texts.empty_memory)
         for index, chunk in enumerate(self.document_chunks(document, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)
             memory = self._next_memory(memory, completion, model)
-        prompt = answer.fill({"question": question, "memory": memory})
-        return await self.answer(prompt, model)
+        return await self.answer(problem, {"memory": memory}, model)
 
-    async def answer(self, prompt: Prompt, model: Model) -> Answered:
-        """The last turn."""
-        completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens)
-        return answered(completion, model.codec)
+    async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
+        """The last turn; of several questions a turn each, all from the same `values` of the other slots."""
+        codec = model.codec
+        _, template = self.templates(codec)
+        answers = []
+        for number, asked in enumerate(problem.by_question):
+            prompt = template.fill({"question": codec.encode(asked.question), **values})
+            notes: dict[str, Any] = {"question": number} if problem.questions else {}
+            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
+            answers.append(answered(completion, codec))
+        return Answered.all(answers) if problem.questions else answers[0]
 
     def _next_memory(self, memory: list[int], completion: Completion, model: Model) -> list[int]:
         written = list(model.codec.strip_stop(completion.token_ids))
@@ -216,13 +226,19 @@ class OverwritePolicy(MemoryPolicy):
 
 
 def admit_question(problem: Problem, codec: Codec, budget: int) -> None:
-    """Raise DataError for a question of more than `budget` tokens."""
-    length = len(codec.encode(problem.question))
+    """Raise DataError for a question of more than `budget` tokens, or several that have more together."""
+    length = question_length(problem, codec)
     if length > budget:
+        asked = f"{len(problem.questions)} questions have" if problem.questions else "question has"
         raise DataError(
-            f"problem {problem.id}: its question has {length} tokens, policy.options.question_tokens={budget}; "
+            f"problem {problem.id}: its {asked} {length} tokens, policy.options.question_tokens={budget}; "
             f"raise that budget or drop the problem"
         )
+
+
+def question_length(problem: Problem, codec: Codec) -> int:
+    """Tokens of the longest text that stands in a question slot: all questions, or a single one."""
+    return max(len(codec.encode(text)) for text in (problem.question, *(one.text for one in problem.questions)))
 
 
 def answered(completion: Completion, codec: Codec) -> Answered:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol
 from palimpsest.events import What
 from palimpsest.memory.parts.prompts import Wording
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Outcome, Problem
+from palimpsest.types import Completion, Outcome, Problem, numbered
 
 
 class Model(Protocol):
@@ -64,6 +64,19 @@ class Answered:
     text: str | None
     """Decoded answer, None if there is none."""
     outcome: Outcome = Outcome.ANSWERED
+    answers: tuple[str | None, ...] = ()
+    """[questions] one a question, of a problem that asks several; empty where it asks one, or nothing was answered."""
+
+    @classmethod
+    def all(cls, each: Sequence[Answered]) -> Answered:
+        """The end of an episode that answered several questions, from the answer to each.
+
+        >>> Answered.all([Answered("Anna"), Answered("Ro", Outcome.ANSWER_TRUNCATED)])
+        Answered(text='1. Anna\\n2. Ro', outcome=<Outcome.ANSWER_TRUNCATED: 'answer_truncated'>, answers=('Anna', 'Ro'))
+        """
+        outcomes = [one.outcome for one in each]
+        outcome = next((other for other in outcomes if other is not Outcome.ANSWERED), Outcome.ANSWERED)
+        return cls(numbered(one.text or "" for one in each), outcome, tuple(one.text for one in each))
 
 
 class MemoryPolicy(ABC):
@@ -73,6 +86,9 @@ class MemoryPolicy(ABC):
 
     reads_documents: ClassVar[bool] = True
     """False: it finds out what it needs to know, with tools say, and takes problems that have no document."""
+
+    answers_questions: ClassVar[bool] = False
+    """True: it answers each of `Problem.questions` from what it read once; False: problems of several are refused."""
 
     reward: ClassVar[str | None] = None
     """The `reward.name` that reads the form of answer its prompts ask for, where nobody names one; None: any does."""

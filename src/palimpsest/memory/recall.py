@@ -150,7 +150,7 @@ class RecallPolicy(TaggedPolicy):
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec, prompts = model.codec, self.texts
-        read, answer = self.templates(codec)
+        read, _ = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
         memory, recalled = codec.encode(prompts.empty_memory), None
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
@@ -162,8 +162,7 @@ class RecallPolicy(TaggedPolicy):
             reply = self._read_reply(completion, model)
             recalled = self._look_back(reply, problem.question, history, model)
             memory = self._next(memory, reply, index, history, model)
-        values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
-        return await self.answer(answer.fill(values), model)
+        return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model) -> RecallReply | None:
         """The reply's parts, None if it's malformed."""

@@ -62,6 +62,8 @@ def admit_all(policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, m
     documents = []
     for problem in problems:
         documents.append(problem.context is not None)
+        if problem.questions and not policy.answers_questions:
+            raise _asks_several(problem, name)
         policy.admit(problem, codec)
     if documents and policy.reads_documents and not any(documents):
         searching = [name for name, cls in POLICIES.items() if not cls.reads_documents]
@@ -69,3 +71,12 @@ def admit_all(policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, m
             f"policy.name: {name} reads documents and these problems have none; to let the agent search for them "
             f"choose one of {', '.join(searching)} (a policy of your own that needs none says reads_documents = False)"
         )
+
+
+def _asks_several(problem: Problem, name: str) -> ConfigError:
+    able = [name for name, cls in POLICIES.items() if cls.answers_questions]
+    return ConfigError(
+        f"policy.name: {name} answers one question and problem {problem.id} asks {len(problem.questions)}; choose one "
+        f"of {', '.join(able)}, or give each question a row of its own (a policy of your own that answers them all "
+        "says answers_questions = True)"
+    )

@@ -5,13 +5,13 @@ by Jaccard's measure, is appended to the memory. Our reading: it is appended in 
 the last one alone (`look_up: answer`); one that is the present memory already is not appended.
 
 Guaranteed: a prompt never exceeds `required_context`, which holds two memories.
-Not covered: an agent that chooses its query; that is memory/recall.py.
+Not covered: an agent that chooses its query; that is memory/recall.py. Several questions on one reading.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from palimpsest.events import PastShown
 from palimpsest.memory.overwrite import Document, OverwritePolicy
@@ -25,6 +25,7 @@ from palimpsest.types import Problem, Prompt
 class RetrievalPolicy(OverwritePolicy):
     """Options of `overwrite`, and how it looks back; all lengths in tokens."""
 
+    answers_questions: ClassVar[bool] = False
     retriever: Retriever = "jaccard"
     """`jaccard`: the published baseline's; `words`, `tfidf`, `bm25`."""
     min_similarity: float | None = 0.0
@@ -39,7 +40,7 @@ class RetrievalPolicy(OverwritePolicy):
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         """Read every chunk, then answer."""
         codec = model.codec
-        read, answer = self.templates(codec)
+        read, _ = self.templates(codec)
         question = codec.encode(problem.question)
         memory = codec.encode(self.texts.empty_memory)
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
@@ -51,8 +52,7 @@ class RetrievalPolicy(OverwritePolicy):
                 history.add(index - 1, memory, codec.decode(memory))
             memory = self._next_memory(memory, completion, model)
         past = self._past(problem.question, memory, history, model)
-        prompt = answer.fill({"question": question, "memory": _both(memory, past)})
-        return await self.answer(prompt, model)
+        return await self.answer(problem, {"memory": _both(memory, past)}, model)
 
     def _past(self, question: str, memory: list[int], history: History, model: Model) -> Prompt:
         """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""

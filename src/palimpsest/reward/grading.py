@@ -4,7 +4,7 @@
     Layer     takes a grade further: rewards of single turns, penalties
 
 So only what waits is a coroutine, and a layer is written and tested without one. They are put together in
-`reward/compose.py`.
+`reward/compose.py`. Whoever wants a grade asks `graded`, so that graders and layers see one question at a time.
 
 Guaranteed: the event loop goes on while a grade is awaited; an error of a shipped grader comes out as itself.
 Not covered: a shipped grader that blocks; it would hold up every episode. A user's own may (`reward/own.py`).
@@ -12,10 +12,12 @@ Not covered: a shipped grader that blocks; it would hold up every episode. A use
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Coroutine
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
+from palimpsest.reward.questions import by_question, mean_grade
 from palimpsest.types import Grade, Problem, Trajectory
 
 T = TypeVar("T")
@@ -38,9 +40,22 @@ class Layer(Protocol):
 
 
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
-    """The grade, awaited where it has to be."""
+    """The grade, awaited where it has to be; of several questions, the mean of theirs (reward/questions.py)."""
+    if problem.questions:
+        return await _graded_by_question(grader, problem, trajectory)
     grade = grader.grade(problem, trajectory)
     return await grade if isawaitable(grade) else grade
+
+
+async def _graded_by_question(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
+    grades = await asyncio.gather(
+        *(graded(grader, asked, answered) for asked, answered in by_question(problem, trajectory)),
+        return_exceptions=True,  # all have ended before an error comes out
+    )
+    for failure in grades:
+        if isinstance(failure, BaseException):
+            raise failure
+    return mean_grade([grade for grade in grades if isinstance(grade, Grade)])
 
 
 async def close(grader: object) -> None:

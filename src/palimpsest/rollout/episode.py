@@ -144,6 +144,7 @@ async def play(
         outcome=answered.outcome,
         answer=answered.text,
         events=tuple(recorder.events),
+        answers=answered.answers,
     )
 
 
@@ -159,7 +160,7 @@ async def _ending(
     try:
         async with limit:
             recorder.prepared = prepare()
-            return _ended(await policy.run(problem, recorder))
+            return _ended(await policy.run(problem, recorder), problem)
     except PromptTooLong as error:
         recorder.event(PromptOverflowed(str(error)))
         return Answered(None, Outcome.OUT_OF_CONTEXT)
@@ -175,7 +176,7 @@ async def _ending(
         return Answered(None, Outcome.POLICY_FAILED)
 
 
-def _ended(answered: Any) -> Answered:
+def _ended(answered: Any, problem: Problem) -> Answered:
     """`answered`, or TypeError if a policy of another's making returned something else."""
     if not isinstance(answered, Answered):
         raise TypeError(f"run() must return Answered, returned {type(answered).__name__}")
@@ -183,4 +184,8 @@ def _ended(answered: Any) -> Answered:
         raise TypeError(f"Answered.text must be a string or None, is {type(answered.text).__name__}")
     if not isinstance(answered.outcome, Outcome):
         raise TypeError(f"Answered.outcome must be an Outcome, is {answered.outcome!r:.60}")
+    if answered.answers and len(answered.answers) != len(problem.questions):
+        raise TypeError(f"Answered.answers holds {len(answered.answers)}, the problem asks {len(problem.questions)}")
+    if problem.questions and answered.text is not None and not answered.answers:
+        raise TypeError(f"Answered.answers is empty, the problem asks {len(problem.questions)} questions")
     return answered

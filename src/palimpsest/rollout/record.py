@@ -17,7 +17,8 @@ Tuples inside notes, details and metadata come back as lists, sets as sorted one
              "spans": {"memory": [12, 40], "section": [44, 300], "result:p2d33w": [310, 402], ...}}
     event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
 
-A field that is added later is written where it is set and read with a default: no new format for that.
+A field that is added later is written where it is set and read with a default: no new format for that. Where a problem
+asks several questions it has `questions`, and the line `answers`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,18 @@ from palimpsest.errors import DataError
 from palimpsest.events import Event, event_of
 from palimpsest.rollout.record_format_1 import as_format_2
 from palimpsest.text.storable import storable
-from palimpsest.types import Completion, Grade, Group, Outcome, Problem, SpanReward, StopReason, Trajectory, Turn
+from palimpsest.types import (
+    Completion,
+    Grade,
+    Group,
+    Outcome,
+    Problem,
+    Question,
+    SpanReward,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 FORMAT = 2
 _LEVEL = 3
@@ -71,6 +83,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
             {"kind": event.kind, "before_turn": event.before_turn, "detail": dict(event.detail)}
             for event in trajectory.events
         ],
+        **({"answers": list(trajectory.answers)} if trajectory.answers else {}),
     }
 
 
@@ -84,6 +97,7 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
         outcome=Outcome(data["outcome"]),
         answer=data["answer"],
         events=tuple(Event(event_of(each["kind"], each["detail"]), each["before_turn"]) for each in data["events"]),
+        answers=tuple(data.get("answers", ())),
     )
 
 
@@ -163,7 +177,17 @@ def _problem_to_json(problem: Problem) -> dict[str, Any]:
         "question": problem.question,
         "answers": list(problem.answers),
         "metadata": dict(problem.metadata),
+        **({"questions": [_question_to_json(one) for one in problem.questions]} if problem.questions else {}),
     }
+
+
+def _question_to_json(question: Question) -> dict[str, Any]:
+    return {"question": question.text, "answers": list(question.answers)}
+
+
+def _problem_from_json(data: Mapping[str, Any]) -> Problem:
+    questions = tuple(Question(one["question"], tuple(one["answers"])) for one in data.get("questions", ()))
+    return Problem(data["id"], data["question"], tuple(data["answers"]), None, data["metadata"], questions)
 
 
 def group_lines(group: Group) -> bytes:
@@ -277,7 +301,7 @@ def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
         head = rows[0]["problem"]
         if not isinstance(head["answers"], list):
             raise TypeError(f"answers must be a list, is {head['answers']!r:.60}")
-        problem = Problem(head["id"], head["question"], tuple(head["answers"]), None, head["metadata"])
+        problem = _problem_from_json(head)
         rows = [as_format_2(row) if row["format"] == 1 else row for row in rows]
         trajectories = tuple(trajectory_from_json(row) for row in rows)
         return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
