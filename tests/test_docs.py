@@ -183,7 +183,7 @@ def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: 
     file.write_text(f"[{text}]", "utf-8")
     assert recognise(next(read_rows(file))).name == format
     (problem,) = read_problems(file)
-    assert problem.question == "Who wrote it?"
+    assert problem.by_question[0].question == "Who wrote it?"
     assert "Mary Shelley" in problem.answers
     assert format == "memact" or "Frankenstein" in (problem.context or "")  # MemAct's answers are searched for
 

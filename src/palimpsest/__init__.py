@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from palimpsest.types import Group as Group
     from palimpsest.types import Outcome as Outcome
     from palimpsest.types import Problem as Problem
+    from palimpsest.types import Question as Question
     from palimpsest.types import StopReason as StopReason
     from palimpsest.types import Trajectory as Trajectory
     from palimpsest.types import Turn as Turn
@@ -58,7 +59,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "memory.policy": ("Answered", "MemoryPolicy", "Model"),
     "text.codec": ("Codec",),
     "tools.tool": ("Tool",),
-    "types": ("Completion", "Grade", "Group", "Outcome", "Problem", "StopReason", "Trajectory", "Turn"),
+    "types": ("Completion", "Grade", "Group", "Outcome", "Problem", "Question", "StopReason", "Trajectory", "Turn"),
 }
 _HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
 

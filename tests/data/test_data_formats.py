@@ -9,7 +9,7 @@ import pytest
 
 from palimpsest.data.problems import read_corpus, read_problems, read_records, write_eval_file, write_problems
 from palimpsest.errors import DataError
-from palimpsest.types import Problem
+from palimpsest.types import Problem, Question
 
 PARAGRAPHS = [
     ["Oslo", ["Oslo lies on a fjord.", " It is the capital of Norway."]],
@@ -302,3 +302,57 @@ def test_a_limit_reads_no_further_than_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_text('{"question": "q", "answers": ["a"]}\n{"question": "q", "answers": ["a"]}\n{"cut')
     assert len(list(read_problems(path, limit=2))) == 2
+
+
+SEVERAL = {
+    "id": "d",
+    "context": "C",
+    "questions": [{"question": "Who?", "answers": ["A", "B"]}, {"question": "Where?", "answers": "R"}],
+}
+
+
+def test_rows_of_one_and_of_several_questions_are_read_and_written_alike(tmp_path: Path) -> None:
+    single = {"id": "s", "context": "C", "question": "Who?", "answers": ["A"]}
+    alone = {"id": "a", "context": "C", "questions": [{"question": "Who?", "answers": ["A"]}]}
+    problems = list(read_problems(save(tmp_path / "mine.jsonl", [SEVERAL, single, alone])))
+    asked = (Question("Who?", ("A", "B")), Question("Where?", ("R",)))
+    assert problems == [
+        Problem.asking("d", asked, "C"),
+        Problem("s", "Who?", ("A",), "C"),
+        Problem("a", "Who?", ("A",), "C"),
+    ]
+    write_problems(tmp_path / "again.jsonl", problems)
+    assert list(read_problems(tmp_path / "again.jsonl")) == problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"questions": []}, r"questions must be a list of objects with question and answers, is \[\]"),
+        ({"questions": "Who?"}, "questions must be a list of objects .* is 'Who.'"),
+        ({"questions": ["Who?"]}, r"questions\[0\] must be an object with 'question', is 'Who.'"),
+        ({"questions": [{"question": "Who?"}]}, r"questions\[0\]\.answers is missing"),
+        ({"questions": [{"question": "Who?", "answer": ["A"]}]}, r"questions\[0\]\.answers is missing.*answer"),
+        ({"questions": [{"question": " ", "answers": ["A"]}]}, r"questions\[0\]\.question is empty"),
+        ({"questions": [{"question": "Who?", "answers": []}]}, r"questions\[0\]\.answers is empty"),
+        ({"questions": [{"question": "Who?", "answers": [3]}]}, r"questions\[0\]\.answers\[0\] must be a string"),
+        ({"question": "Who?"}, "has both questions and question"),
+        ({"answers": ["A"]}, "has both questions and answers"),
+        (
+            {"metadata": {"objectives": [{"name": "Q1", "question": "Who?", "answers": ["A"]}]}},
+            "has both questions and metadata.objectives",
+        ),
+    ],
+)
+def test_questions_in_another_shape_are_refused_with_file_row_and_key(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path / "mine.jsonl", [SEVERAL, SEVERAL | {"id": "e"} | changes])
+    with pytest.raises(DataError, match=rf"mine\.jsonl.*2.*: {says}"):
+        list(read_problems(path))
+
+
+def test_an_evaluation_file_as_published_takes_no_problem_of_several_questions(tmp_path: Path) -> None:
+    problems = read_problems(save(tmp_path / "mine.jsonl", [SEVERAL]))
+    with pytest.raises(DataError, match="problem d: asks 2 questions, a row of this file asks one"):
+        write_eval_file(tmp_path / "eval.json", problems)

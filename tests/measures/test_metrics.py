@@ -13,7 +13,7 @@ from palimpsest.events import EmptyMemoryKept, Event
 from palimpsest.measures.memory import evidence_retention, memory_metrics, memory_steps
 from palimpsest.measures.texts import Texts, flat, sentences, stands_in
 from palimpsest.measures.trace import last_memory, readings
-from palimpsest.memory.policy import Answered
+from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.rollout.episode import play
 from palimpsest.training.metrics import group_metrics
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn

@@ -22,7 +22,7 @@ from typing import Any
 from palimpsest.data.placing import Order, ordered, room, spaced
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
-from palimpsest.types import Problem
+from palimpsest.types import Problem, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Record:
     """Those of `paragraphs` that an answer needs, in the file's order (of reasoning, as published); empty where it
     doesn't say."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    questions: tuple[Question, ...] = ()
+    """As in a problem."""
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -105,7 +107,7 @@ def assemble(
     """
     if record.paragraphs is None:
         check_fixed(record, documents)
-        return Problem(record.id, record.question, record.answers, record.context, record.metadata)
+        return Problem(record.id, record.question, record.answers, record.context, record.metadata, record.questions)
     paragraphs = record.paragraphs
     if documents is not None:
         rng = keyed_random(seed, "documents", record.id)
@@ -118,7 +120,7 @@ def assemble(
         "evidence": record.gold,
         "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
     }
-    return Problem(record.id, record.question, record.answers, document_block(paragraphs), metadata)
+    return Problem(record.id, record.question, record.answers, document_block(paragraphs), metadata, record.questions)
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError, nearest
 from palimpsest.text.storable import valid
+from palimpsest.types import Question
 
 
 def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
@@ -60,3 +61,28 @@ def user_message(row: Row, value: Any, name: str) -> str:
 def rest(row: Row, *used: str) -> dict[str, Any]:
     """The row's other fields, for metadata."""
     return {key: value for key, value in row.values.items() if key not in used and value is not None}
+
+
+def questions(row: Row, metadata: Mapping[str, Any]) -> list[Question]:
+    """The one question of a row, or the several of `questions`."""
+    listed = row.values.get("questions")
+    if listed is None:
+        return [_question(row, row.values)]
+    for other in ("question", "answers"):
+        if row.values.get(other) is not None:
+            raise DataError(f"{row.where}: has both questions and {other}; put {other} into questions or leave it out")
+    if metadata.get("objectives"):
+        raise DataError(f"{row.where}: has both questions and metadata.objectives; leave one of them out")
+    if not isinstance(listed, list) or not listed:
+        raise DataError(
+            f"{row.where}: questions must be a list of objects with question and answers, is {listed!r:.60}"
+        )
+    return [_question(row, each, f"questions[{number}]") for number, each in enumerate(listed)]
+
+
+def _question(row: Row, values: Any, inside: str = "") -> Question:
+    names = {key: f"{inside}.{key}" if inside else key for key in ("question", "answers")}
+    return Question(
+        text(row, get(row, values, "question", inside), names["question"]),
+        golds(row, get(row, values, "answers", inside), names["answers"]),
+    )

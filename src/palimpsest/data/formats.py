@@ -7,7 +7,7 @@
     memagent_eval  MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
     ruler          RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
     vime           vime JSONL: prompt, label, metadata{context, ground_truth}
-    palimpsest     our own: question, answers, and optionally id, context, metadata
+    palimpsest     our own: question and answers, or questions; optionally id, context, metadata
 
 Guaranteed: a row either becomes a record with a question and at least one gold, neither blank, or raises DataError.
 Not covered: whether the context holds the answer.
@@ -24,6 +24,7 @@ from palimpsest.data import fields, objectives
 from palimpsest.data.assemble import Corpus, Record
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError, nearest
+from palimpsest.types import Problem
 
 INVALID_QUESTION = "the question is invalid."
 """Gold of MemAct's questions without an answer: in 45 of the 2,048 training rows, in 14 of the 512 for validation."""
@@ -37,6 +38,8 @@ class Format:
     needs: tuple[str, ...]
     parse: Callable[[Row, str], Record]
     """(row, id to use where the row has none) to record."""
+    instead: str | None = None
+    """A column that does in place of all of them."""
 
 
 def hotpotqa(row: Row, fallback: str) -> Record:
@@ -264,12 +267,15 @@ def palimpsest(row: Row, fallback: str) -> Record:
     context, metadata = row.values.get("context"), row.values.get("metadata") or {}
     if not isinstance(metadata, Mapping):
         raise DataError(f"{row.where}: metadata must be an object, is {metadata!r:.60}")
+    name = fields.identity(row, fallback)
+    asked = Problem.asking(name, fields.questions(row, metadata))
     return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, row.values, "question"), "question"),
-        answers=fields.golds(row, fields.get(row, row.values, "answers"), "answers"),
+        id=name,
+        question=asked.question,
+        answers=asked.answers,
         context=None if context is None else fields.text(row, context, "context", blank=True),
         metadata=metadata,
+        questions=asked.questions,
     )
 
 
@@ -283,7 +289,7 @@ FORMATS = {
         Format("memagent_eval", ("input", "context", "answers"), memagent_eval),
         Format("ruler", ("input", "context", "outputs"), ruler),
         Format("vime", ("prompt", "label", "metadata"), vime),
-        Format("palimpsest", ("question", "answers"), palimpsest),
+        Format("palimpsest", ("question", "answers"), palimpsest, instead="questions"),
     )
 }
 
@@ -311,7 +317,8 @@ def require(format: Format, row: Row) -> None:
 
 
 def missing(format: Format, columns: Iterable[str]) -> list[str]:
-    return [name for name in format.needs if name not in columns]
+    columns = set(columns)
+    return [] if format.instead in columns else [name for name in format.needs if name not in columns]
 
 
 def _likeness(format: Format, columns: Iterable[str]) -> float:

@@ -61,13 +61,13 @@ class Inspection:
     documents: Quantiles | None
     """Documents per context, where the data says."""
     golds: dict[int, int]
-    """Problems by their number of gold answers."""
+    """Questions by their number of gold answers."""
     objectives: dict[int, int]
     """Problems by the number of questions they ask."""
     invalid: int
     """Problems with a gold that says a question has no answer (MemAct's)."""
     gold_in_context: int
-    """Problems whose context holds a gold answer verbatim, case aside (a yes/no answer may be in any)."""
+    """Problems whose context holds a gold of each question verbatim, case aside (a yes/no answer may be in any)."""
     evidence: tuple[int, ...]
     """[BINS] pieces of evidence by where they begin in their context; all 0 where the data names none."""
     evidence_lost: int
@@ -109,15 +109,16 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     for problem in problems:
         sample = sample or problem
         questions.append(len(problem.question))
-        golds[len(problem.answers)] += 1
-        asked[objective_count(problem)] += 1
+        golds.update(len(each.answers) for each in problem.by_question)
+        asked[len(problem.questions) or objective_count(problem)] += 1
         invalid += bool(problem.metadata.get("invalid"))
         if isinstance(problem.metadata.get("num_docs"), int):
             documents.append(problem.metadata["num_docs"])
         if problem.context is None:
             continue
         contexts.append(len(problem.context))
-        held += any(gold.lower() in problem.context.lower() for gold in problem.answers)
+        text = problem.context.lower()
+        held += all(any(gold.lower() in text for gold in each.answers) for each in problem.by_question)
         for place in evidence_places(problem):
             if place is None:
                 lost += 1
@@ -174,9 +175,9 @@ def _facts(inspection: Inspection) -> Iterator[str]:
     yield f"problems                {rows:,}"
     if inspection.without_context:
         yield f"without a context       {inspection.without_context:,}"
-    yield f"gold answers a problem  {_spread(inspection.golds)}"
+    yield f"gold answers a question {_spread(inspection.golds)}"
     if max(inspection.objectives) > 1:
-        yield f"objectives a problem    {_spread(inspection.objectives)}"
+        yield f"questions a problem     {_spread(inspection.objectives)}"
     if inspection.invalid:
         yield f"invalid-question golds  {inspection.invalid:,}"
     if rows > inspection.without_context:
@@ -201,8 +202,9 @@ def _histogram(inspection: Inspection) -> Iterator[Text]:
 
 def _worked(inspection: Inspection) -> Text:
     sample = inspection.sample
-    lines = ["", f"first problem ({sample.id})", f"  question  {sample.question}"]
-    lines += [f"  gold      {gold}" for gold in sample.answers]
+    lines = ["", f"first problem ({sample.id})"]
+    for asked in sample.by_question:
+        lines += [f"  question  {asked.question}", *(f"  gold      {gold}" for gold in asked.answers)]
     if sample.context is not None:
         lines.append(f"  context   {_ends(sample.context)}")
     for piece, place in zip(sample.metadata.get("evidence", ()), evidence_places(sample), strict=True):

@@ -5,7 +5,7 @@ A format reads a file into problems. The shipped ones know rows of JSON and parq
 
     Record     with `context`, or with `paragraphs` and `gold` among them, of which contexts of N documents are made
     Problem    with its context as it is
-    a mapping  of our own layout: question, answers, and optionally id, context, metadata
+    a mapping  of our own layout: question, answers (or questions), and optionally id, context, metadata
 
 A class may say by `recognises(path)` which files are its own; others are read by the shipped formats.
 
@@ -28,7 +28,7 @@ from palimpsest.data.assemble import Record
 from palimpsest.data.formats import palimpsest
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError, PalimpsestError
-from palimpsest.types import Problem
+from palimpsest.types import Problem, Question
 
 
 class DataFormat(Protocol):
@@ -107,7 +107,9 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
     if isinstance(item, Mapping):
         record = palimpsest(replace(row, values=dict(item)), fallback)
     elif isinstance(item, Problem):
-        record = Record(item.id, item.question, item.answers, item.context, metadata=item.metadata)
+        record = Record(
+            item.id, item.question, item.answers, item.context, metadata=item.metadata, questions=item.questions
+        )
     elif isinstance(item, Record):
         record = item
     else:
@@ -118,15 +120,24 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
     for text in record.gold:
         if text not in (paragraphs or ()):
             raise DataError(f"{row.where}: gold {text!r:.60} is not among its paragraphs")
+    asked = _asked(record, row)
     return replace(
         record,
         id=fields.text(row, record.id or fallback, "id"),
-        question=fields.text(row, record.question, "question"),
-        answers=fields.golds(
-            row, [record.answers] if isinstance(record.answers, str) else [*record.answers], "answers"
-        ),
+        question=asked.question,
+        answers=asked.answers,
         context=None if record.context is None else fields.text(row, record.context, "context", blank=True),
         paragraphs=paragraphs and tuple(dict.fromkeys(paragraphs)),
         gold=tuple(record.gold),
         metadata=metadata.checked(row, record.metadata),
+        questions=asked.questions,
     )
+
+
+def _asked(record: Record, row: Row) -> Problem:
+    """What is asked, checked."""
+    listed = []
+    for one in record.questions or (Question(record.question, record.answers),):
+        golds = [one.answers] if isinstance(one.answers, str) else [*one.answers]
+        listed.append(Question(fields.text(row, one.text, "question"), fields.golds(row, golds, "answers")))
+    return Problem.asking(record.id, listed)

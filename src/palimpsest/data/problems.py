@@ -146,7 +146,10 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
 
 
 def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
-    """Write MemAgent's and ReMemR1's `eval_{N}.json`: one array of rows. Returns their number."""
+    """Write MemAgent's and ReMemR1's `eval_{N}.json`: one array of rows. Returns their number.
+
+    Raises DataError for a problem of several questions.
+    """
     with files.drafted(Path(path)) as file:
         rows = [_eval_row(index, problem) for index, problem in enumerate(problems)]
         file.write(json.dumps(rows, ensure_ascii=False, allow_nan=False) + "\n")
@@ -155,6 +158,8 @@ def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
 
 def _eval_row(index: int, problem: Problem) -> dict[str, object]:
     """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
+    if problem.questions:
+        raise DataError(f"problem {problem.id}: asks {len(problem.questions)} questions, a row of this file asks one")
     known = problem.metadata
     places = [int(position) - 1 for position in known.get("evidence_positions", ())]
     return {
@@ -174,10 +179,10 @@ def _eval_row(index: int, problem: Problem) -> dict[str, object]:
 
 
 def _as_json(problem: Problem) -> dict[str, object]:
+    asked = [{"question": each.question, "answers": list(each.answers)} for each in problem.by_question]
     return {
         "id": problem.id,
-        "question": problem.question,
-        "answers": list(problem.answers),
+        **({"questions": asked} if problem.questions else asked[0]),
         "context": problem.context,
         "metadata": dict(problem.metadata),
     }

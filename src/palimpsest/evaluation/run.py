@@ -24,6 +24,7 @@ from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import last_memory
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
+from palimpsest.reward.questions import by_question
 from palimpsest.rollout.episode import play
 from palimpsest.rollout.roles import Roles
 from palimpsest.seeding import Key
@@ -222,7 +223,22 @@ def _sample(
         metrics=dict(grade.breakdown),
         measures=measures,
         events=dict(Counter(event.kind for event in trajectory.events)),
+        questions=_questions(problem, trajectory, grade) if problem.questions else [],
     )
+
+
+def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[dict[str, Any]]:
+    """What was asked, is right, was answered, and is worth (None where the episode is ungraded)."""
+    pairs = by_question(problem, trajectory)
+    return [
+        {
+            "question": asked.question,
+            "answers": list(asked.answers),
+            "answer": answered.answer,
+            "value": grade.breakdown.get(f"question_{number}"),
+        }
+        for number, (asked, answered) in enumerate(pairs, 1)
+    ]
 
 
 def _size(problem: Problem) -> int | None:

@@ -53,6 +53,8 @@ class Sample:
     """What the caller measured on the trajectory besides, e.g. copy fidelity."""
     events: dict[str, int] = field(default_factory=dict)
     """Kind of event to number."""
+    questions: list[dict[str, Any]] = field(default_factory=list)
+    """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
 
     @property
     def tokens(self) -> int:

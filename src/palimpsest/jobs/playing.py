@@ -58,6 +58,13 @@ class Episode:
         return self.trajectory.answer
 
     @property
+    def answers(self) -> tuple[str | None, ...]:
+        """One a question: of several in their order, else `answer` alone."""
+        if not self.problem.questions:
+            return (self.answer,)
+        return self.trajectory.answers or (None,) * len(self.problem.questions)
+
+    @property
     def outcome(self) -> Outcome:
         """How it ended."""
         return self.trajectory.outcome
@@ -74,13 +81,14 @@ class Episode:
         lines = [f"{number:>3} {text}" for number, text in enumerate(map(_one_line, self.memories))]
         value = "" if self.grade is None else f", reward {self.grade.value}"
         head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {self.outcome}{value}"
-        return "\n".join([head, *lines, f"  > {_one_line(self.answer or '')}"])
+        return "\n".join([head, *lines, *(f"  > {_one_line(answer or '')}" for answer in self.answers)])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         rows = "".join(f"<li>{html.escape(_one_line(text))}</li>" for text in self.memories)
         head = html.escape(repr(self).partition("\n")[0])
-        return f"<p>{head}</p><ol start='0'>{rows}</ol><p>{html.escape(_one_line(self.answer or ''))}</p>"
+        answers = "".join(f"<p>{html.escape(_one_line(answer or ''))}</p>" for answer in self.answers)
+        return f"<p>{head}</p><ol start='0'>{rows}</ol>{answers}"
 
 
 def _one_line(text: str) -> str:

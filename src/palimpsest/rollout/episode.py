@@ -133,8 +133,7 @@ async def play(
         retries=retries,
         roles=roles,
     )
-    if prepare is None:
-        prepare = partial(policy.prepare, problem, codec)
+    prepare = prepare or partial(policy.prepare, problem, codec)
     answered = await _ending(problem, policy, recorder, prepare, timeout_s)
     return Trajectory(
         problem_id=problem.id,
