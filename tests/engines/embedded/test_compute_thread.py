@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,66 @@ def test_closing_cancels_what_is_in_flight_and_refuses_what_comes_after(tiny_mod
             await engine.sampler.generate(PROMPT, LONG)
 
     asyncio.run(go())
+
+
+def test_a_request_that_no_step_has_seen_is_cancelled_too(tiny_model_folder: Path) -> None:
+    engine = engine_of(tiny_model_folder, None)
+
+    async def go() -> None:
+        waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
+        await asyncio.sleep(0)
+        await engine.close()
+        assert not engine.sampler.stats().steps
+        async with asyncio.timeout(30):
+            assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_another_loop_closes_ends_its_requests_in_silence(tiny_model_folder: Path) -> None:
+    """As where a loop is left with requests under way, and only ended once the engine is closed."""
+    engine = engine_of(tiny_model_folder, None)
+    complaints: list[dict[str, Any]] = []
+
+    async def begin() -> asyncio.Future[Completion]:
+        waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
+        while not engine.sampler.stats().generated_tokens:
+            await asyncio.sleep(0)
+        return waiting
+
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        waiting = runner.run(begin())
+        asyncio.run(engine.close())
+    gc.collect()
+    assert waiting.cancelled()
+    assert complaints == []
+
+
+def test_who_waits_on_a_running_loop_hears_of_a_close_on_another(tiny_model_folder: Path) -> None:
+    """A caller hears either that it was cancelled or that the engine was closed, whichever comes first."""
+    engine = engine_of(tiny_model_folder, None)
+    began = threading.Event()
+    complaints: list[dict[str, Any]] = []
+
+    async def go() -> list[Completion | BaseException]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        waiting = [asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG)) for _ in range(2)]
+        while not engine.sampler.stats().generated_tokens:
+            await asyncio.sleep(0)
+        began.set()
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*waiting, return_exceptions=True)
+
+    with ThreadPoolExecutor(1) as other:
+        ended = other.submit(asyncio.run, go())
+        assert began.wait(30)
+        asyncio.run(engine.close())
+        results = ended.result(30)
+    gc.collect()
+    assert all(isinstance(result, Completion | SamplerError | asyncio.CancelledError) for result in results)
+    assert all("closed" in str(result) for result in results if isinstance(result, SamplerError))
+    assert complaints == []
 
 
 def test_grad_mode_and_thread_settings_hold_on_the_thread() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -115,11 +116,17 @@ class EmbeddedSampler:
         await self._thread.run(self._batch.publish, version)
 
     async def close(self) -> None:
-        """Cancel what is in flight and end the thread; a second call does nothing."""
+        """Cancel what is in flight, on whatever event loop it waits, and end the thread; a second call does nothing."""
         self._closed = True
-        if self._driver is not None and self._driver.get_loop() is asyncio.get_running_loop():
-            self._driver.cancel()
-            await asyncio.gather(self._driver, return_exceptions=True)
+        driver, self._driver = self._driver, None
+        if driver is None or driver.get_loop().is_closed():
+            pass  # nobody waits
+        elif driver.get_loop() is asyncio.get_running_loop():
+            self._stop(driver)
+            await asyncio.gather(driver, return_exceptions=True)
+        else:
+            with suppress(RuntimeError):  # that loop is closed by now
+                driver.get_loop().call_soon_threadsafe(self._stop, driver)
         await self._thread.close()
 
     def _check(self, prompt_ids: Sequence[int], budget: int) -> None:
@@ -168,12 +175,23 @@ class EmbeddedSampler:
                 for _ in range(_SETTLE):
                     await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - border: whatever broke, every caller gets an answer
-            self._fail_all(SamplerError(f"sampling failed: {type(error).__name__}: {error}"))
+            reason = "the engine was closed" if self._closed else f"sampling failed: {type(error).__name__}: {error}"
+            self._fail_all(SamplerError(reason))
         except asyncio.CancelledError:
             self._fail_all(None)
-            self._thread.post(self._batch.reset)
+            self._forget()
             raise
-        self._thread.post(self._batch.reset)  # not in a `finally`: an abandoned task is destroyed at any later time
+        self._forget()  # not in a `finally`: an abandoned task is destroyed at any later time
+
+    def _stop(self, driver: asyncio.Task[None]) -> None:
+        """Cancel `driver`, and the callers here: a task that is cancelled before it began tells nobody."""
+        driver.cancel()
+        self._fail_all(None)
+
+    def _forget(self) -> None:
+        """Have what was computed forgotten before anything else is computed."""
+        with suppress(RuntimeError):  # the thread was closed: nothing is computed any more
+            self._thread.post(self._batch.reset)
 
     def _deliver(self, stepped: Stepped) -> None:
         for request, token, logprob in stepped.streamed:
@@ -204,4 +222,4 @@ class EmbeddedSampler:
         self._driver = None
         self._callers.clear()
         self._incoming.clear()
-        self._thread.post(self._batch.reset)
+        self._forget()
