@@ -81,7 +81,8 @@ def completed(cls: type[Any], contract: type[Contract]) -> type[Contract]:
     if issubclass(cls, contract):
         return cls
     key: Any = cls
-    return _completed(key, contract)
+    completed: type[Contract] = _completed(key, contract)
+    return completed
 
 
 @functools.lru_cache(maxsize=256)
@@ -181,7 +182,7 @@ def build(
         raise
     except Exception as error:
         raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error
-    call = getattr(made, method, None) if method else None
+    call: Callable[..., Any] | None = getattr(made, method, None) if method else None
     call = made if call is None else call
     if not callable(call):
         alternative = f"a method {method}, or " if method else ""

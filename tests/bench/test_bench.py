@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,11 @@ def test_the_padded_and_the_plain_way_compute_one_gradient() -> None:
     model = build_llama(60)
     batch = Shapes(60).memact(3, 20, 2, 10, 4)
     losses, gradients = [], []
-    for way in (
+    ways: tuple[Callable[[], float], ...] = (
         lambda: padded_gradient(model, batch.segments, 35, 80),
         lambda: plain_gradient(model, batch),
-    ):
+    )
+    for way in ways:
         model.zero_grad(set_to_none=True)
         losses.append(way())
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})

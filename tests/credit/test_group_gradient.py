@@ -69,7 +69,7 @@ def with_logprobs(played: Trajectory, score: Score, random_: random.Random) -> T
 
 def scorer(model: Any) -> Score:
     def score(ids: Sequence[int], token: int) -> Tensor:
-        logits = model(input_ids=torch.tensor([list(ids)])).logits[0, -1]
+        logits: Tensor = model(input_ids=torch.tensor([list(ids)])).logits[0, -1]
         return logits[token] - torch.logsumexp(logits, 0)
 
     return score

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from palimpsest.data.source import FileSource
 from palimpsest.reward.grader import measure
 
 
-def gold_paragraphs(row: dict) -> set[str]:
+def gold_paragraphs(row: dict[str, Any]) -> set[str]:
     """By the published description alone: `title`, newline, joined sentences of every supporting title."""
     if isinstance(row["context"], dict):
         paragraphs = list(zip(row["context"]["title"], row["context"]["sentences"], strict=True))

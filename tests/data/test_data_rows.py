@@ -162,7 +162,7 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
         ({"input": "q", "context": [1, 2], "answers": ["a"]}, ["document indices", "hotpotqa_dev.json"]),
     ],
 )
-def test_a_bad_row_is_named_with_key_value_and_fix(tmp_path: Path, row: dict, expected: list[str]) -> None:
+def test_a_bad_row_is_named_with_key_value_and_fix(tmp_path: Path, row: dict[str, Any], expected: list[str]) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError) as caught:

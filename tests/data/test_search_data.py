@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -126,7 +127,7 @@ def test_a_guess_at_the_most_often_said_value_is_seldom_right() -> None:
         question = problem.question
         ((verbs, _),) = [(v, m) for v, q in ASKED.items() if (m := re.fullmatch(q, question))]
         said = " ".join(passage["text"] for passage in problem.metadata["passages"])
-        return Counter(re.findall(rf"(?:{verbs}) (\w+)\.", said)).most_common(1)[0][0]
+        return str(Counter(re.findall(rf"(?:{verbs}) (\w+)\.", said)).most_common(1)[0][0])
 
     problems = [make_search_problem(1, "eval", index) for index in range(200)]
     assert sum(guess(problem) == problem.answers[0] for problem in problems) < 80
@@ -181,7 +182,7 @@ def test_a_plan_of_another_kind_of_problem_is_refused() -> None:
         ({"curriculum": {}}, "one list of sizes"),
     ],
 )
-def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict, said: str) -> None:
+def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         RunConfig.model_validate({"data": data})
 

@@ -48,7 +48,8 @@ def _dies_at(save: Any, step: int) -> Any:
     async def call(folder: Path) -> dict[str, str]:
         if folder.name == f".step-{step:06d}.partial":
             raise KeyboardInterrupt
-        return await save(folder)
+        hashes: dict[str, str] = await save(folder)
+        return hashes
 
     return call
 

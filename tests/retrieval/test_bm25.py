@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,11 @@ def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    for make in (lambda: Bm25Index.of_corpus(corpus, mine), lambda: Bm25Index.build(PASSAGES, mine)):
+    ways: tuple[Callable[[], Bm25Index], ...] = (
+        lambda: Bm25Index.of_corpus(corpus, mine),
+        lambda: Bm25Index.build(PASSAGES, mine),
+    )
+    for make in ways:
         with pytest.raises(DataError, match=r"no index .*choose another folder"):
             make()
     assert snapshot(mine) == {"thesis.txt": b"years of work"}

@@ -65,7 +65,8 @@ def plainly(folder: Path, text: str, pooling: str) -> np.ndarray:
     with torch.no_grad():
         hidden = model(torch.tensor([ids])).last_hidden_state[0].numpy()
     vector = hidden[0] if pooling == "first" else sum(hidden) / len(hidden)
-    return vector / np.sqrt(sum(x * x for x in vector))
+    unit: np.ndarray = vector / np.sqrt(sum(x * x for x in vector))
+    return unit
 
 
 @pytest.mark.parametrize("preset", PRESETS)

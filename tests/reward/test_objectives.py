@@ -84,7 +84,8 @@ def test_of_several_questions_all_is_all_or_nothing_and_each_the_mean() -> None:
     """C9.19: credit for a part is there where it is asked for."""
     answer = 'FINAL_ANSWER:\n{"Q1": "brian virtue", "Q2": "Bill Monroe", "Q3": 1905}'
     all_of_them, each = (grade(several(GOLDS), answer, objectives=how) for how in ("all", "each"))
-    assert (all_of_them.value, each.value) == (0.0, pytest.approx(2 / 3))
+    assert all_of_them.value == 0.0
+    assert each.value == pytest.approx(2 / 3)
     assert all_of_them.breakdown == each.breakdown
     assert each.breakdown["objectives"] == 3
     assert each.breakdown["objectives_right"] == 2

@@ -49,7 +49,8 @@ class Child:
     def serves(self, token: str = "") -> bool:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         body = {"queries": ["nothing of it"]}
-        return httpx.post(f"{self.url}/retrieve", json=body, headers=headers, timeout=20).json() == {"result": [[]]}
+        reply = httpx.post(f"{self.url}/retrieve", json=body, headers=headers, timeout=20)
+        return bool(reply.json() == {"result": [[]]})
 
     def serves_soon(self) -> bool:
         """As a client that asks again where it is turned away."""

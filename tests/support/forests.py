@@ -63,7 +63,8 @@ def exact(model: Any) -> Any:
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    return module.weight * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+    weight: Tensor = module.weight
+    return weight * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
 
 
 def gradients(model: Any) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ Speak = Callable[[dict[str, Any], int], Reply]
 
 def case_of(request: dict[str, Any]) -> dict[str, Any]:
     """The JSON object that the judge was shown."""
-    return json.loads(request["messages"][-1]["content"])
+    case: dict[str, Any] = json.loads(request["messages"][-1]["content"])
+    return case
 
 
 def verdict(request: dict[str, Any], said: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from palimpsest.bench.forest import build_learner
 from palimpsest.bench.padded import plain_gradient

@@ -46,7 +46,7 @@ def ratio(model: str, prompts: int, tokens: int, python: str | None = None) -> f
 
     task = {"texts": [TEXT.format(i) * 2 for i in range(prompts)], "tokens": tokens, "group": GROUP, "steps": STEPS}
     with Worker(module("grpo_step"), {"model": model, **task}, what="bench forest, our step,") as ours:
-        seconds = [ours.round()["seconds"]]
+        seconds: list[float] = [ours.round()["seconds"]]
         theirs = trl(python, {"model": model_path(ModelConfig(path=model)), **task})
         seconds.append(ours.round()["seconds"])
     return theirs / min(seconds)

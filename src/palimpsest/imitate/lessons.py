@@ -147,7 +147,8 @@ class Lessons:
     def _most_facts(self, world: World, evidence: Evidence, rng: random.Random) -> int:
         """Facts that a memory has room for."""
         length = len(self.codec.encode(" " + world.sentence(*evidence.chain[0], rng)))
-        return max(1, self.policy.memory_tokens // length)
+        room: int = self.policy.memory_tokens // length
+        return max(1, room)
 
     def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[Prompt, list[int]]:
         """Prompt and reply."""

@@ -177,5 +177,7 @@ class Teacher:
         return f" {step.objective}" if self.problem.metadata.get("objectives") else ""
 
     def _value(self, name: str) -> str:
-        golds = {one["name"]: one["answers"] for one in self.problem.metadata.get("objectives", ())}
+        golds: dict[str, tuple[str, ...]] = {
+            objective["name"]: objective["answers"] for objective in self.problem.metadata.get("objectives", ())
+        }
         return golds.get(name, self.problem.answers)[0]

@@ -287,7 +287,7 @@ def _groups_of(path: Path, frame: bytes) -> list[Group]:
 
 def _parse(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        row = orjson.loads(line)
+        row: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: a line is no JSON ({error}); expected one trajectory a line") from None
     number = row.get("format") if isinstance(row, dict) else None

@@ -174,7 +174,7 @@ def verify(path: Path, *, step: int | None = None) -> Checkpoint:
 def _read_manifest(file: Path) -> dict[str, Any]:
     try:
         data = file.read_bytes()
-        body = orjson.loads(data)
+        body: dict[str, Any] = orjson.loads(data)
         body.pop("checksum", None)
         intact = _sealed(body) == data  # canonical bytes: no flipped bit leaves them valid
     except (OSError, orjson.JSONDecodeError, AttributeError, TypeError) as error:

@@ -79,12 +79,14 @@ class Codec:
 
     def encode_trusted(self, text: str) -> list[int]:
         """[T] ids of our own text, in which control tokens are meant."""
-        return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
         """Text of `ids`; `control=False` leaves control tokens out."""
         kept = list(ids) if control else [i for i in ids if i not in self.control_ids]
-        return self.tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+        text: str = self.tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+        return text
 
     def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
         """`ids` without control tokens: what a completion says, safe to put into another prompt."""

@@ -20,7 +20,7 @@ def _counts(temperature: float, top_p: float) -> np.ndarray:
 
 
 def _chi_square(counts: np.ndarray, expected: list[float]) -> float:
-    return sum((c - DRAWS * p) ** 2 / (DRAWS * p) for c, p in zip(counts, expected, strict=True) if p > 0)
+    return float(sum((c - DRAWS * p) ** 2 / (DRAWS * p) for c, p in zip(counts, expected, strict=True) if p > 0))
 
 
 def _softmax(values: list[float]) -> list[float]:

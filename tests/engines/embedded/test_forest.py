@@ -106,7 +106,7 @@ def test_cuts_recompute_as_little_as_any_cuts_could(rows: list[tuple[int, int]],
             size = lengths[a] + (lengths - shared)[a + 1 : b].sum()
             if size > max(budget, lengths[a:b].max()):
                 return float("inf")
-        return sum(shared[list(begins[1:])]) + 5 * (len(begins) - 1)
+        return float(sum(shared[list(begins[1:])])) + 5 * (len(begins) - 1)
 
     inner = range(1, len(rows))
     best = min(cost((0, *chosen)) for n in range(len(rows)) for chosen in itertools.combinations(inner, n))

@@ -67,7 +67,8 @@ def with_products(folder: Path, engine: EmbeddedEngine) -> Any:
 
 def scores(model: Any, ids: Sequence[int]) -> torch.Tensor:
     with torch.no_grad():
-        return model(input_ids=torch.tensor([list(ids)])).logits[0].log_softmax(-1)
+        logits: torch.Tensor = model(input_ids=torch.tensor([list(ids)])).logits[0]
+    return logits.log_softmax(-1)
 
 
 @needs_peft

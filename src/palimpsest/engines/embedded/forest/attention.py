@@ -69,7 +69,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float |
         return flex(query, key, value, plan.blocks, scale)
     if key.shape[-1] != value.shape[-1]:
         return dense(query, key, value, plan, scale)
-    result: Tensor = _Parts.apply(query, key, value, plan, scale)
+    result: Tensor = _Parts.apply(query, key, value, plan, scale)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -31,7 +31,7 @@ def hidden_at(model: Any, forest: Forest) -> Tensor:
     if type(base).__name__ not in CLASSES:
         # A mask of four dimensions is passed on as it is, and not read: the forest says what is seen.
         unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        states = decoder(
+        states: Tensor = decoder(
             input_ids=ids, position_ids=positions, attention_mask=unread, use_cache=False, forest=plan
         ).last_hidden_state
         return states[0, forest.places]
@@ -42,7 +42,8 @@ def hidden_at(model: Any, forest: Forest) -> Tensor:
         hidden = layer(hidden, attention_mask=None, position_embeddings=rotation, forest=plan)
     attended = _attention_at(last.self_attn, last.input_layernorm(hidden), rotation, forest)
     hidden = hidden[0, forest.places] + attended
-    return decoder.norm(hidden + last.mlp(last.post_attention_layernorm(hidden)))
+    normed: Tensor = decoder.norm(hidden + last.mlp(last.post_attention_layernorm(hidden)))
+    return normed
 
 
 def _attention_at(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], forest: Forest) -> Tensor:
@@ -52,13 +53,14 @@ def _attention_at(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], f
     query = _heads(layer, "q", hidden, rotation, forest.places)
     key = _heads(layer, "k", hidden, rotation, everywhere)
     value = layer.v_proj(hidden).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
-    return layer.o_proj(attend(query, key, value, plan, layer.scaling)[0].flatten(1))
+    projected: Tensor = layer.o_proj(attend(query, key, value, plan, layer.scaling)[0].flatten(1))
+    return projected
 
 
 def _heads(layer: Any, name: str, hidden: Tensor, rotation: tuple[Tensor, Tensor], where: Tensor | slice) -> Tensor:
     """Rotated queries or keys [1, heads, places, D]."""
     cos, sin = (table[:, None, where] for table in rotation)
-    heads = getattr(layer, f"{name}_proj")(hidden[:, where]).unflatten(-1, (-1, layer.head_dim))
+    heads: Tensor = getattr(layer, f"{name}_proj")(hidden[:, where]).unflatten(-1, (-1, layer.head_dim))
     if hasattr(layer, f"{name}_norm"):
         heads = getattr(layer, f"{name}_norm")(heads)
     heads = heads.transpose(1, 2)

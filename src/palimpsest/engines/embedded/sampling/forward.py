@@ -8,7 +8,7 @@ Axes: A decoded rows, B prefilled rows, S tokens of the longest, W hidden size, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -90,7 +90,7 @@ class HFForward:
 
     def __init__(self, model: Any, pool: KVPool) -> None:
         self._decoder = model.get_decoder()
-        self._head = model.get_output_embeddings()
+        self._head: Callable[[Tensor], Tensor] = model.get_output_embeddings()
         self._pool = pool
         self._device = pool.shape.device
 
@@ -130,9 +130,10 @@ class HFForward:
         """[N, S, W] hidden states of tokens that see their own position and those before it."""
         keys = torch.arange(cache.get_seq_length(), device=self._device)
         mask = keys[None, None, None, :] <= positions[:, None, :, None]
-        return self._decoder(
+        states: Tensor = self._decoder(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state
+        return states
 
     def _to(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

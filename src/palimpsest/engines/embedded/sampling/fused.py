@@ -214,7 +214,8 @@ class FusedForward:
 
     def _pair(self, weight: Tensor) -> Tensor:
         """Rows of each head in the order that puts the two numbers of a rotation side by side."""
-        return weight.unflatten(0, (-1, self._dim))[:, self._pairs].flatten(0, 1)
+        heads: Tensor = weight.unflatten(0, (-1, self._dim))
+        return heads[:, self._pairs].flatten(0, 1)
 
     # ---- the call -------------------------------------------------------------------------------------------
 
