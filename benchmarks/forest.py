@@ -7,11 +7,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from palimpsest.bench import forest, forest_cuda
-from palimpsest.report.scaling_plot import plot_scaling
-
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
+    from palimpsest.bench import forest, forest_cuda
+    from palimpsest.report.scaling_plot import plot_scaling
+
     if options.device == "cuda":
         return forest_cuda.run(device="cuda")
     if options.dry_run:
@@ -23,7 +23,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dry-run", action="store_true", help="the GPU's table on this CPU, at tiny sizes")
@@ -35,3 +35,7 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
     print(json.dumps(measured(options), indent=None if options.json else 1))
+
+
+if __name__ == "__main__":
+    main()

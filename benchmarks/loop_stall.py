@@ -48,20 +48,20 @@ def watch() -> list[float]:
             watcher.cancel()
             run_until_complete(loop, asyncio.gather(watcher, return_exceptions=True))
 
-    BaseEventLoop.run_until_complete = watched  # type: ignore[method-assign]
+    BaseEventLoop.run_until_complete = watched  # type: ignore[method-assign, assignment]
     return stalls
 
 
 def child() -> None:
     """Train in a folder that is thrown away; prints what was measured as JSON."""
-    from palimpsest.cli.main import main
+    from palimpsest.cli.main import main as palimpsest
 
     stalls = watch()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         sys.argv = ["palimpsest", "train", *RECIPE, *SIZES, "--out", str(run)]
         try:
-            main()
+            palimpsest()
         except SystemExit as ended:
             if ended.code:
                 raise
@@ -89,23 +89,27 @@ def measured(tree: Path) -> dict[str, float]:
     return result
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs="*", type=Path, help="folders of checkouts")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child()
-        raise SystemExit
+        return
     print(
         "| tree | longest stall, ms | stalls over 10 ms, s in all | rollouts, s | learning, s |\n|---|---|---|---|---|"
     )
     for _ in range(options.rounds):
         for tree in options.trees:
-            found = measured(tree.resolve())
+            figures = measured(tree.resolve())
             print(
-                f"| {tree} | {found['longest_ms']:,.1f} | {found['stalled_s']:.2f} | "
-                f"{found['rollout_s']:.2f} | {found['learn_s']:.2f} |",
+                f"| {tree} | {figures['longest_ms']:,.1f} | {figures['stalled_s']:.2f} | "
+                f"{figures['rollout_s']:.2f} | {figures['learn_s']:.2f} |",
                 flush=True,
             )
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import random
@@ -127,7 +128,7 @@ def worker(path: str) -> None:
             ids = tuple(each["token_ids"])
             completion = Completion(ids, (0.0,) * len(ids), StopReason.LENGTH)
             spans = {name: tuple(span) for name, span in each["spans"].items()}
-            named = {"spans": spans} if "spans" in Turn.__dataclass_fields__ else {}
+            named: dict[str, Any] = {"spans": spans} if "spans" in Turn.__dataclass_fields__ else {}
             return Turn(tuple(each["prompt_ids"]), completion, step, each["name"], {}, **named)
 
         episodes = tuple(
@@ -143,9 +144,9 @@ def worker(path: str) -> None:
         seconds = []
         for _ in range(ROUNDS):
             start = time.process_time()
-            found = [measure(group) for group in groups]
+            figures = [measure(group) for group in groups]
             seconds.append(time.process_time() - start)
-        result[name] = {"seconds": median(seconds), "copy_fidelity": found[0]["copy_fidelity"]}
+        result[name] = {"seconds": median(seconds), "copy_fidelity": figures[0]["copy_fidelity"]}
     print(json.dumps(result))
 
 
@@ -154,11 +155,12 @@ def measures(codec: Any) -> dict[str, Callable[[Any], dict[str, Any]]]:
     try:
         from palimpsest.measures.memory import memory_metrics
     except ModuleNotFoundError:  # the checkout before
-        from palimpsest.train.metrics import memory_metrics, reply_metrics  # type: ignore[attr-defined]
-
+        old: Any = importlib.import_module("palimpsest.train.metrics")
         return {
-            "four a group": lambda group: memory_metrics(group, codec, rollouts=4) | reply_metrics(group, codec),
-            "all": lambda group: memory_metrics(group, codec) | reply_metrics(group, codec),
+            "four a group": lambda group: (
+                old.memory_metrics(group, codec, rollouts=4) | old.reply_metrics(group, codec)
+            ),
+            "all": lambda group: old.memory_metrics(group, codec) | old.reply_metrics(group, codec),
         }
     return {"all": lambda group: memory_metrics(group, codec)}
 
@@ -185,7 +187,7 @@ def compared(before: Path | None, names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="folder of a checkout of cd1397a")
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="default: all")
@@ -195,3 +197,7 @@ if __name__ == "__main__":
         worker(options.worker)
     else:
         print(json.dumps(compared(options.before, options.workload or list(WORKLOADS)), indent=1))
+
+
+if __name__ == "__main__":
+    main()

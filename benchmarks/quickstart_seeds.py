@@ -9,6 +9,7 @@ training and test problems alike, since both are drawn anew from each seed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -57,12 +58,12 @@ def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, "", f"Seeds {seeds}. Minutes: {minutes}. {_notes(summaries)}".rstrip()]
 
 
-def _rows(what: str, found: Sequence[Mapping[str, Any]], shown: Any) -> list[str]:
+def _rows(what: str, figures: Sequence[Mapping[str, Any]], shown: Any) -> list[str]:
     """One line, or one a policy where the figure is told for each."""
-    nested = isinstance(next(iter(found[0].values())), Mapping)
-    rows = {f"{what}, {name}": [one[name] for one in found] for name in found[0]} if nested else {what: found}
+    nested = isinstance(next(iter(figures[0].values())), Mapping)
+    rows = {f"{what}, {name}": [run[name] for run in figures] for name in figures[0]} if nested else {what: figures}
     return [
-        f"| {name} | " + " | ".join(shown([one[p] for one in values]) for p in values[0]) + " |"
+        f"| {name} | " + " | ".join(shown([run[p] for run in values]) for p in values[0]) + " |"
         for name, values in rows.items()
     ]
 
@@ -77,7 +78,16 @@ def _notes(summaries: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(notes)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders that `palimpsest quickstart` wrote")
+    folders: list[Path] = parser.parse_args().runs
+    try:
+        summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    except OSError as error:
+        parser.error(f"{error.filename} can't be read ({error.strerror}): give folders of finished quickstarts")
+    print("\n".join(table(summaries)))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    print("\n".join(table([json.loads((Path(folder) / "summary.json").read_text()) for folder in sys.argv[1:]])))
+    main()

@@ -5,6 +5,7 @@ PYTHONPATH=src python benchmarks/recall.py
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 
@@ -38,6 +39,7 @@ def milliseconds(index: Index, repeats: int = 5) -> float:
 
 def main() -> None:
     """Print a table in Markdown."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("| ms a query | " + " | ".join(f"{size:,} memories" for size in SIZES) + " |")
     print("|---" * (len(SIZES) + 1) + "|")
     for name in RETRIEVERS:

@@ -10,12 +10,20 @@ import dataclasses
 import json
 
 from palimpsest.bench.retrieval import Sizes, run
-from palimpsest.cli.figures import show_figures
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in dataclasses.fields(Sizes):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
-    result = run(Sizes(**vars(parser.parse_args())))
+    options = parser.parse_args()
+
+    from palimpsest.cli.figures import show_figures
+
+    result = run(Sizes(**vars(options)))
     print(json.dumps(result))
     show_figures("retrieval", result, json=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,6 +33,9 @@ CONTRACT = (
     "scaling",
 )
 
+SCRIPTS_FOLDER = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = sorted(SCRIPTS_FOLDER.glob("*.py"))
+
 
 def distinct_prefixes(batch: StepBatch) -> int:
     """Tokens that have to be computed: a segment's last token predicts nothing."""
@@ -212,12 +215,27 @@ def test_trls_trainer_runs_the_same_step(tiny_model_folder: Path) -> None:
     assert (grpo_step.ratio(str(tiny_model_folder), 1, 4) or 0) > 0
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_says_how_it_is_used_and_does_nothing_more(script: Path, tmp_path: Path) -> None:
+    code = f"""
+import runpy, sys
+sys.argv = [{str(script)!r}, "--help"]
+try:
+    runpy.run_path({str(script)!r}, run_name="__main__")
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script.name} ")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_script_has_a_dry_run() -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "forest.py"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run(
-        [sys.executable, str(script), "--dry-run", "--json"],
+        [sys.executable, str(SCRIPTS_FOLDER / "forest.py"), "--dry-run", "--json"],
         capture_output=True,
         text=True,
         env=environment,
