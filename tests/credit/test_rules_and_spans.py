@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
-from palimpsest.credit.rules import build_rule
+from palimpsest.credit.rules import build_rule, unread
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.rollout.record import grade_from_json, grade_to_json
 from palimpsest.types import Grade, Group, Problem, SpanReward
-from support.credit import only, trained, trajectory
+from support.credit import only, state_mix, trained, trajectory
 
 MODULE = """
 from statistics import median
@@ -35,6 +35,9 @@ class LastTurn:
     def turn_advantages(self, group):
         return [[0.0] * (len(t.turns) - 1) + [self.share * g.value] for t, g in zip(group.trajectories, group.grades)]
 
+def by_token(group): return [[[float(k) for k in range(len(turn.completion.token_ids))] for turn in t.turns]
+                             for t in group.trajectories]
+def one_token(group): return [[[1.0] for _ in t.turns] for t in group.trajectories]
 def short(group): return [0.0]
 def ragged(group): return [[0.0, 1.0, 2.0] for _ in group.grades]
 def nan(group): return [float("nan") for _ in group.grades]
@@ -76,8 +79,18 @@ def test_an_own_rule_is_shown_graded_trajectories_alone() -> None:
 def test_a_rule_may_tell_turns_apart_and_its_turns_take_part_in_the_mix() -> None:
     group = played([Grade(1.0, per_turn=(1.0, 0.0)), Grade(0.0, per_turn=(0.0, 0.0))], [(1, 1), (1, 1)])
     assert advantages(group, rule="own_rules:LastTurn") == [0.0, 1.0, 0.0, 0.0]
-    mixed = advantages(group, rule="own_rules:LastTurn", alpha=0.5)
+    mixed = advantages(group, **state_mix(0.5, outcome="own_rules:LastTurn"))
     assert mixed == [0.5 * 0.0 + 0.5 * 0.5, 0.5 * 1.0, -0.25, 0.0]
+
+
+def test_a_rule_may_tell_tokens_apart() -> None:
+    group = played([Grade(1.0, turn_weights=(1.0, 0.5)), Grade(0.0)], [(2, 3), (1,)])
+    assert advantages(group, rule="own_rules:by_token") == [0.0, 1.0, 0.0, 0.5, 1.0, 0.0]
+    mixed = advantages(
+        played([Grade(1.0, per_turn=(2.0,)), Grade(0.0, per_turn=(0.0,))], [(2,), (1,)]),
+        **state_mix(0.5, outcome="own_rules:by_token"),
+    )
+    assert mixed == [0.5, 1.0, -0.5]
 
 
 def test_a_lone_survivor_is_not_shown_to_a_rule() -> None:
@@ -90,6 +103,7 @@ def test_a_lone_survivor_is_not_shown_to_a_rule() -> None:
     [
         ("short", "credit.rule=own_rules:short: group p: 3 trajectories, advantages of 1"),
         ("ragged", "group p, rollout 0: 2 turns, 3 advantages"),
+        ("one_token", "rollout 0, turn 1: 2 sampled tokens, 1 advantages"),
         ("nan", "rollout 0, turn 0: the advantage is nan; a finite number is needed"),
         ("words", "rollout 0: 'high' is neither a number nor a list of numbers, one a turn"),
         ("raises", "group p: it raised KeyError: 'style'"),
@@ -135,7 +149,7 @@ def with_grades(group: Group, change: Any) -> Group:
     return replace(group, grades=tuple(change(place, grade) for place, grade in enumerate(group.grades)))
 
 
-CREDIT: dict[str, Any] = {"alpha": 0.75, "state_scale": 2.0, "lone_step": "raw"}
+CREDIT = state_mix(0.75, state_scale=2.0, lone_step="raw")
 
 
 @settings(deadline=None)
@@ -196,16 +210,22 @@ def test_spans_move_credit_within_a_turn_and_leave_its_mean_to_the_groups_compar
 def test_the_credit_of_a_span_by_hand() -> None:
     """One turn of four tokens each; the first trajectory's last token is worth 4: m = 1, the group's mean 0.5."""
     graded = [Grade(0.0, per_turn=(0.0,), spans=(SpanReward(0, 3, 4, 4.0),)), Grade(0.0, per_turn=(0.0,))]
-    found = advantages(played(graded, [(4,), (4,)]), alpha=0.5)
+    found = advantages(played(graded, [(4,), (4,)]), **state_mix(0.5))
     assert found == [0.5 * (0.5 + s - 1.0) for s in (0.0, 0.0, 0.0, 4.0)] + [-0.25] * 4
     without = [replace(grade, per_turn=None) for grade in graded]
     with pytest.raises(RunError, match="rollout 1: 1 turns, none turn rewards"):
-        advantages(played(without, [(4,), (4,)]), alpha=0.5)
+        advantages(played(without, [(4,), (4,)]), **state_mix(0.5))
 
 
-def test_with_alpha_1_spans_are_not_looked_at() -> None:
-    graded = [Grade(1.0, spans=(SpanReward(0, 0, 1, 4.0),)), Grade(0.0)]
-    assert advantages(played(graded, [(2,), (2,)])) == [0.5, 0.5, -0.5, -0.5]
+def test_a_rule_that_looks_at_the_outcome_alone_leaves_spans_out_and_says_so() -> None:
+    group = played([Grade(1.0, spans=(SpanReward(0, 0, 1, 4.0),)), Grade(0.0)], [(2,), (2,)])
+    assert advantages(group) == advantages(group, **state_mix(1.0)) == [0.5, 0.5, -0.5, -0.5]
+    assert "the reward gives spans, which credit.rule=mean does not look at" in str(unread([group], CreditConfig()))
+    alpha_1 = CreditConfig(**state_mix(1.0))
+    assert "the reward gives spans, which credit.options.alpha=1 does not look at" in str(unread([group], alpha_1))
+    for credit in (state_mix(0.5), {"rule": "own_rules:LastTurn"}):
+        assert unread([group], CreditConfig(**credit)) is None
+    assert unread([played([Grade(1.0), Grade(0.0)], [(2,), (2,)])], CreditConfig()) is None
 
 
 def test_spans_are_in_the_record() -> None:

@@ -40,11 +40,19 @@ def test_the_example_reward_and_its_layer_train(tiny_model_folder: Path, tmp_pat
         "reward.name=examples.own_reward:reward",
         "reward.options.price=0.2",
         "reward.layers=[{name: 'examples.own_reward:Rambling', options: {free_tokens: 2}}]",
-        "credit.alpha=0.9",
+        "credit.rule=state_mix",
+        "credit.options.alpha=0.9",
         "logging.sinks=[jsonl]",
     )
     assert {"grade/right", "grade/surplus", "grade/rambling", "grade/em"} <= set(row)
     assert row["credit/trajectories"] == 4
+
+
+def test_rewards_of_spans_that_no_rule_looks_at_are_warned_of_once(tiny_model_folder: Path, tmp_path: Path) -> None:
+    layers = "reward.layers=['examples.own_reward:Rambling']"
+    train(tiny_model_folder, tmp_path / "run", layers, "train.steps=2", "logging.sinks=[jsonl]")
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert events.count("the reward gives spans, which credit.rule=mean does not look at") == 1
 
 
 def test_the_example_credit_rule_trains(

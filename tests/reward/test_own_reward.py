@@ -203,5 +203,5 @@ def test_names_are_checked_when_the_configuration_is_read_and_own_ones_survive_w
 
 
 def test_turn_rewards_of_an_own_reward_may_be_mixed_in() -> None:
-    assert parse_config("credit: {alpha: 0.5}\nreward: {name: 'm:f'}").credit.alpha == 0.5
-    assert parse_config("credit: {alpha: 0.5}\nreward: {layers: ['m:f']}").credit.alpha == 0.5
+    assert parse_config("credit: {rule: state_mix}\nreward: {name: 'm:f'}").credit.rule == "state_mix"
+    assert parse_config("credit: {rule: state_mix}\nreward: {layers: ['m:f']}").credit.rule == "state_mix"

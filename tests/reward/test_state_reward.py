@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,13 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
+from palimpsest.credit.rules import build_rule
 from palimpsest.credit.state import mixed, state_advantages
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.events import Event, MemoryWritten, Recalled, ReplyMalformed
 from palimpsest.reward.state import StateLayer, turn_rewards, word_recall
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
-from support.credit import group, only, trained, trajectory
+from support.credit import group, only, state_mix, trained, trajectory
 from support.fakes import LetterCodec
 
 CODEC: Any = LetterCodec()
@@ -177,22 +179,22 @@ STATE = [[1.0, 0.0, 0.0, 0.0], [0.0, -1.0, 0.0], [-1.0, 1.0]]
 def test_the_mixed_advantage_of_trajectories_of_unequal_length_by_hand() -> None:
     assert state_advantages(PER_TURN) == STATE
     expected = [0.8 * out + 0.2 * own for out, owns in zip(OUT, STATE, strict=True) for own in owns]
-    assert advantages(with_turn_rewards(REWARDS, PER_TURN), alpha=0.8) == pytest.approx(expected)
+    assert advantages(with_turn_rewards(REWARDS, PER_TURN), **state_mix(0.8)) == pytest.approx(expected)
     assert expected[0] == pytest.approx(0.7333, abs=1e-4)  # 0.8 * 2/3 + 0.2 * 1
 
 
 def test_a_turn_alone_at_its_step_has_nothing_to_compare_with() -> None:
-    alone = advantages(with_turn_rewards(REWARDS, PER_TURN), alpha=0.8)[3]
+    alone = advantages(with_turn_rewards(REWARDS, PER_TURN), **state_mix(0.8))[3]
     assert alone == pytest.approx(0.8 * 2 / 3)
-    raw = advantages(with_turn_rewards(REWARDS, PER_TURN), alpha=0.8, lone_step="raw")[3]
+    raw = advantages(with_turn_rewards(REWARDS, PER_TURN), **state_mix(0.8, lone_step="raw"))[3]
     assert raw == pytest.approx(0.8 * 2 / 3 + 0.2 * 1.0)  # the published code
 
 
 def test_the_state_advantage_counts_once_and_not_twice() -> None:
     """ReMemR1 tiles it to two columns and adds them up: an effective weight of 0.4 at alpha 0.8."""
     played = with_turn_rewards([0.5, 0.5], [[1.0], [0.0]])
-    assert advantages(played, alpha=0.8) == pytest.approx([0.1, -0.1])
-    assert advantages(played, alpha=0.8, state_scale=2.0) == pytest.approx([0.2, -0.2])
+    assert advantages(played, **state_mix(0.8)) == pytest.approx([0.1, -0.1])
+    assert advantages(played, **state_mix(0.8, state_scale=2.0)) == pytest.approx([0.2, -0.2])
 
 
 @given(
@@ -206,13 +208,13 @@ def test_alpha_1_gives_memagents_advantages_to_the_bit(
     per_turn = [own[4 * i : 4 * i + n] for i, n in enumerate(lengths[: len(rewards)])]
     plain = group(list(rewards), [(1,) * n for n in lengths[: len(rewards)]])
     for baseline in ("mean", "mean_std", "leave_one_out"):
-        ours = advantages(with_turn_rewards(rewards, per_turn), alpha=1.0, rule=baseline)
+        ours = advantages(with_turn_rewards(rewards, per_turn), **state_mix(1.0, outcome=baseline))
         assert ours == advantages(plain, rule=baseline)
 
 
 def test_an_ungraded_trajectory_takes_no_part_in_the_state_means() -> None:
     played = with_turn_rewards([1.0, None, 0.0], [[1.0], [9.0], [0.0]])
-    assert advantages(played, alpha=0.5) == pytest.approx([0.5 * 0.5 + 0.5 * 0.5, -0.5])
+    assert advantages(played, **state_mix(0.5)) == pytest.approx([0.5 * 0.5 + 0.5 * 0.5, -0.5])
 
 
 @pytest.mark.parametrize("lone_step", ["zero", "raw"])
@@ -220,14 +222,14 @@ def test_an_episode_without_a_turn_counts_in_the_outcomes_baseline_alone(lone_st
     """A blank document ends an episode before its first turn; its grade has no turn rewards."""
     played = with_turn_rewards([1.0, 0.0, 0.5], [[1.0], [0.0], []])
     played = replace(played, grades=(*played.grades[:2], Grade(0.5)))
-    assert advantages(played, alpha=0.5, lone_step=lone_step) == pytest.approx([0.5, -0.5])
+    assert advantages(played, **state_mix(0.5, lone_step=lone_step)) == pytest.approx([0.5, -0.5])
 
 
 def test_turn_weights_multiply_the_advantage_at_any_alpha() -> None:
     """ReMemR1's action_reweight with alpha 1 reads a name that was never set."""
     played = with_turn_rewards([1.0, 0.0], [[1.0, 1.0], [1.0, 1.0]], turn_weights=(1.5, 1.0))
     for alpha in (1.0, 0.8):
-        assert advantages(played, alpha=alpha) == pytest.approx(
+        assert advantages(played, **state_mix(alpha)) == pytest.approx(
             [0.75 * alpha, 0.5 * alpha, -0.75 * alpha, -0.5 * alpha]
         )
 
@@ -238,13 +240,34 @@ def test_action_reweight_is_half_plus_what_a_turn_had_in_sight() -> None:
     assert layer(Problem("p", "?", ("New York",)), played, Grade(1.0)).turn_weights == (1.0, 1.5, 1.0)
 
 
-def test_alpha_without_turn_rewards_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"credit.alpha=0.5 mixes in rewards of turns"):
-        parse_config("credit: {alpha: 0.5}")
-    assert parse_config("credit: {alpha: 0.5}\nreward: {state: {}}").credit.alpha == 0.5
-    with pytest.raises(RunError, match="2 turns, none turn rewards"):
-        assign([group([1, 0], [(1, 1), (1, 1)])], CreditConfig(alpha=0.5), 1)
+def test_the_state_mix_without_turn_rewards_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"credit.rule=state_mix mixes in rewards of turns"):
+        parse_config("credit: {rule: state_mix}")
+    assert parse_config("credit: {rule: state_mix}\nreward: {state: {}}").credit.rule == "state_mix"
+    with pytest.raises(RunError, match="group p, rollout 0: 2 turns, none turn rewards"):
+        assign([group([1, 0], [(1, 1), (1, 1)])], CreditConfig(**state_mix(0.5)), 1)
 
 
 def test_mixed_by_hand() -> None:
-    assert mixed([0.25, 0.25], [1.0, -1.0], CreditConfig(alpha=0.5)) == (0.625, -0.375)
+    assert mixed([0.25, 0.25], [1.0, -1.0], 0.5, 0.5) == (0.625, -0.375)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": "half"}, "credit.options.alpha='half': must be a number"),
+        ({"alpha": 1.5}, "credit.options.alpha=1.5: must be from 0 to 1"),
+        ({"state_scale": 0}, "credit.options.state_scale=0.0: must be greater than 0"),
+        ({"lone_step": "row"}, "credit.options.lone_step='row': choose one of zero, raw"),
+        ({"alhpa": 0.5}, "credit.options.alhpa is unknown to state_mix; did you mean alpha"),
+        ({"outcome": "maen"}, "credit.options.outcome='maen': no such rule; did you mean mean"),
+        ({"outcome": "state_mix"}, "credit.options.outcome='state_mix': no such rule"),
+        (
+            {"outcome_options": {"a": 1}},
+            "credit.options.outcome_options are those of a rule of your own; mean has none",
+        ),
+    ],
+)
+def test_options_of_the_mix_are_checked_at_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_rule(CreditConfig(rule="state_mix", options=options))

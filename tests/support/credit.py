@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -27,6 +28,11 @@ def trained(segment: TrainSegment) -> list[tuple[float, float]]:
     """Advantage and weight of each trained token."""
     triples = zip(segment.advantages, segment.weights, segment.segment.loss_mask, strict=True)
     return [(a, w) for a, w, mask in triples if mask]
+
+
+def state_mix(alpha: float, **options: Any) -> dict[str, Any]:
+    """The fields of a `CreditConfig` that mixes rewards of turns in."""
+    return {"rule": "state_mix", "options": {"alpha": alpha, **options}}
 
 
 def only(batches: tuple[StepBatch, ...]) -> StepBatch:

@@ -16,7 +16,8 @@ from palimpsest.config.reward import RewardConfig
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
 
-RULES = ("mean", "mean_std", "leave_one_out")
+STATE_MIX = "state_mix"
+RULES = ("mean", "mean_std", "leave_one_out", STATE_MIX)
 """The shipped credit rules."""
 
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
@@ -101,16 +102,10 @@ class DynamicSamplingConfig(Strict):
 class CreditConfig(Strict):
     rule: str = "mean"
     """From the rewards of a group to advantages: mean, as MemAgent and Dr. GRPO; mean_std, as GRPO; leave_one_out, as
-    RLOO; or my_module:my_rule."""
+    RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or my_module:my_rule."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Those of a rule of your own."""
+    """Those of state_mix (outcome, alpha, state_scale, lone_step: credit/state.py), or of a rule of your own."""
     aggregate: Literal["token", "segment", "trajectory", "prompt"] = "token"
-    alpha: float = Field(1.0, ge=0, le=1)
-    """Share of the outcome's advantage; the rest is the turn's own, over turns at the same step of the group."""
-    state_scale: float = Field(1.0, gt=0)
-    """Factor of the turn's own advantage; 2 is what ReMemR1's code comes to."""
-    lone_step: Literal["zero", "raw"] = "zero"
-    """Own advantage of a turn whose step no other trajectory of the group reached: 0, or its raw reward (the code)."""
     segments: int | None = Field(None, ge=1)
     """Segments of a group that are trained: exactly so many, drawn so that every trajectory gives about as many
     (MemAct's DCPO); null: all."""
@@ -126,10 +121,11 @@ class CreditConfig(Strict):
         return check_name(rule, RULES, "credit.rule", "credit rule", "my_module:my_rule")
 
     @model_validator(mode="after")
-    def _options_of_an_own_rule(self) -> CreditConfig:
-        if self.options and not is_own(self.rule):
+    def _options_of_a_rule_that_has_any(self) -> CreditConfig:
+        if self.options and self.rule != STATE_MIX and not is_own(self.rule):
             raise ValueError(
-                f"credit.options are those of a rule of your own; credit.rule={self.rule} has none: drop them"
+                f"credit.options are those of state_mix or of a rule of your own; credit.rule={self.rule} has none: "
+                "set credit.options={}"
             )
         return self
 
@@ -294,13 +290,13 @@ class RunConfig(Strict):
                 "loss.old_logprobs=recompute takes for samples of its own: set loss.tis_cap, e.g. 2, which weighs them "
                 "by how likely they are now, or loss.old_logprobs=sampler"
             )
-        if self.credit.rule == "leave_one_out" and self.train.group_size < 2:
+        if "leave_one_out" in (self.credit.rule, self.credit.options.get("outcome")) and self.train.group_size < 2:
             raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")
-        if self.credit.alpha < 1 and not self.reward.rewards_turns:
+        if self.credit.rule == STATE_MIX and not self.reward.rewards_turns:
             raise ValueError(
-                f"credit.alpha={self.credit.alpha} mixes in rewards of turns, but there are none: "
-                "set reward.state or reward.gates, e.g. reward.state={}, take a reward or layer of your own, or set "
-                "credit.alpha=1"
+                "credit.rule=state_mix mixes in rewards of turns, but there are none: set reward.state or "
+                "reward.gates, e.g. reward.state={}, take a reward or layer of your own, or set credit.rule=mean and "
+                "credit.options={}"
             )
         placed = self.data.order != "any" or self.data.min_distance > 0
         if placed and (self.data.source == "synthetic" or self.data.documents is None):

@@ -1,7 +1,7 @@
 """From groups of graded trajectories to the batches of a fixed number of optimiser steps.
 
     rewards (overlong penalty taken off) -> advantage of every turn (credit/rules.py, per group)
-        -> rewards of single turns mixed in (credit/state.py)
+        -> times the weights of turns (Grade.turn_weights)
         -> of every token (credit/spans.py) -> rows (all segments, or a sample: credit/dcpo.py)
         -> weight of every token (aggregate, per optimiser step)
 
@@ -24,16 +24,16 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit import overlong, spans, state
+from palimpsest.credit import overlong, spans
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dcpo import effective_weights, sample_segments
 from palimpsest.credit.dynamic import comparable, graded_rewards, has_signal, partition
-from palimpsest.credit.rules import Rule, asked, build_rule
+from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
+from palimpsest.credit.rules import build_rule
 from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.errors import RunError
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import Key
-from palimpsest.types import Group
+from palimpsest.types import Grade, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Credited:
 
     group: Group
     advantages: tuple[float | None, ...]
-    """[G] of each trajectory, by the rule, the mean of its turns; None where ungraded or without a turn."""
+    """[G] of each trajectory, by the rule, the mean of its turns without their weights; None where ungraded or without
+    a turn."""
     rows: tuple[CreditedSegment, ...]
     """Of one trajectory after the other; a segment drawn twice is two rows."""
     segments: tuple[int, ...]
@@ -84,19 +85,19 @@ def credit_group(
     group: Group, config: CreditConfig, key: tuple[Key, ...] = (), number: int = 0, rule: Rule | None = None
 ) -> Credited:
     """The rows of a group with their advantages; `number` is its own among the groups of the step."""
-    outcome = _outcome_advantages(group, config, rule or build_rule(config))
-    turns = _turn_advantages(group, outcome, config)
+    given = _turn_advantages(group, config, rule or build_rule(config))
+    turns = [
+        None if per_turn is None else _weighted(per_turn, grade)
+        for per_turn, grade in zip(given, group.grades, strict=True)
+    ]
     segments = [
         () if per_turn is None else segments_of(trajectory, config.final_segment)
         for trajectory, per_turn in zip(group.trajectories, turns, strict=True)
     ]
     picks = _picks(group, [len(own) for own in segments], config, key)
-    tokens = [
-        spans.spread(own, per_turn or (), _over_turns(group, place, config))
-        for place, (own, per_turn) in enumerate(zip(segments, turns, strict=True))
-    ]
+    tokens = [spans.spread(own, per_turn or ()) for own, per_turn in zip(segments, turns, strict=True)]
     rows = tuple(CreditedSegment(segments[place][i], tokens[place][i], (number, place), number) for place, i in picks)
-    advantages = tuple(_mean(per_turn) for per_turn in outcome)
+    advantages = tuple(_mean(per_turn) for per_turn in given)
     return Credited(group, advantages, rows, tuple(map(len, segments)), len(set(picks)))
 
 
@@ -114,7 +115,7 @@ def _picks(
     return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments, *key, *name)]
 
 
-def _outcome_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tuple[float, ...] | None]:
+def _turn_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tuple[TurnAdvantage, ...] | None]:
     """[G][turns] what the rule says of the graded trajectories, None where ungraded; 0 with nothing to compare."""
     rewards = _rewards(group, config)
     graded = [place for place, reward in enumerate(rewards) if reward is not None]
@@ -130,14 +131,24 @@ def _outcome_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[
     return [None if reward is None else next(given) for reward in rewards]
 
 
-def _mean(per_turn: Sequence[float] | None) -> float | None:
+def _weighted(per_turn: Sequence[TurnAdvantage], grade: Grade) -> tuple[TurnAdvantage, ...]:
+    """[turns] advantages times the turns' weights, where they have any."""
+    factors = grade.turn_weights or (1.0,) * len(per_turn)
+    return tuple(
+        given * factor if isinstance(given, float) else tuple(each * factor for each in given)
+        for given, factor in zip(per_turn, factors, strict=True)
+    )
+
+
+def _mean(per_turn: Sequence[TurnAdvantage] | None) -> float | None:
     """
-    >>> _mean((0.1, 0.1, 0.1)), _mean((1.0, 0.0)), _mean(())
+    >>> _mean((0.1, 0.1, 0.1)), _mean((1.0, (0.5, 0.5), 0.0)), _mean(())
     (0.1, 0.5, None)
     """
     if not per_turn:
         return None
-    return per_turn[0] if min(per_turn) == max(per_turn) else fmean(per_turn)
+    means = [turn_mean(given) for given in per_turn]
+    return means[0] if min(means) == max(means) else fmean(means)
 
 
 def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
@@ -149,52 +160,6 @@ def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
         None if reward is None else reward - overlong.penalty(trajectory, config.overlong)
         for reward, trajectory in zip(rewards, group.trajectories, strict=True)
     ]
-
-
-def _turn_advantages(
-    group: Group, outcome: Sequence[tuple[float, ...] | None], config: CreditConfig
-) -> list[tuple[float, ...] | None]:
-    """[G][turns] advantages of each trajectory's turns, their own rewards mixed in, None where ungraded."""
-    graded = [place for place, advantages in enumerate(outcome) if advantages is not None]
-    rewards = [_turn_rewards(group, place, config) for place in graded]
-    own = iter(state.state_advantages(rewards, raw_if_alone=config.lone_step == "raw"))
-    turns: list[tuple[float, ...] | None] = []
-    for grade, advantages in zip(group.grades, outcome, strict=True):
-        if advantages is None:
-            turns.append(None)
-            continue
-        per_turn = state.mixed(advantages, next(own), config)
-        factors = grade.turn_weights or (1.0,) * len(per_turn)
-        turns.append(tuple(advantage * factor for advantage, factor in zip(per_turn, factors, strict=True)))
-    return turns
-
-
-def _turn_rewards(group: Group, place: int, config: CreditConfig) -> Sequence[float]:
-    """[turns] rewards of a trajectory's turns, those of spans included; zeros where the outcome alone counts."""
-    trajectory, grade = group.trajectories[place], group.grades[place]
-    if config.alpha == 1.0 or not trajectory.turns:
-        return (0.0,) * len(trajectory.turns)
-    per_turn = grade.per_turn
-    if per_turn is None and grade.spans:
-        per_turn = (0.0,) * len(trajectory.turns)
-    if per_turn is None or len(per_turn) != len(trajectory.turns):
-        given = "none" if per_turn is None else str(len(per_turn))
-        raise RunError(
-            f"group {group.problem.id}, rollout {trajectory.rollout}: {len(trajectory.turns)} turns, {given} turn "
-            f"rewards; credit.alpha={config.alpha} needs a reward of every turn (Grade.per_turn or Grade.spans)"
-        )
-    if not grade.spans:
-        return per_turn
-    return [own + mean for own, mean in zip(per_turn, spans.span_means(trajectory, grade), strict=True)]
-
-
-def _over_turns(group: Group, place: int, config: CreditConfig) -> list[tuple[float, ...]] | None:
-    """[turns][T] what tokens have over their turns' advantages; None where there are no spans that count."""
-    grade = group.grades[place]
-    if not grade.graded or not grade.spans or config.alpha == 1.0:
-        return None
-    share = (1 - config.alpha) * config.state_scale
-    return spans.deviations(group.trajectories[place], grade, share)
 
 
 def _whole_groups(credited: list[Credited], parts: int) -> list[list[Credited]]:

@@ -17,7 +17,8 @@ from math import fsum, isclose
 from typing import Any
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit.rules import Rule, asked, build_rule
+from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
+from palimpsest.credit.rules import build_rule
 from palimpsest.errors import RunError
 from palimpsest.memory.check import Finding
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -73,11 +74,11 @@ def _determinism(name: str, config: CreditConfig, given: Mapping[str, Any], grou
     return Finding("determinism", True, "the same advantages when made and asked again, in another order of groups")
 
 
-def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[float, ...]]) -> Finding:
+def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
     turned = Group(group.problem, group.trajectories[::-1], group.grades[::-1])
     other = asked(rule, turned, name)[::-1]
     same = all(
-        isclose(left, right, abs_tol=_TOLERANCE)
+        isclose(turn_mean(left), turn_mean(right), abs_tol=_TOLERANCE)
         for mine, theirs in zip(given, other, strict=True)
         for left, right in zip(mine, theirs, strict=True)
     )
@@ -87,14 +88,15 @@ def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[float, ...
 
 
 def _equal(rule: Rule, name: str) -> Finding:
-    largest = max(abs(value) for turns in asked(rule, _group((0.5,) * 3, (1, 2, 3)), name) for value in turns)
+    given = asked(rule, _group((0.5,) * 3, (1, 2, 3)), name)
+    largest = max(abs(turn_mean(value)) for turns in given for value in turns)
     if largest <= _TOLERANCE:
         return Finding("equal rewards", True, "advantages of 0")
     return Finding("equal rewards", False, f"a group of equal rewards gets advantages of up to {largest:g}")
 
 
-def _direction(given: Sequence[tuple[float, ...]]) -> Finding:
-    ranked = sorted(zip(REWARDS, map(fsum, given), strict=True))
+def _direction(given: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
+    ranked = sorted(zip(REWARDS, (fsum(map(turn_mean, turns)) for turns in given), strict=True))
     for (less, below), (more, above) in pairwise(ranked):
         if above < below - _TOLERANCE:
             return Finding("direction", False, f"a reward of {more:g} has less advantage than one of {less:g}")

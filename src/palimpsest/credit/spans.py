@@ -1,4 +1,4 @@
-"""Credit of single tokens: rewards of spans (`Grade.spans`) join those of turns.
+"""Credit of single tokens: rewards of spans (`Grade.spans`) join those of turns in the state mix (credit/state.py).
 
 With s_k the sum of the spans that cover token k of a turn of T sampled tokens, and m the mean of s_k over the turn:
 
@@ -9,9 +9,10 @@ both times the turn's weight, where it has one. So a span over a whole turn is w
 is, a part of a turn is credited against the rest of it, and the turn as a whole against the group's turns at its step.
 
 Guaranteed: spans of no token, and a span cut in two of the same value, change nothing; without spans every token of a
-turn has exactly the turn's advantage. As rewards of turns, spans count where `credit.alpha` is below 1.
-Not covered: a token that is trained once more in another context (`credit.final_segment: all`): there it has the turn's
-advantage.
+turn has exactly the turn's advantage. As rewards of turns, spans count under `credit.rule: state_mix` with an alpha
+below 1, or where a rule of the user's own looks at them.
+Not covered: a token that is trained once more in another context (`credit.final_segment: all`): there it has the mean
+of its turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import fsum
 
+from palimpsest.credit.outcome import TurnAdvantage, turn_mean
 from palimpsest.types import Grade, Segment, Trajectory
 
 
@@ -43,24 +45,41 @@ def span_means(trajectory: Trajectory, grade: Grade) -> list[float]:
     return [fsum(row) / len(row) if row else 0.0 for row in span_rewards(trajectory, grade)]
 
 
-def deviations(trajectory: Trajectory, grade: Grade, share: float) -> list[tuple[float, ...]]:
-    """[turns][T] what a token's advantage has over its turn's, `share` being what turns' own rewards count."""
-    rewards, weights = span_rewards(trajectory, grade), grade.turn_weights or (1.0,) * len(trajectory.turns)
-    return [
-        tuple(share * weight * (reward - mean) for reward in row)
-        for row, mean, weight in zip(rewards, span_means(trajectory, grade), weights, strict=True)
-    ]
+def on_top(
+    trajectory: Trajectory, grade: Grade, turns: Sequence[TurnAdvantage], share: float
+) -> tuple[TurnAdvantage, ...]:
+    """[turns] with what each token of a turn with spans has over it; `share` is what turns' own rewards count.
+
+    >>> from palimpsest.types import Completion, Outcome, SpanReward, StopReason, Turn
+    >>> played = [Turn((1,), Completion((5, 6), (-0.5,) * 2, StopReason.STOP), step, "act") for step in range(2)]
+    >>> grade = Grade(1.0, spans=(SpanReward(0, 0, 1, 1.0),))
+    >>> on_top(Trajectory("p", "g", 0, tuple(played), Outcome.ANSWERED), grade, [0.25, 0.5], 0.5)
+    ((0.5, 0.0), 0.5)
+    """
+    if not grade.spans:
+        return tuple(turns)
+    with_spans = {span.turn for span in grade.spans}
+    rows, means = span_rewards(trajectory, grade), span_means(trajectory, grade)
+    return tuple(
+        tuple(
+            own + share * (reward - means[turn])
+            for own, reward in zip(_each(given, rows[turn]), rows[turn], strict=True)
+        )
+        if turn in with_spans
+        else given
+        for turn, given in enumerate(turns)
+    )
 
 
-def spread(
-    segments: Sequence[Segment], turns: Sequence[float], over: Sequence[Sequence[float]] | None
-) -> list[tuple[float, ...]]:
-    """[segments][T] from [turns] advantages and, where there are spans, [turns][T] what tokens have over them.
+def _each(given: TurnAdvantage, row: Sequence[float]) -> Sequence[float]:
+    return [given] * len(row) if isinstance(given, float) else given
+
+
+def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[tuple[float, ...]]:
+    """[segments][T] from the advantages of [turns] or, where a rule tells them apart, of their tokens.
 
     0.0 where nothing is trained.
     """
-    if over is None:
-        return [tuple(turns[turn] if turn >= 0 else 0.0 for turn in segment.turn_index) for segment in segments]
     trained: set[int] = set()
     rows = []
     for segment in segments:
@@ -70,7 +89,8 @@ def spread(
             if turn < 0:
                 row.append(0.0)
                 continue
-            row.append(turns[turn] if turn in trained else turns[turn] + over[turn][places[turn]])
+            given = turns[turn]
+            row.append(turn_mean(given) if isinstance(given, float) or turn in trained else given[places[turn]])
             places[turn] += 1
         trained |= places.keys()
         rows.append(tuple(row))

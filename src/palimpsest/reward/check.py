@@ -129,7 +129,7 @@ def _range(grades: Mapping[str, Grade]) -> Finding:
     if not values or min(values) == max(values):
         return Finding("range", False, "all episodes are worth the same, so nothing can be learnt from it")
     parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades.values())]
-    mixed = f"; gives {' and '.join(parts)}, which count where credit.alpha is below 1" if parts else ""
+    mixed = f"; gives {' and '.join(parts)}, which credit.rule=state_mix mixes in" if parts else ""
     return Finding("range", True, f"{min(values):g} to {max(values):g}{mixed}")
 
 

@@ -30,6 +30,7 @@ import psutil
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.dynamic import has_signal
+from palimpsest.credit.rules import unread
 from palimpsest.engines.protocol import Learner, Sampler
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades
@@ -77,6 +78,7 @@ class Trainer:
     _ready: deque[Batch] = field(default_factory=deque, init=False)
     """Batches collected ahead, the next step's first."""
     _silent: int = field(default=0, init=False)
+    _told_unread: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
@@ -115,6 +117,7 @@ class Trainer:
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
         self._watch_signal(batch)
+        self._watch_unread(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
         return Report(metrics, {**batch.timings, **learnt.timings, **memory}, batch.groups, batch.encoded)
 
@@ -170,3 +173,9 @@ class Trainer:
                 f"step {batch.step}: for {self._silent} steps no group had different rewards, so nothing is learnt; "
                 f"the problems are too hard or too easy, or the reward is constant"
             )
+
+    def _watch_unread(self, batch: Batch) -> None:
+        """Tell once, and again after a resume, of rewards of turns that the credit rule passes over."""
+        if not self._told_unread and (reason := unread(batch.groups, self.config.credit)):
+            self._told_unread = True
+            self.folder.warn(f"step {batch.step}: {reason}")

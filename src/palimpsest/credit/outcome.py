@@ -1,0 +1,123 @@
+"""What a credit rule is, and the rules that look at the outcome alone, giving each trajectory one advantage.
+
+    mean, mean_std, leave_one_out   one file each, with the formula
+    my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
+
+Guaranteed: what comes back of a rule is finite and of the right lengths, or the run ends with the reason in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from palimpsest import plugins
+from palimpsest.credit import leave_one_out, mean, mean_std
+from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.types import Group, Trajectory
+
+TurnAdvantage = float | tuple[float, ...]
+"""A number for all sampled tokens of a turn, or [T] one for each."""
+TurnAdvantages = Sequence[float | Sequence[float | Sequence[float]]]
+"""[trajectories] a number for all turns, or [turns]."""
+Rule = Callable[[Group], TurnAdvantages]
+"""Called with a group of graded trajectories."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRule:
+    """A rule that looks at the rewards alone."""
+
+    advantages: Callable[[Sequence[float]], Sequence[float]]
+    """[G] rewards to [G] advantages."""
+
+    def __call__(self, group: Group) -> Sequence[float]:
+        """[G] the advantage of each trajectory, at all of its turns."""
+        rewards = [grade.value for grade in group.grades if grade.value is not None]
+        if len(rewards) > 1 and min(rewards) == max(rewards):
+            return [0.0] * len(rewards)  # exactly 0, where a rounded mean would leave a rest
+        return self.advantages(rewards)
+
+
+OUTCOME: Mapping[str, OutcomeRule] = {
+    "mean": OutcomeRule(mean.advantages),
+    "mean_std": OutcomeRule(mean_std.advantages),
+    "leave_one_out": OutcomeRule(leave_one_out.advantages),
+}
+
+
+def own_rule(name: str, options: Mapping[str, Any], *, key: str = "credit.rule", options_key: str) -> Rule:
+    """The user's rule at `name`. Raises ConfigError."""
+    return plugins.build(
+        name,
+        options,
+        where=f"{key}={name}",
+        arguments=("group",),
+        method="turn_advantages",
+        options_key=options_key,
+    )
+
+
+def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:
+    """[trajectories][turns] what the rule says of a group whose trajectories are all graded. RunError if it can't be
+    used."""
+    where = f"credit.rule={name}: group {group.problem.id}"
+    try:
+        result: Any = list(rule(group))
+    except PalimpsestError:
+        raise
+    except Exception as error:
+        raise RunError(f"{where}: it raised {type(error).__name__}: {error}") from error
+    if len(result) != len(group.trajectories):
+        raise RunError(f"{where}: {len(group.trajectories)} trajectories, advantages of {len(result)}")
+    return [
+        _of_turns(given, trajectory, f"{where}, rollout {trajectory.rollout}")
+        for given, trajectory in zip(result, group.trajectories, strict=True)
+    ]
+
+
+def turn_mean(advantage: TurnAdvantage) -> float:
+    """
+    >>> turn_mean(0.1), turn_mean((1.0, 0.0)), turn_mean(())
+    (0.1, 0.5, 0.0)
+    """
+    if isinstance(advantage, float):
+        return advantage
+    return math.fsum(advantage) / len(advantage) if advantage else 0.0
+
+
+def _of_turns(given: Any, trajectory: Trajectory, where: str) -> tuple[TurnAdvantage, ...]:
+    values = [given] * len(trajectory.turns) if isinstance(given, Real) else _listed(given)
+    if values is None:
+        raise RunError(f"{where}: {given!r:.60} is neither a number nor a list of numbers, one a turn")
+    if len(values) != len(trajectory.turns):
+        raise RunError(f"{where}: {len(trajectory.turns)} turns, {len(values)} advantages")
+    return tuple(
+        _of_tokens(value, len(turn.completion.token_ids), f"{where}, turn {number}")
+        for number, (value, turn) in enumerate(zip(values, trajectory.turns, strict=True))
+    )
+
+
+def _of_tokens(given: Any, sampled: int, where: str) -> TurnAdvantage:
+    tokens = None if isinstance(given, Real) else _listed(given)
+    if tokens is None:
+        return _number(given, where)
+    if len(tokens) != sampled:
+        raise RunError(f"{where}: {sampled} sampled tokens, {len(tokens)} advantages")
+    return tuple(_number(value, f"{where}, token {number}") for number, value in enumerate(tokens))
+
+
+def _number(value: Any, where: str) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise RunError(f"{where}: the advantage is {value!r:.60}; a finite number is needed")
+    return float(value)
+
+
+def _listed(given: Any) -> list[Any] | None:
+    try:
+        return None if isinstance(given, str) else list(given)
+    except TypeError:
+        return None
