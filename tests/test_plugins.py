@@ -17,6 +17,16 @@ FILES = {
 class Thing:
     def __init__(self, size=1): self.size = size
     def ask(self, x): return self.size + x
+
+class Typed:
+    def __init__(self, size: int, codec: object = None, sizes: tuple[int, ...] = ()): self.sizes = sizes
+    def ask(self, x): return self.sizes
+
+def typed(x, *, share: float = 1.0, untyped=None): return share, untyped
+
+class Called:
+    def __call__(self, x, *, share: float = 1.0): return share
+called = Called()
 """,
 }
 
@@ -53,3 +63,36 @@ def test_a_class_is_made_with_its_options_and_its_method_called() -> None:
         ConfigError, match=r"credit.rule: plug_fine:Thing needs a method tell, or to be called, with \(x\)"
     ):
         plugins.build("plug_fine:Thing", {}, where="credit.rule", arguments=("x",), method="tell")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Typed", {"size": 2.5}, "thing.options.size=2.5: must be a whole number"),
+        ("Typed", {"size": 2, "sizes": ["a"]}, r"thing.options.sizes=\['a'\]: must be a list, each a whole number"),
+        ("typed", {"share": "half"}, "thing.options.share='half': must be a number"),
+        ("called", {"share": True}, "thing.options.share=True: must be a number"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_with_key_value_and_type(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plugins.build(
+            f"plug_fine:{name}",
+            options,
+            where="thing",
+            arguments=("x",),
+            method="ask",
+            given={"codec": "a codec"},
+            options_key="thing.options",
+        )
+
+
+def test_options_come_as_their_annotations_have_them() -> None:
+    made = plugins.build("plug_fine:Typed", {"size": 1, "sizes": [1, 2]}, where="t", arguments=("x",), method="ask")
+    assert made(0) == (1, 2)
+    assert plugins.build("plug_fine:typed", {"untyped": "as it is"}, where="t", arguments=("x",))(0) == (
+        1.0,
+        "as it is",
+    )

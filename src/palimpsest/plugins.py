@@ -7,8 +7,10 @@ A module is looked for in the current folder too. A class is constructed with th
 them as keyword arguments.
 
 Guaranteed: what is wrong is a ConfigError of one line that begins with the key that named the thing: no such module, an
-error in the module, no such name in it (with the nearest one), an unknown or missing option, a thing of another shape.
-Not covered: a module that changed after it was imported; what a module does when it is imported, which is the user's.
+error in the module, no such name in it (with the nearest one), an unknown or missing option, one of another type than
+its annotation says (config/options.py), a thing of another shape.
+Not covered: options without an annotation, which are passed on as they are; a module that changed after it was
+imported; what a module does when it is imported, which is the user's.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+from palimpsest.config.options import annotations, check_value
 from palimpsest.errors import ConfigError, PalimpsestError, nearest
 
 Signature = inspect.Signature
@@ -170,10 +173,12 @@ def build(
     parameters of these names, such as the model's codec. `options_key` is what messages call the options.
     """
     target = own(name, where)
-    check_shape(name, target, options, where=where, arguments=arguments, given=given or {}, options_key=options_key)
+    checked = check_shape(
+        name, target, options, where=where, arguments=arguments, given=given or {}, options_key=options_key
+    )
     signature = _signature(target)
     known = signature.parameters if signature else {}
-    values = {**{key: value for key, value in (given or {}).items() if key in known}, **options}
+    values = {**{key: value for key, value in (given or {}).items() if key in known}, **checked}
     if not isinstance(target, type):
         return functools.partial(target, **values) if values else target
     try:
@@ -200,13 +205,16 @@ def check_shape(
     arguments: tuple[str, ...],
     given: Iterable[str] = (),
     options_key: str = "options",
-) -> None:
-    """Raise ConfigError if what stands at `name` is no class or function for these options, before anything is made."""
+) -> dict[str, Any]:
+    """The options as their annotations have them (a list becomes a tuple, say); nothing is made.
+
+    Raises ConfigError if what stands at `name` is no class or function for them.
+    """
     if not callable(target):
         raise ConfigError(f"{where}: {name} is {_article(type(target).__name__)}, not a class or a function")
     signature = _signature(target)
     if signature is None:
-        return
+        return dict(options)
     if not isinstance(target, type):
         _refuse_arguments(target, name, arguments, options, where, given)
     keywords = [
@@ -222,6 +230,8 @@ def check_shape(
     for key in keywords:
         if signature.parameters[key].default is inspect.Parameter.empty and key not in options:
             raise ConfigError(f"{options_key}.{key} is missing: {name} needs it")
+    hints = annotations(target)
+    return {key: check_value(hints.get(key), value, f"{options_key}.{key}") for key, value in options.items()}
 
 
 def _refuse_arguments(

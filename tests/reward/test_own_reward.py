@@ -50,6 +50,7 @@ class Weighed:
         said = self.codec.decode(trajectory.turns[0].completion.token_ids)
         return Grade(self.weight, breakdown={"letters": len(said)}, per_turn=[0, 1])
 
+def weighed(problem, trajectory, grade, *, by: float = 1.0): return grade.value * by
 def half(problem, trajectory, grade): return grade.value / 2
 async def marked(problem, trajectory, grade): return Grade(grade.value, breakdown={"seen": 1})
 def lost(problem, trajectory, grade): return Grade(None, reason="the layer lost it")
@@ -178,6 +179,10 @@ async def test_a_plain_function_that_blocks_does_not_stop_the_event_loop_and_is_
         (
             {"name": "own_rewards:length", "options": {"scael": 1}},
             r"reward.options.scael is unknown to own_rewards:length; did you mean scale\?; known: scale",
+        ),
+        (
+            {"layers": [{"name": "own_rewards:weighed", "options": {"by": "much"}}]},
+            "reward.layers.own_rewards:weighed.by='much': must be a number",
         ),
         ({"name": "em", "options": {"scale": 1}}, "reward.name=em has none"),
         ({"layers": ["own_rewards:length"]}, "reward.layers=own_rewards:length: .* called with"),

@@ -94,6 +94,22 @@ def build(cls: type[Built], options: Mapping[str, Any], where: str, name: str | 
         raise ConfigError(f"{where} of {name}: {_one_line(error)}") from None
 
 
+def annotations(target: Any) -> dict[str, Any]:
+    """Annotations of the parameters of a class's constructor, of a function, or of an object that is called.
+
+    >>> def reward(problem, trajectory, *, price: float = 0.1) -> float: ...
+    >>> annotations(reward)["price"]
+    <class 'float'>
+    """
+    if isinstance(target, type):
+        return _hints(target)
+    function = target if inspect.isroutine(target) else type(target).__call__
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
 def check_value(annotation: Any, value: Any, key: str) -> Any:
     """`value` as the annotation has it (a list becomes a tuple, say). Raises ConfigError.
 

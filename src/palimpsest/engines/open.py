@@ -51,21 +51,21 @@ async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
         await opened.close()
 
 
-def _own_class(section: OwnEngineConfig) -> type[Any]:
+def _own_class(section: OwnEngineConfig) -> tuple[type[Any], dict[str, Any]]:
+    """The class, and its options as their annotations have them."""
     where = f"engine.name={section.name}"
     cls = plugins.own_class(section.name, where)
-    plugins.check_shape(
+    return cls, plugins.check_shape(
         section.name, cls, section.options, where=where, arguments=(), given=_GIVEN, options_key="engine.options"
     )
-    return cls
 
 
 def _own(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
     """The user's engine, made with the run's configuration, the objective and `engine.options`."""
-    cls = _own_class(section)
+    cls, options = _own_class(section)
     where = f"engine.name={section.name}"
     try:
-        engine: Engine = cls(config, objective=objective, **section.options)
+        engine: Engine = cls(config, objective=objective, **options)
     except PalimpsestError:
         raise
     except Exception as error:
