@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
-from palimpsest.config.options import annotations, check_value
+from palimpsest.config.options import annotations_of, check_value
 from palimpsest.errors import ConfigError, PalimpsestError, nearest
 
 Signature = inspect.Signature
@@ -230,7 +230,7 @@ def check_shape(
     for key in keywords:
         if signature.parameters[key].default is inspect.Parameter.empty and key not in options:
             raise ConfigError(f"{options_key}.{key} is missing: {name} needs it")
-    hints = annotations(target)
+    hints = annotations_of(target)
     return {key: check_value(hints.get(key), value, f"{options_key}.{key}") for key, value in options.items()}
 
 

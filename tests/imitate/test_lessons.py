@@ -168,7 +168,7 @@ def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:
 
 
 def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
-    with pytest.raises(ConfigError, match="FullContextPolicy has no templates and reply"):
+    with pytest.raises(ConfigError, match="cold_start can't teach FullContextPolicy: its teachable\\(\\) says no form"):
         Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
     with pytest.raises(ConfigError, match="cold_start draws its lessons from the synthetic world"):
         parse_config("data: {source: a.json}\ncold_start: {}")

@@ -13,7 +13,7 @@ import pytest
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
-from palimpsest.reward.compose import Reward, build_reward, check_reward
+from palimpsest.reward.compose import Reward, build_reward, check_reward, layers_told
 from palimpsest.reward.grading import closing
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
@@ -43,6 +43,14 @@ def bad_part(problem, trajectory): return Grade(1.0, breakdown={"style": math.in
 def abstains(problem, trajectory): return Grade(None, reason="not my language")
 def blocks(problem, trajectory): time.sleep(0.05); return 1.0
 
+import threading
+FREE = threading.Event()
+def stuck(problem, trajectory):
+    if trajectory.answer == "stuck": FREE.wait()
+    return 1.0
+async def never(problem, trajectory): await asyncio.sleep(3600)
+def times_out(problem, trajectory): raise TimeoutError("of its own")
+
 class Weighed:
     def __init__(self, codec, weight: float):
         self.codec, self.weight = codec, weight
@@ -58,6 +66,7 @@ def wrong(problem): return 1.0
 THRESHOLD = 3
 class Broken:
     def __init__(self): raise OSError("no such file: weights.bin")
+    def grade(self, problem, trajectory): return 0.0
 """
 
 
@@ -162,6 +171,33 @@ async def test_a_plain_function_that_blocks_does_not_stop_the_event_loop_and_is_
     assert len(threads) == 1
     while threads[0].is_alive():
         time.sleep(0.001)
+
+
+async def test_what_never_returns_is_ungraded_and_holds_up_nobody_behind_it() -> None:
+    import own_rewards  # type: ignore[import-not-found]
+
+    for name in ("stuck", "never"):
+        made = reward(name=f"own_rewards:{name}", timeout_s=0.05)
+        first, second = await asyncio.gather(made.grade(PROBLEM, episode("stuck")), made.grade(PROBLEM, episode()))
+        await made.close()
+        assert first.reason == f"own_rewards:{name} did not return within 0.05 s, reward.timeout_s"
+        assert second.value == (1.0 if name == "stuck" else None)
+    own_rewards.FREE.set()
+
+
+async def test_a_timeout_of_the_rewards_own_is_told_as_its_own() -> None:
+    made = reward(name="own_rewards:times_out")
+    assert (await made.grade(PROBLEM, episode())).reason == "own_rewards:times_out raised TimeoutError: of its own"
+    await made.close()
+
+
+def test_layers_on_top_of_an_own_reward_are_told() -> None:
+    config = {"name": "own_rewards:length", "unsupported_penalty": 2.0, "layers": ["own_rewards:half"]}
+    told = layers_told(RewardConfig.model_validate(config))
+    assert told is not None
+    assert "reward.unsupported_penalty=2, reward.layers=own_rewards:half" in told
+    assert layers_told(RewardConfig.model_validate({**config, "name": "em"})) is None
+    assert layers_told(RewardConfig(name="own_rewards:length")) is None
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,11 @@ def build(cls: type[Built], options: Mapping[str, Any], where: str, name: str | 
         raise ConfigError(f"{where} of {name}: {_one_line(error)}") from None
 
 
-def annotations(target: Any) -> dict[str, Any]:
+def annotations_of(target: Any) -> dict[str, Any]:
     """Annotations of the parameters of a class's constructor, of a function, or of an object that is called.
 
     >>> def reward(problem, trajectory, *, price: float = 0.1) -> float: ...
-    >>> annotations(reward)["price"]
+    >>> annotations_of(reward)["price"]
     <class 'float'>
     """
     if isinstance(target, type):

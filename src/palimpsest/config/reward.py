@@ -118,6 +118,8 @@ class RewardConfig(Strict):
     unsupported_penalty: float = Field(0.0, ge=0)
     """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written
     into the memory that stand neither in the section nor in the memory before, so that it doesn't invent."""
+    timeout_s: float | None = Field(600.0, gt=0)
+    """Of a call of your own reward or layer: an episode that takes it longer is ungraded. null: no limit."""
     state: StateRewardConfig | None = None
     gates: GateRewardConfig | None = None
     final_answer: FinalAnswerConfig = FinalAnswerConfig()

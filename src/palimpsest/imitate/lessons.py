@@ -1,6 +1,6 @@
 """Lessons for a cold start: the form of a policy's replies and, if asked for, some common sense.
 
-For a reading policy that brings `templates(codec)` and `reply(codec, memory, query)`, without end:
+For a policy whose `teachable()` says in which form it reads and replies (memory/policy.py), without end:
 
     read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
              facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
@@ -17,7 +17,7 @@ so that agents with different replies start from equal lessons.
 
 Guaranteed: without insight, what is written and what is asked for don't depend on the answer; no lesson spans more than
 one section.
-Not covered: policies without these two methods (full_context, sliding_window, one's own): they are refused.
+Not covered: policies that say nothing (full_context, sliding_window, agents with tools): they are refused.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic import Evidence, World, distractor, draw_question, near_miss, rival
 from palimpsest.data.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
 from palimpsest.imitate.skills import UNKNOWN
+from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.recall import RecallPrompts
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
@@ -83,21 +83,24 @@ class AnswerScene:
 class Lessons:
     """Draws lessons for one policy and one codec."""
 
-    def __init__(self, policy: Any, codec: Codec, data: SyntheticConfig, seed: int, insight: float = 0.0) -> None:
+    def __init__(
+        self, policy: MemoryPolicy, codec: Codec, data: SyntheticConfig, seed: int, insight: float = 0.0
+    ) -> None:
         """`insight`: share of reading lessons that keep what leads to the answer.
 
         Raises ConfigError for a policy that can't be taught so.
         """
-        if not (hasattr(policy, "templates") and hasattr(policy, "reply")):
+        taught = policy.teachable()
+        if taught is None:
             raise ConfigError(
-                f"cold_start teaches the replies of reading policies; {type(policy).__name__} has no templates and "
-                "reply: set cold_start=null, or begin with palimpsest sft on records of your own"
+                f"cold_start can't teach {type(policy).__name__}: its teachable() says no form of prompts and replies "
+                "(docs/own-policy.md); set cold_start=null, or begin with palimpsest sft on records of your own"
             )
-        self.policy, self.codec, self.data, self.seed, self.insight = policy, codec, data, seed, insight
+        self.policy, self.codec, self.data, self.seed, self.insight = taught, codec, data, seed, insight
         self.read: Template
         self.answer: Template
-        self.read, self.answer = policy.templates(codec)
-        self.texts = policy.texts
+        self.read, self.answer = taught.templates(codec)
+        self.texts = taught.texts
         self._nothing = codec.encode(self.texts.nothing_recalled) if isinstance(self.texts, RecallPrompts) else []
 
     def draw(self, index: int) -> Trajectory:

@@ -118,7 +118,7 @@ def evaluation_identity(
         "weights": weights_fingerprint(model_path(config.model)) or config.model.path,
         "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
         "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
-        "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION)}),
+        "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
         "sampling": config.eval_sampling.model_dump(mode="json"),
         "seed": config.seed,
         **({} if problems is None else {"problems": _fingerprint(problems)}),

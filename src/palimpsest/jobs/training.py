@@ -20,7 +20,7 @@ from palimpsest.jobs.settings import Recipe, default_folder, run_config
 from palimpsest.memory.registry import admit_all
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Silent
-from palimpsest.reward.compose import build_reward
+from palimpsest.reward.compose import build_reward, layers_told
 from palimpsest.reward.grading import Grades, closing
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.loggers import build_loggers
@@ -120,6 +120,8 @@ class Training:
     ) -> Finished:
         """Train `config`, after its cold start if it has one; `on_start` is told the model that training with rewards
         starts from."""
+        if told := layers_told(config.reward):
+            self.progress.message(told)
         if config.cold_start is not None:
             parts = prepared.parts
             begun = await run_cold_start(

@@ -135,6 +135,10 @@ class OverwritePolicy(MemoryPolicy):
         """Its texts, of which a file may give others."""
         return Wording(self.texts, self.shown_texts())
 
+    def teachable(self) -> OverwritePolicy:
+        """Itself."""
+        return self
+
     def shown_texts(self) -> tuple[str, ...]:
         """Names of the texts that these options show."""
         return ("read" if self.layout == "memory_first" else "read_section_first", "answer")

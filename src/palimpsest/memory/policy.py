@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 from palimpsest.events import What
 from palimpsest.memory.parts.prompts import Wording
 from palimpsest.text.codec import Codec
+from palimpsest.text.template import Template
 from palimpsest.types import Completion, Outcome, Problem, numbered
 
 
@@ -54,6 +55,29 @@ class Model(Protocol):
 
         Raises ValueError for a name that is declared there, given with other fields.
         """
+        ...
+
+
+class Teachable(Protocol):
+    """What the lessons of a cold start need of a policy that reads (imitate/lessons.py)."""
+
+    @property
+    def memory_tokens(self) -> int:
+        """Tokens that a memory holds at the most."""
+        ...
+
+    @property
+    def texts(self) -> Any:
+        """With `empty_memory` and, where prompts have a slot `recalled`, `nothing_recalled`: what stands there at
+        first."""
+        ...
+
+    def templates(self, codec: Codec) -> tuple[Template, Template]:
+        """The read prompt, with the slots question, memory, section and perhaps recalled; the answer prompt."""
+        ...
+
+    def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
+        """The ids of a reply that writes `memory` and asks for `query`, without the stop token."""
         ...
 
 
@@ -95,6 +119,10 @@ class MemoryPolicy(ABC):
 
     def wording(self) -> Wording | None:
         """Its texts, where its option `prompts` takes a file with others (parts/prompts.py); None: it has none."""
+        return None
+
+    def teachable(self) -> Teachable | None:
+        """What a cold start draws reading lessons from, most often the policy itself; None: it can't be taught so."""
         return None
 
     def required_context(self, codec: Codec) -> int:

@@ -88,9 +88,23 @@ def check_reward(config: RewardConfig) -> None:
         own.check_layer(layer.name, layer.options)
 
 
+def layers_told(config: RewardConfig) -> str | None:
+    """In words, which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
+    standing = {
+        "reward.state": config.state is not None,
+        "reward.gates": config.gates is not None,
+        f"reward.unsupported_penalty={config.unsupported_penalty:g}": config.unsupported_penalty > 0,
+        **{f"reward.layers={layer.name}": True for layer in config.layers},
+    }
+    names = [name for name, stands in standing.items() if stands]
+    if not plugins.is_own(config.name) or not names:
+        return None
+    return f"training puts on top of reward.name={config.name}: {', '.join(names)}; evaluation doesn't"
+
+
 def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
     if plugins.is_own(config.name):
-        return own.own_reward(config.name, config.options, codec)
+        return own.own_reward(config.name, config.options, codec, config.timeout_s)
     if config.name == "boxed":
         return MatchGrader("boxed_strict" if config.strict else "boxed")
     if config.name == "final_answer":
@@ -109,7 +123,7 @@ def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
     if config.final_answer.constraint_penalty:
         yield ConstraintLayer(config.final_answer.constraint_penalty)
     for layer in config.layers:
-        yield own.own_layer(layer.name, layer.options, codec)
+        yield own.own_layer(layer.name, layer.options, codec, config.timeout_s)
 
 
 def _judge_class() -> type[Judge]:

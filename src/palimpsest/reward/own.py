@@ -10,28 +10,30 @@ Guaranteed: what raises, or returns something else (NaN, a text, None), is an un
 zero and never the end of the run; an episode that the machinery lost is ungraded before anybody is asked; a plain
 function runs on one thread of its own, a call at a time, so that it may block without stopping other episodes and needs
 no lock. A function of the episode alone gives the same grades in every run, whatever order episodes end in.
-Not covered: a function that never returns, which holds up the run; one that draws at random or reads a clock.
+What takes longer than `reward.timeout_s` is ungraded too (reward/calling.py says what becomes of the call).
+Not covered: one that draws at random or reads a clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
 from palimpsest import plugins
 from palimpsest.errors import being_cancelled
+from palimpsest.reward.calling import Caller, OutOfTime
 from palimpsest.reward.grader import measure
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
 REWARD = ("problem", "trajectory")
 LAYER = ("problem", "trajectory", "grade")
+TIMEOUT_S = 10.0
+"""Of a call that is tried out; a run has `reward.timeout_s`."""
 _REASON_CHARS = 300
 
 
@@ -52,7 +54,7 @@ def check_layer(name: str, options: Mapping[str, Any]) -> None:
     )
 
 
-def own_reward(name: str, options: Mapping[str, Any], codec: Codec) -> OwnReward:
+def own_reward(name: str, options: Mapping[str, Any], codec: Codec, timeout_s: float | None = TIMEOUT_S) -> OwnReward:
     """The reward at `name`. Raises ConfigError."""
     call = plugins.build(
         name,
@@ -63,10 +65,10 @@ def own_reward(name: str, options: Mapping[str, Any], codec: Codec) -> OwnReward
         given={"codec": codec},
         options_key="reward.options",
     )
-    return OwnReward(name, Caller(call))
+    return OwnReward(name, Caller(call, timeout_s))
 
 
-def own_layer(name: str, options: Mapping[str, Any], codec: Codec) -> OwnLayer:
+def own_layer(name: str, options: Mapping[str, Any], codec: Codec, timeout_s: float | None = TIMEOUT_S) -> OwnLayer:
     """The layer at `name`. Raises ConfigError."""
     call = plugins.build(
         name,
@@ -77,56 +79,7 @@ def own_layer(name: str, options: Mapping[str, Any], codec: Codec) -> OwnLayer:
         given={"codec": codec},
         options_key=f"reward.layers.{name}",
     )
-    return OwnLayer(name, Caller(call))
-
-
-def _is_async(call: Callable[..., Any]) -> bool:
-    """Also where it is an object whose class defines `async def __call__`."""
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
-
-
-class Caller:
-    """A function, plain or async, to be awaited."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-        self.waits = _is_async(call)
-        """Whether it is async; what isn't is called on a thread."""
-        self._thread: ThreadPoolExecutor | None = None
-
-    async def __call__(self, *arguments: Any) -> Any:
-        """What it returns. What it raises comes out as itself, but for a CancelledError that nobody asked for."""
-        if self.waits:
-            return await self._call(*arguments)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
-        outcome = await asyncio.get_running_loop().run_in_executor(self._thread, self._outcome, arguments)
-        if isinstance(outcome, _Raised):
-            raise outcome.error
-        return await outcome if inspect.isawaitable(outcome) else outcome
-
-    def _outcome(self, arguments: tuple[Any, ...]) -> Any:
-        try:
-            return self._call(*arguments)
-        except Exception as error:  # noqa: BLE001  a future can't carry every kind of error (StopIteration)
-            return _Raised(error)
-
-    async def close(self) -> None:
-        """Let go of the thread, and close what the object has open."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-            self._thread = None
-        owner = plugins.owner(self._call)
-        closing_call = getattr(owner, "close", None)
-        if closing_call is not None:
-            result = closing_call()
-            if inspect.isawaitable(result):
-                await result
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    error: Exception
+    return OwnLayer(name, Caller(call, timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +125,8 @@ async def _asked(name: str, caller: Caller, below: Grade, *arguments: Any) -> Gr
     except (Exception, asyncio.CancelledError) as error:  # the border around a user's own code
         if being_cancelled():
             raise
+        if isinstance(error, OutOfTime):
+            return _ungraded(f"{name} {error}, reward.timeout_s")
         return _ungraded(f"{name} raised {type(error).__name__}: {error}")
     if isinstance(result, Grade) and result.value is None:
         return _ungraded(result.reason or f"{name} gave no grade and no reason")

@@ -4,7 +4,7 @@ allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints
           no past step would have come out otherwise
 warned    engine, optim, eval_sampling, data.eval_source, model.device, model.gradient_checkpointing,
           train.episode_timeout_s, sampler_retries, eval_problems,
-          reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
+          reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run goes on, and events.jsonl says where it changed
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
@@ -51,6 +51,7 @@ _RULES: Mapping[str, Verdict] = {
     "eval_sampling": "warned",
     "data.eval_source": "warned",
     "optim": "warned",
+    "reward.timeout_s": "warned",
     **{f"reward.judge.{key}": "warned" for key in sorted(JUDGE_OPERATION)},
     **{f"{_SEARCH}.{key}": "warned" for key in ("attempts", "timeout_s", "token_env")},
 }
