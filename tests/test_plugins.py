@@ -13,6 +13,8 @@ FILES = {
     "plug_syntax.py": "def broken(:\n",
     "plug_raises.py": "import math\n\nVALUE = math.sqrt(-1)\n",
     "plug_needs.py": "import a_package_that_is_not_there\n",
+    "plug_leaves.py": "import sys\n\nsys.exit(0)\n",
+    "plug_lazy.py": "def __getattr__(name):\n    if name == 'Thing':\n        raise OSError('no weights')\n",
     "plug_fine.py": """
 class Thing:
     def __init__(self, size=1): self.size = size
@@ -46,6 +48,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug_needs:Thing", "credit.rule: plug_needs imports 'a_package_that_is_not_there', which is not installed"),
         ("plug_syntax:Thing", r"credit.rule: importing plug_syntax raised SyntaxError: .*plug_syntax.py, line 1"),
         ("plug_raises:VALUE", r"importing plug_raises raised ValueError: .* \(plug_raises.py, line 3\)"),
+        ("plug_leaves:VALUE", r"importing plug_leaves raised SystemExit: 0 \(plug_leaves.py, line 3\)"),
+        ("plug_lazy:Thing", r"plug_lazy:Thing raised OSError: no weights \(plug_lazy.py, line 3\)"),
         ("plug_fine:Thin", r"credit.rule: plug_fine has no 'Thin'; did you mean Thing\?"),
         ("plug_fine:", "credit.rule: 'plug_fine:' is not of the form my_module:MyThing"),
     ],

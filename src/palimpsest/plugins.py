@@ -18,10 +18,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import sys
 import traceback
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -120,10 +122,14 @@ def own(name: str, where: str, kind: str = "") -> Any:
     if not module_name or not attribute:
         raise ConfigError(f"{where}: {name!r} is not of the form my_module:MyThing")
     module = _imported(module_name, where)
-    if not hasattr(module, attribute):
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
         public = [known for known in vars(module) if not known.startswith("_")]
-        raise ConfigError(f"{where}: {module_name} has no {kind}{attribute!r}{nearest(attribute, public)}")
-    return getattr(module, attribute)
+        near = nearest(attribute, public)
+        raise ConfigError(f"{where}: {module_name} has no {kind}{attribute!r}{near}") from None
+    except Exception as error:
+        raise ConfigError(f"{where}: {name} raised {_told(error)}") from error
 
 
 def _imported(name: str, where: str) -> ModuleType:
@@ -138,7 +144,7 @@ def _imported(name: str, where: str) -> ModuleType:
         raise ConfigError(f"{where}: {name} imports {error.name!r}, which is not installed") from None
     except PalimpsestError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: importing {name} raised {_told(error)}") from error
 
 
@@ -148,7 +154,7 @@ def _told(error: BaseException) -> str:
     >>> _told(KeyError("size"))
     "KeyError: 'size'"
     """
-    message = (str(error) or "no message").splitlines()[0]
+    message = [*told(error).removeprefix(f"{type(error).__name__}: ").splitlines(), "no message"][0] or "no message"
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {message}"  # which has the file and the line
     frames = traceback.extract_tb(error.__traceback__)
@@ -185,7 +191,7 @@ def build(
         made = target(**values)
     except PalimpsestError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error
     call: Callable[..., Any] | None = getattr(made, method, None) if method else None
     call = made if call is None else call
@@ -278,6 +284,30 @@ def own_name(thing: Any) -> str:
     inner = thing.func if isinstance(thing, functools.partial) else thing
     plain = isinstance(inner, FunctionType | MethodType | type) or inspect.isbuiltin(inner)
     return str(inner.__name__ if plain else type(inner).__name__)
+
+
+def told(error: BaseException) -> str:
+    """The kind of an error that a user's code raised, and its text if that can be made.
+
+    >>> told(KeyError("size"))
+    "KeyError: 'size'"
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  the border around an error's own __str__
+        return type(error).__name__
+
+
+def finite(value: Any) -> bool:
+    """Whether what a user's code gave is a number that a float can hold.
+
+    >>> finite(1), finite(math.nan), finite("1"), finite(10**400)
+    (True, False, False, False)
+    """
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _article(noun: str) -> str:

@@ -151,8 +151,9 @@ class Prompt(tuple[int, ...]):
     spans: Mapping[str, Span]
 
     def __new__(cls, ids: Iterable[int], spans: Mapping[str, Span] | None = None) -> Prompt:
+        """Raises ValueError for a piece that doesn't lie in the prompt."""
         prompt = super().__new__(cls, ids)
-        prompt.spans = dict(spans or {})
+        prompt.spans = spans_within(spans or {}, len(prompt))
         return prompt
 
     @classmethod
@@ -177,6 +178,19 @@ class Prompt(tuple[int, ...]):
                 spans[name] = (len(ids) + start, len(ids) + end)
             ids += part
         return cls(ids, spans)
+
+
+def spans_within(spans: Mapping[str, Span], length: int) -> dict[str, Span]:
+    """`spans`, if all of them lie in a prompt of `length` tokens. Raises ValueError.
+
+    >>> spans_within({"memory": (2, 9)}, 5)
+    Traceback (most recent call last):
+    ValueError: the piece 'memory' at (2, 9) doesn't lie in a prompt of 5 tokens
+    """
+    for name, (start, end) in spans.items():
+        if not 0 <= start <= end <= length:
+            raise ValueError(f"the piece {name!r} at {(start, end)} doesn't lie in a prompt of {length} tokens")
+    return dict(spans)
 
 
 def spans_of(ids: Sequence[int]) -> Mapping[str, Span]:

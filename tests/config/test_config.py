@@ -119,6 +119,20 @@ def test_values_are_read_as_yaml(override: str, expected: object) -> None:
     assert type(value) is type(expected)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"train.ahead={2**63}", "recipe: train.ahead: a number of 64 bits; at most 63 are possible"),
+        (f"policy.options.size=[{-(2**63) - 1}]", "recipe: policy.options.size: a number of 64 bits"),
+        ('reward.name="\\ud800:x"', r"recipe: reward.name: .* holds half a character"),
+        ('roles={"\\ud800": {}}', r"recipe: roles: .* holds half a character"),
+    ],
+)
+def test_what_no_file_of_a_run_can_hold_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config("", name="recipe", overrides=[override])
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_number_survives_the_command_line(value: float) -> None:
     assert split_override(f"a={value!r}")[1] == value

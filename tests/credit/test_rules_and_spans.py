@@ -42,6 +42,8 @@ def short(group): return [0.0]
 def ragged(group): return [[0.0, 1.0, 2.0] for _ in group.grades]
 def nan(group): return [float("nan") for _ in group.grades]
 def words(group): return ["high" for _ in group.grades]
+def leaves(group): raise SystemExit(3)
+def huge(group): return [10**400] * len(group.trajectories)
 def raises(group): raise KeyError("style")
 """
 
@@ -107,6 +109,8 @@ def test_a_lone_survivor_is_not_shown_to_a_rule() -> None:
         ("nan", "rollout 0, turn 0: the advantage is nan; a finite number is needed"),
         ("words", "rollout 0: 'high' is neither a number nor a list of numbers, one a turn"),
         ("raises", "group p: it raised KeyError: 'style'"),
+        ("leaves", "group p: it raised SystemExit: 3"),
+        ("huge", "rollout 0, turn 0: the advantage is int; a finite number is needed"),
     ],
 )
 def test_what_can_not_be_advantages_ends_the_run_in_words(rule: str, message: str) -> None:

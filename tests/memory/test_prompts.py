@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from palimpsest.config.load import dump_config, load_recipe, parse_config
+from palimpsest.config.prompt_file import MAX_BYTES
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.jobs.prompts import prompt_file
@@ -39,7 +41,7 @@ def built(texts: dict[str, Any], name: str = "overwrite", **options: Any) -> Any
 def first_prompt(policy: Any, codec: Any) -> tuple[int, ...]:
     model = ScriptedModel(codec, lambda prompt, limit: [codec.stop_ids[0]], max_context=20_480)
     document = "Alice drinks tea." if policy.reads_documents else None
-    asyncio.run(policy.run(dataclasses.replace(world(), context=document), model))
+    asyncio.run(model.play(policy, dataclasses.replace(world(), context=document)))
     return model.prompts[0]
 
 
@@ -120,6 +122,13 @@ def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_plain_file_is_not_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=r"mine.yaml: is no file"):
+        load_recipe("memagent-quickstart", [f"policy.options.prompts={tmp_path / 'mine.yaml'}"])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -127,6 +136,21 @@ def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: 
         ("read: [", "not valid YAML"),
         ("- read", "expected texts by name"),
         ("read: a\nread: b", "key read given twice"),
+        ("read: 2026-13-45", "not valid YAML (a value can't be read: month must be in 1..12)"),
+        ("read: " + "9" * 6000, "not valid YAML (a value can't be read: Exceeds the limit"),
+        ("read: !!bool maybe", "not valid YAML (a value can't be read: 'maybe')"),
+        ("read: !!python/object/apply:os.getcwd []", "not valid YAML (could not determine a constructor"),
+        ("read: " + "[" * 2000, "not valid YAML (nested too deep)"),
+        ("read: &a [*a]", "not valid YAML (an alias stands within itself"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(
+                f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+            ),
+            "not valid YAML (its aliases stand for too much",
+        ),
+        ("read: " + "x" * MAX_BYTES, "longer than 1,000,000 bytes"),
+        ('read: "\\ud800"', "read: '\\ud800' holds half a character"),
     ],
 )
 def test_a_file_that_cant_be_read_is_named(content: str | None, message: str, tmp_path: Path) -> None:

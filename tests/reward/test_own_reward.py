@@ -23,7 +23,7 @@ PROBLEM = Problem("p", "Where?", ("Oslo",))
 
 MODULE = """
 import asyncio, math, time
-from palimpsest.types import Grade
+from palimpsest.types import Grade, SpanReward
 
 def length(problem, trajectory, *, scale=1.0):
     return scale * len(trajectory.answer or "")
@@ -42,6 +42,22 @@ def short(problem, trajectory): return Grade(1.0, per_turn=(1.0,))
 def bad_part(problem, trajectory): return Grade(1.0, breakdown={"style": math.inf})
 def abstains(problem, trajectory): return Grade(None, reason="not my language")
 def blocks(problem, trajectory): time.sleep(0.05); return 1.0
+
+class Silent(Exception):
+    def __str__(self): raise RuntimeError
+def speechless(problem, trajectory): raise Silent
+def leaves(problem, trajectory): raise SystemExit(3)
+async def leaves_later(problem, trajectory): raise SystemExit(3)
+def huge(problem, trajectory): return 10**400
+def huge_part(problem, trajectory): return Grade(1.0, breakdown={"style": 10**400})
+def no_parts(problem, trajectory): return Grade(1.0, breakdown=None)
+def numbered(problem, trajectory): return Grade(None, reason=5)
+def one_for_all(problem, trajectory): return Grade(1.0, per_turn=5)
+def bare_span(problem, trajectory): return Grade(1.0, spans=((0, 0, 1, 1.0),))
+def half_token(problem, trajectory): return Grade(1.0, spans=(SpanReward(0, 0.5, 1, 1.0),))
+class Mute:
+    def __repr__(self): raise RuntimeError
+def mute(problem, trajectory): return Mute()
 
 import threading
 FREE = threading.Event()
@@ -66,7 +82,6 @@ def wrong(problem): return 1.0
 THRESHOLD = 3
 class Broken:
     def __init__(self): raise OSError("no such file: weights.bin")
-    def grade(self, problem, trajectory): return 0.0
 """
 
 
@@ -120,6 +135,17 @@ def test_a_class_gets_its_options_and_the_codec() -> None:
         ("short", "own_rewards:short returned 1 numbers as per_turn for 2 turns"),
         ("bad_part", "own_rewards:bad_part returned inf as breakdown['style']"),
         ("abstains", "not my language"),
+        ("speechless", "own_rewards:speechless raised Silent"),
+        ("leaves", "own_rewards:leaves raised SystemExit: 3"),
+        ("leaves_later", "own_rewards:leaves_later raised SystemExit: 3"),
+        ("huge", "own_rewards:huge returned 1000"),
+        ("huge_part", "own_rewards:huge_part returned 1000"),
+        ("no_parts", "own_rewards:no_parts returned a Grade that can't be read: AttributeError"),
+        ("numbered", "5"),
+        ("one_for_all", "own_rewards:one_for_all returned a Grade that can't be read: TypeError"),
+        ("bare_span", "own_rewards:bare_span returned a Grade that can't be read: AttributeError"),
+        ("half_token", "own_rewards:half_token returned SpanReward(turn=0, start=0.5, end=1, value=1.0) as spans[0]"),
+        ("mute", "own_rewards:mute returned a Mute that can't be read: RuntimeError"),
     ],
 )
 def test_what_is_no_grade_leaves_the_episode_ungraded_with_the_reason(name: str, reason: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import fields
 from pathlib import Path
 
+import orjson
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -61,8 +63,10 @@ def turns(draw: st.DrawFn) -> Turn:
     logprobs = tuple(draw(st.lists(FLOATS, min_size=len(tokens), max_size=len(tokens))))
     first, more = draw(st.integers(0, 9)), draw(st.integers(0, 2))  # new weights may have come in between
     completion = Completion(tokens, logprobs, draw(st.sampled_from(StopReason)), first, first + more)
-    spans = draw(st.dictionaries(TEXT, st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2))
-    return Turn(draw(IDS), completion, draw(st.integers(0, 99)), draw(TEXT), draw(NOTES), spans)
+    prompt = draw(IDS)
+    places = st.lists(st.integers(0, len(prompt)), min_size=2, max_size=2).map(lambda ends: (min(ends), max(ends)))
+    spans = draw(st.dictionaries(TEXT, places, max_size=2))
+    return Turn(prompt, completion, draw(st.integers(0, 99)), draw(TEXT), draw(NOTES), spans)
 
 
 @st.composite
@@ -251,3 +255,22 @@ def test_an_old_event_of_another_hand_stays_a_plain_one() -> None:
     row = {"kind": "memory", "step": 1, "detail": {"said": "tea"}}
     (event,) = as_format_2({"turns": [], "events": [row]})["events"]
     assert event_of(event["kind"], event["detail"]) == Plain("memory (format 1)", {"said": "tea"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"spans": {"memory": [0, 99]}}, "the piece 'memory' at (0, 99) doesn't lie in a prompt of 2 tokens"),
+        ({"spans": {"memory": [-1, 1]}}, "the piece 'memory' at (-1, 1)"),
+        ({"spans": {"memory": [1]}}, "not enough values"),
+        ({"logprobs": [-0.5]}, "2 tokens with 1 log-probabilities"),
+    ],
+)
+def test_a_turn_that_can_not_have_been_is_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    turn = Turn((1, 2), Completion((3, 4), (-0.5, -0.5), StopReason.STOP), 0, "answer")
+    episode = Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, "a")
+    line = orjson.loads(group_lines(Group(Problem("p", "q", ("a",)), (episode,), (Grade(1.0),))))
+    line["turns"][0] |= change
+    (tmp_path / "step.jsonl").write_bytes(orjson.dumps(line) + b"\n")
+    with pytest.raises(DataError, match=re.escape(reason)):
+        read_groups(tmp_path / "step.jsonl")

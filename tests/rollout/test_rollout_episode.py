@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.episode import play
 from palimpsest.seeding import derive_seed
-from palimpsest.types import Completion, Outcome, Problem, SamplingParams, StopReason, Trajectory
+from palimpsest.types import Completion, Outcome, Problem, Prompt, SamplingParams, StopReason, Trajectory
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 
 PROBLEM = Problem("p1", "yes? ", ("yes",), "fact.")
@@ -173,3 +174,36 @@ async def test_cancelling_an_episode_is_not_an_outcome() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (None, "a NoneType came back, a Completion is needed"),
+        (Completion((1, 2), (-0.5,), StopReason.STOP), "2 tokens came with 1 log-probabilities"),
+        (Completion((1,) * 999, (-0.5,) * 999, StopReason.STOP), "999 tokens came back"),
+        (Completion((1, 2), (math.nan, 0.0), StopReason.STOP), "a log-probability is not finite"),
+        (Completion((1, 2), (math.inf, -math.inf), StopReason.STOP), "a log-probability is not finite"),
+    ],
+)
+def test_what_no_sampler_may_give_is_a_failure_of_the_sampler(completion: Any, reason: str) -> None:
+    class Wrong(SeedSampler):
+        async def generate(self, *prompt: Any, **options: Any) -> Completion:
+            return completion  # type: ignore[no-any-return]
+
+    trajectory = episode(Wrong(), retries=0)
+    assert trajectory.outcome is Outcome.SAMPLER_FAILED
+    assert trajectory.turns == ()
+    assert reason in trajectory.events[0].detail["message"]
+
+
+@pytest.mark.parametrize("span", [(-1, 1), (0, 3), (2, 1)])
+def test_a_piece_that_does_not_lie_in_the_prompt_is_a_failure_of_the_policy(span: tuple[int, int]) -> None:
+    class Misplaced(TwoTurnPolicy):
+        async def run(self, problem: Problem, model: Model) -> Answered:
+            await model.generate(Prompt((1, 2), {"memory": span}), name="read", max_tokens=4)
+            raise AssertionError("not reached")
+
+    trajectory = episode(SeedSampler(), Misplaced())
+    assert trajectory.outcome is Outcome.POLICY_FAILED
+    assert "doesn't lie in a prompt of 2 tokens" in trajectory.events[0].detail["message"]

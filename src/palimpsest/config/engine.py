@@ -19,7 +19,7 @@ class EmbeddedEngineConfig(Strict):
 
     name: Literal["embedded"] = "embedded"
     """embedded, or my_module:MyEngine, which takes `options` alone."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=1024)
     """CPU threads of one process. One where the cores are shared: two collapse under other load."""
     batch_slots: int = Field(128, ge=1)
     """Sequences the sampler decodes at once."""

@@ -25,7 +25,7 @@ from palimpsest.config.explain import explain, section_of
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.secrets import refuse_secrets
-from palimpsest.config.yaml_text import Dumper, Loader, first_line
+from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError, nearest
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -81,6 +81,7 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), 
         _put(values, key, value)
         given[key] = shown
     refuse_secrets(values, name)
+    refuse_unwritable(values, "", name)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -108,7 +109,7 @@ def split_override(override: str) -> tuple[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {override}: expected key=value with a dotted key, e.g. train.steps=10")
     try:
-        return key, yaml.load(value, Loader=Loader)
+        return key, read(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override}: the value is not YAML ({first_line(error)})") from None
 
@@ -145,7 +146,7 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, 
 
 def _mapping(text: str, name: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text, Loader=Loader)
+        values = read(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"recipe {name}: not valid YAML ({first_line(error)})") from None
     if values is None:

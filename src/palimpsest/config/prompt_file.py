@@ -14,10 +14,12 @@ from typing import Any
 import yaml
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.config.yaml_text import Loader, first_line
+from palimpsest.config.yaml_text import first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError
 
 OPTION = "prompts"
+MAX_BYTES = 1_000_000
+"""Of a file of prompts."""
 
 
 def is_prompt_file(value: object) -> bool:
@@ -33,16 +35,28 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     """The texts in a file, by name. Raises ConfigError that begins with `key`, which named it."""
     where = f"{key}={path}"
     try:
-        values = yaml.load(Path(path).read_text("utf-8"), Loader=Loader)
+        values = read(_text(Path(path), where))
     except FileNotFoundError:
         raise ConfigError(f"{where}: no such file; palimpsest prompts show prints one to begin with") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or no name a file can have
         raise ConfigError(f"{where}: can't be read as UTF-8 text ({type(error).__name__})") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ConfigError(f"{where}: expected texts by name, such as `read: ...`, got {type(values).__name__}")
+    refuse_unwritable(values, "", where)
     return values
+
+
+def _text(path: Path, where: str) -> str:
+    """What a file holds. Only a plain file is opened: a pipe or a device might never end."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{where}: is no file; give a YAML file of texts")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{where}: longer than {MAX_BYTES:,} bytes, which is no prompt; give a file of a few texts")
+    return content.decode("utf-8-sig")
 
 
 def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:

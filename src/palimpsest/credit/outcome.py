@@ -69,8 +69,8 @@ def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]
         result: Any = list(rule(group))
     except PalimpsestError:
         raise
-    except Exception as error:
-        raise RunError(f"{where}: it raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{where}: it raised {plugins.told(error)}") from error
     if len(result) != len(group.trajectories):
         raise RunError(f"{where}: {len(group.trajectories)} trajectories, advantages of {len(result)}")
     return [
@@ -92,7 +92,8 @@ def turn_mean(advantage: TurnAdvantage) -> float:
 def _of_turns(given: Any, trajectory: Trajectory, where: str) -> tuple[TurnAdvantage, ...]:
     values = [given] * len(trajectory.turns) if isinstance(given, Real) else _listed(given)
     if values is None:
-        raise RunError(f"{where}: {given!r:.60} is neither a number nor a list of numbers, one a turn")
+        shown = repr(given)[:60] if isinstance(given, str | None) else f"a {type(given).__name__}"
+        raise RunError(f"{where}: {shown} is neither a number nor a list of numbers, one a turn")
     if len(values) != len(trajectory.turns):
         raise RunError(f"{where}: {len(trajectory.turns)} turns, {len(values)} advantages")
     return tuple(
@@ -111,8 +112,9 @@ def _of_tokens(given: Any, sampled: int, where: str) -> TurnAdvantage:
 
 
 def _number(value: Any, where: str) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise RunError(f"{where}: the advantage is {value!r:.60}; a finite number is needed")
+    if not plugins.finite(value):
+        shown = repr(value) if isinstance(value, float) else type(value).__name__
+        raise RunError(f"{where}: the advantage is {shown}; a finite number is needed")
     return float(value)
 
 

@@ -68,8 +68,8 @@ def _own(section: OwnEngineConfig, config: RunConfig, objective: Objective | Non
         engine: Engine = cls(config, objective=objective, **options)
     except PalimpsestError:
         raise
-    except Exception as error:
-        raise ConfigError(f"{where}: opening it raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: opening it raised {plugins.told(error)}") from error
     if missing := [name for name in _NEEDED if not hasattr(engine, name)]:
         raise ConfigError(f"{where}: it has no {' and no '.join(missing)}; see docs/own-engine.md")
     if objective is not None and engine.learner is None:

@@ -17,7 +17,6 @@ Not covered: one that draws at random or reads a clock.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -122,17 +121,20 @@ async def _asked(name: str, caller: Caller, below: Grade, *arguments: Any) -> Gr
     trajectory = arguments[1]
     try:
         result = await caller(*arguments)
-    except (Exception, asyncio.CancelledError) as error:  # the border around a user's own code
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # the border around a user's own code
         if being_cancelled():
             raise
         if isinstance(error, OutOfTime):
             return _ungraded(f"{name} {error}, reward.timeout_s")
-        return _ungraded(f"{name} raised {type(error).__name__}: {error}")
-    if isinstance(result, Grade) and result.value is None:
-        return _ungraded(result.reason or f"{name} gave no grade and no reason")
-    grade = result if isinstance(result, Grade) else replace(below, value=result)
-    fault = fault_of(grade, trajectory)
-    return _ungraded(f"{name} returned {fault}") if fault else _plain(grade)
+        return _ungraded(f"{name} raised {plugins.told(error)}")
+    try:
+        if isinstance(result, Grade) and result.value is None:
+            return _ungraded(str(result.reason or f"{name} gave no grade and no reason"))
+        grade = result if isinstance(result, Grade) else replace(below, value=result)
+        fault = fault_of(grade, trajectory)
+        return _ungraded(f"{name} returned {fault}") if fault else _plain(grade)
+    except Exception as error:  # noqa: BLE001  a field of another type fails wherever it is touched
+        return _ungraded(f"{name} returned a {type(result).__name__} that can't be read: {plugins.told(error)}")
 
 
 def _ungraded(reason: str) -> Grade:
@@ -159,6 +161,8 @@ def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
             return f"{len(values)} numbers as {field} for {turns} turns"
         numbers |= {f"{field}[{at}]": value for at, value in enumerate(values)}
     for at, span in enumerate(grade.spans):
+        if not all(isinstance(place, int) for place in (span.turn, span.start, span.end)):
+            return f"{span} as spans[{at}]: turn, start and end must be whole numbers"
         sampled = len(trajectory.turns[span.turn].completion.token_ids) if 0 <= span.turn < turns else -1
         if not 0 <= span.start <= span.end <= sampled:
             return f"{span} as spans[{at}]: no such tokens in {turns} turns" + (
@@ -166,7 +170,7 @@ def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
             )
         numbers[f"spans[{at}].value"] = span.value
     for key, value in numbers.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
+        if not plugins.finite(value):
             return f"{value!r:.60} as {key}: a finite number is needed"
     return None
 

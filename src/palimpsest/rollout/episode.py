@@ -96,11 +96,13 @@ class Recorder:
 
 def _checked(completion: Completion, params: SamplingParams) -> Completion:
     """`completion`, or SamplerError if it can't be what was asked for: such tokens must never be trained."""
+    if not isinstance(completion, Completion):
+        raise SamplerError(f"a {type(completion).__name__} came back, a Completion is needed")
     if len(completion.logprobs) != len(completion.token_ids):
         raise SamplerError(f"{len(completion.token_ids)} tokens came with {len(completion.logprobs)} log-probabilities")
     if len(completion.token_ids) > params.max_tokens:
         raise SamplerError(f"{len(completion.token_ids)} tokens came back, max_tokens is {params.max_tokens}")
-    if not math.isfinite(math.fsum(completion.logprobs)):
+    if not all(map(math.isfinite, completion.logprobs)):
         raise SamplerError("a log-probability is not finite")
     return completion
 

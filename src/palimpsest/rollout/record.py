@@ -46,6 +46,7 @@ from palimpsest.types import (
     StopReason,
     Trajectory,
     Turn,
+    spans_within,
 )
 
 FORMAT = 2
@@ -132,13 +133,16 @@ def _turn_from_json(data: Mapping[str, Any]) -> Turn:
         policy_version=data["policy_version"],
         last_policy_version=data.get("last_policy_version", data["policy_version"]),
     )
+    if len(completion.logprobs) != len(completion.token_ids):
+        raise ValueError(f"{len(completion.token_ids)} tokens with {len(completion.logprobs)} log-probabilities")
+    prompt = tuple(data["prompt_ids"])
     return Turn(
-        tuple(data["prompt_ids"]),
+        prompt,
         completion,
         data["step"],
         data["name"],
         data["notes"],
-        {name: (int(start), int(end)) for name, (start, end) in data["spans"].items()},
+        spans_within({name: (int(start), int(end)) for name, (start, end) in data["spans"].items()}, len(prompt)),
         role=data.get("role"),
         trained=data.get("trained", True),
     )
