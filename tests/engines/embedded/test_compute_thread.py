@@ -223,6 +223,27 @@ def test_closing_cancels_what_is_in_flight_and_refuses_what_comes_after(tiny_mod
         assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
         with pytest.raises(SamplerError, match="closed"):
             await engine.sampler.generate(PROMPT, LONG)
+        with pytest.raises(SamplerError, match="closed"):
+            await engine.sampler.score(PROMPT, PROMPT)
+
+    asyncio.run(go())
+
+
+def test_a_score_that_breaks_on_the_thread_is_a_failure_of_the_sampler(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(tiny_model_folder, None)
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    async def go() -> None:
+        monkeypatch.setattr("palimpsest.engines.embedded.sampling.sampler.score", broken)
+        with pytest.raises(SamplerError, match="scoring failed: RuntimeError: out of memory"):
+            await engine.sampler.score(PROMPT, PROMPT)
+        monkeypatch.undo()
+        assert len(await engine.sampler.score(PROMPT, PROMPT)) == len(PROMPT)
+        await engine.close()
 
     asyncio.run(go())
 

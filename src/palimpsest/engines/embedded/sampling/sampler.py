@@ -96,11 +96,15 @@ class EmbeddedSampler:
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
         """See `Sampler.score`; one forward over all of it."""
+        self._refuse_closed()
         if not ids:
             return ()
         self._check([*prompt_ids, *ids], 0)
         self._check(prompt_ids, len(ids))
-        return await self._thread.run(score, self._model, prompt_ids, ids)
+        try:
+            return await self._thread.run(score, self._model, prompt_ids, ids)
+        except Exception as error:
+            raise SamplerError(f"scoring failed: {type(error).__name__}: {error}") from error
 
     def stats(self) -> SamplerStats:
         """See `SamplerStats`."""
@@ -129,6 +133,10 @@ class EmbeddedSampler:
                 driver.get_loop().call_soon_threadsafe(self._stop, driver)
         await self._thread.close()
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SamplerError("the engine is closed: open another one")
+
     def _check(self, prompt_ids: Sequence[int], budget: int) -> None:
         """Raise PromptTooLong or SamplerError for what can't be computed."""
         if not prompt_ids:
@@ -146,8 +154,7 @@ class EmbeddedSampler:
     # ---- the driver -----------------------------------------------------------------------------------------
 
     def _submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, streamed: bool = False) -> _Caller:
-        if self._closed:
-            raise SamplerError("the engine is closed: open another one")
+        self._refuse_closed()
         if params.max_tokens < 1:
             raise SamplerError(f"max_tokens={params.max_tokens}: at least 1 is needed")
         self._check(prompt_ids, params.max_tokens)
