@@ -71,8 +71,10 @@ def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> No
     assert run.checkpoint == run.folder / "checkpoints" / "step-000002"
     assert "2 of 2 steps, finished, reward" in repr(run)
     assert repr(palimpsest.Run(run.folder)) == repr(run)
-    with pytest.raises(palimpsest.PalimpsestError, match="no configuration of a run"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"no run, it holds no config\.yaml"):
         palimpsest.Run(run.folder / "checkpoints")
+    with pytest.raises(palimpsest.PalimpsestError, match="no such folder"):
+        palimpsest.Run(run.folder / "nothing")
 
 
 def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
@@ -142,6 +144,28 @@ def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec
     assert run.play(chunks=2).answer == episode.answer  # drawn again, the same
 
 
+def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
+    sizes: Any = {"chunks": 1, "limit": 1, "quiet": True}
+    (by_run,), (by_folder,) = palimpsest.evaluate(run, **sizes), palimpsest.evaluate(run.folder, **sizes)
+    assert (by_run.id, by_run.answer) == (by_folder.id, by_folder.answer)
+    asked = ("Where does Anna live?", "Anna lives in Rome.")
+    assert palimpsest.play(*asked, model=run).trajectory == palimpsest.play(*asked, model=run.folder).trajectory
+    with pytest.raises(palimpsest.PalimpsestError, match="the folder of a run; its configuration is a recipe"):
+        palimpsest.train(str(run.folder))
+
+
+def test_a_size_that_was_not_evaluated_is_named_with_those_there_are(run: palimpsest.Run) -> None:
+    evaluation = run.evaluate(chunks=[2, 1], limit=1, quiet=True)
+    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunks, 2 chunks"):
+        evaluation["3 chunks"]
+
+
+def test_a_refusal_stands_alone_without_an_error_behind_it() -> None:
+    with pytest.raises(palimpsest.PalimpsestError) as caught:
+        palimpsest.train("memagent-7")
+    assert caught.value.__context__ is None
+
+
 def test_a_question_of_ones_own_is_played_and_graded_where_it_has_answers(run: palimpsest.Run) -> None:
     episode = run.play("Where does Anna live?", "Anna lives in Rome.", answers="Rome")
     assert episode.problem.answers == ("Rome",)
@@ -205,6 +229,16 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.play("Who?", "He.", chunks=3), "chunks=3"),
         (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
         (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
+        (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),  # type: ignore[arg-type]
+        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
+        (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
+        (lambda: palimpsest.evaluate(None), "model=None: give a name, a folder or a Run"),  # type: ignore[arg-type]
+        (lambda: palimpsest.evaluate(policy=Echo()), "__main__:MyPolicy"),  # type: ignore[arg-type]
+        (lambda: palimpsest.evaluate(chunks="4,8"), "chunks='4,8': expected a whole number or a list"),  # type: ignore[arg-type]
+        (lambda: palimpsest.evaluate(chunks=4.0), "chunks=4.0: expected a whole number or a list"),  # type: ignore[arg-type]
+        (lambda: palimpsest.evaluate(chunks=[]), "chunks=[]: expected"),
+        (lambda: palimpsest.evaluate(documents=4), "data.source=synthetic has none"),
+        (lambda: palimpsest.play(" ", "He."), "the question is blank"),
     ],
 )
 def test_a_wrong_argument_is_named_in_one_line(

@@ -135,6 +135,11 @@ class DataConfig(Strict):
                 f"data.format={self.format} is of files, data.source={self.source} has none: set data.source to a "
                 "file, or data.format=null"
             )
+        if (self.documents or self.corpus) and self.source == "synthetic" and self.eval_source in (None, *drawn):
+            raise ValueError(
+                "data.documents and data.corpus make contexts of a file's paragraphs, data.source=synthetic has none: "
+                "unset them, data.synthetic.chunks is the length of its documents; or set data.source to a file"
+            )
         if self.format_options and not (self.format and is_own(self.format)):
             raise ValueError("data.format_options are those of a format of your own: set data.format, or drop them")
         return self

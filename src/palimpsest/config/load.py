@@ -52,6 +52,8 @@ def recipe_text(name_or_path: str) -> str:
     if name_or_path in names:
         return (resources.files("palimpsest") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
     path = Path(name_or_path)
+    if (path / "config.yaml").is_file():
+        raise ConfigError(f"recipe {path}: the folder of a run; its configuration is a recipe, {path / 'config.yaml'}")
     if not path.is_file():
         hint = nearest(name_or_path, names) or f"; shipped recipes: {', '.join(names)}"
         raise ConfigError(f"recipe {name_or_path}: neither a shipped recipe nor a YAML file{hint}")
@@ -66,6 +68,9 @@ def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_fil
 
     A file of prompts gives way to its texts, unless `read_files` is False (config/prompt_file.py).
     """
+    if not isinstance(name_or_path, str | Path):
+        given = type(name_or_path).__name__
+        raise ConfigError(f"recipe: expected a name or a YAML file, got {given}; what it should change are overrides")
     name = str(name_or_path)
     return parse_config(recipe_text(name), name=name, overrides=overrides, read_files=read_files)
 
@@ -128,6 +133,8 @@ def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
         yield from _leaves(overrides, "")
         return
     for override in overrides:
+        if not isinstance(override, str):
+            raise ConfigError(f"override {override!r}: expected a text such as 'train.steps=10', or give a mapping")
         key, value = split_override(override)
         yield key, value, override
 

@@ -48,11 +48,17 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 def finish(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop | None = None) -> T:
     """What `work` returns or raises; called from a thread with a running loop too."""
+    if _loop_runs_here():
+        return _in_thread(work, stop or GracefulStop())
+    return asyncio.run(work())
+
+
+def _loop_runs_here() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work())
-    return _in_thread(work, stop or GracefulStop())
+        return False
+    return True
 
 
 def _in_thread(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop) -> T:

@@ -79,7 +79,11 @@ class Evaluation:
         return reasons.most_common(1)[0][0] if reasons else None
 
     def __getitem__(self, name: str) -> EvalSummary:
-        return {summary.name: summary for summary in self.summaries}[name]
+        """The figures of one size, by the name they have in the table. Raises KeyError for an unknown one."""
+        summaries = {summary.name: summary for summary in self.summaries}
+        if name not in summaries:
+            raise KeyError(f"no {name}; there are {', '.join(summaries)}")
+        return summaries[name]
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
@@ -161,14 +165,19 @@ async def evaluate_async(
         raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")
     source = OWN_PROBLEMS if own is not None else None if data is None else os.fspath(data)  # type: ignore[arg-type]
     config = evaluation_config(
-        agent, data=source, documents=documents, objectives=_numbers(objectives), corpus=corpus, limit=limit
+        agent,
+        data=source,
+        documents=documents,
+        objectives=_numbers("objectives", objectives),
+        corpus=corpus,
+        limit=limit,
     )
     shown = progress or suitable_progress(quiet=quiet)
     if (told := agent.told()) is not None:
         shown.message(told)
     return await evaluate_config_async(
         config,
-        chunks=_numbers(chunks),
+        chunks=_numbers("chunks", chunks),
         problems=own,
         out=None if out is None else Path(out),
         force=force,
@@ -190,8 +199,13 @@ def _own_problems(problems: Sequence[Problem]) -> list[Problem]:
     return list(problems)
 
 
-def _numbers(given: int | Sequence[int] | None) -> Sequence[int] | None:
-    return (given,) if isinstance(given, int) else given
+def _numbers(name: str, given: int | Sequence[int] | None) -> Sequence[int] | None:
+    """Sizes, one or several; None: not given. Raises ConfigError."""
+    sizes = (given,) if isinstance(given, int) else given
+    whole = isinstance(sizes, Sequence) and not isinstance(sizes, str) and all(type(size) is int for size in sizes)
+    if sizes is not None and not (whole and sizes):
+        raise ConfigError(f"{name}={given!r}: expected a whole number or a list of them, such as [4, 64]")
+    return sizes
 
 
 async def evaluate_config_async(

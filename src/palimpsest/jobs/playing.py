@@ -168,6 +168,8 @@ def _problem(
         if context is not None or answers:
             raise ConfigError(f"play: problem {problem.id} has a context and answers of its own; leave out the others")
         return problem
+    if not problem.strip():
+        raise ConfigError("play: the question is blank; leave it out to play the first problem of the recipe's data")
     golds = (answers,) if isinstance(answers, str) else tuple(answers)
     return Problem("question", problem, golds, context)
 

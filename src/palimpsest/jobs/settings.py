@@ -89,6 +89,15 @@ class Agent:
     """Options of the policy (`chunk_size=48`) and dotted keys of the recipe."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str | os.PathLike):
+            raise ConfigError(f"model={self.model!r}: give a name, a folder or a Run")
+        if not isinstance(self.policy, str | None):
+            raise ConfigError(
+                f"policy={type(self.policy).__name__} object: give a name, or my_module:MyPolicy "
+                "(__main__:MyPolicy for one of this script or notebook); `play` alone takes objects"
+            )
+
     def config(self, data: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> RunConfig:
         """The configuration it plays under, with `data` in place of keys of the data section and `more` overrides.
 

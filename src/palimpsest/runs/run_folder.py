@@ -173,7 +173,10 @@ def _opened(
             f"{path} holds {found} but no {CONFIG}: not a run, or a half-written one; --force moves it aside"
         )
     if not resume:
-        raise RunError(f"{path} holds a run ({_progress(path)}): --resume continues it, --force moves it aside")
+        raise RunError(
+            f"{path} holds a run ({_progress(path)}): --resume continues it, --force moves it aside "
+            "(in Python resume=True, force=True)"
+        )
     return _continued(path, config, lock, on_warning)
 
 
@@ -198,6 +201,8 @@ def _continued(path: Path, config: RunConfig, lock: FolderLock, on_warning: Call
 def load_config(path: str | Path) -> RunConfig:
     """The configuration of the run in `path`. Raises RunError if there is none."""
     file = Path(path) / CONFIG
+    if not file.is_file():
+        raise RunError(f"{path}: {f'no run, it holds no {CONFIG}' if Path(path).is_dir() else 'no such folder'}")
     try:
         return parse_config(file.read_text("utf-8"), name=str(file))
     except (OSError, UnicodeDecodeError) as error:
