@@ -49,9 +49,8 @@ def check_name(name: str, shipped: Iterable[str], where: str, what: str, example
     known = tuple(shipped)
     if is_own(name) or name in known:
         return name
-    raise ValueError(
-        f"{where}={name!r}: no such {what}{nearest(name, known)}; choose one of {', '.join(known)}, or {example}"
-    )
+    choice = f"choose one of {', '.join(known)}, or {example}" if known else f"give {example}"
+    raise ValueError(f"{where}={name!r}: no such {what}{nearest(name, known)}; {choice}")
 
 
 def named_class(name: str, shipped: Mapping[str, type[Any]], where: str, what: str) -> type[Any]:
@@ -180,7 +179,14 @@ def build(
     """
     target = own(name, where)
     checked = check_shape(
-        name, target, options, where=where, arguments=arguments, given=given or {}, options_key=options_key
+        name,
+        target,
+        options,
+        where=where,
+        arguments=arguments,
+        method=method,
+        given=given or {},
+        options_key=options_key,
     )
     signature = _signature(target)
     known = signature.parameters if signature else {}
@@ -196,8 +202,7 @@ def build(
     call: Callable[..., Any] | None = getattr(made, method, None) if method else None
     call = made if call is None else call
     if not callable(call):
-        alternative = f"a method {method}, or " if method else ""
-        raise ConfigError(f"{where}: {name} needs {alternative}to be called, with ({', '.join(arguments)})")
+        raise _not_called(name, where, arguments, method)
     _refuse_arguments(call, name, arguments, {}, where)
     return call
 
@@ -209,15 +214,19 @@ def check_shape(
     *,
     where: str,
     arguments: tuple[str, ...],
+    method: str | None = None,
     given: Iterable[str] = (),
     options_key: str = "options",
 ) -> dict[str, Any]:
     """The options as their annotations have them (a list becomes a tuple, say); nothing is made.
 
-    Raises ConfigError if what stands at `name` is no class or function for them.
+    Raises ConfigError if what stands at `name` is no class or function for them. With `method`, objects of a class
+    need it, or to be called.
     """
     if not callable(target):
         raise ConfigError(f"{where}: {name} is {_article(type(target).__name__)}, not a class or a function")
+    if method and isinstance(target, type) and not _defines(target, method, "__call__", "__getattr__"):
+        raise _not_called(name, where, arguments, method)
     signature = _signature(target)
     if signature is None:
         return dict(options)
@@ -238,6 +247,18 @@ def check_shape(
             raise ConfigError(f"{options_key}.{key} is missing: {name} needs it")
     hints = annotations_of(target)
     return {key: check_value(hints.get(key), value, f"{options_key}.{key}") for key, value in options.items()}
+
+
+def _defines(cls: type[Any], *names: str) -> bool:
+    """Whether objects of `cls` have one of these, as far as the class tells."""
+    return any(
+        name in vars(base) or name in vars(base).get("__annotations__", {}) for base in cls.__mro__ for name in names
+    )
+
+
+def _not_called(name: str, where: str, arguments: tuple[str, ...], method: str | None) -> ConfigError:
+    alternative = f"a method {method}, or " if method else ""
+    return ConfigError(f"{where}: {name} needs {alternative}to be called, with ({', '.join(arguments)})")
 
 
 def _refuse_arguments(

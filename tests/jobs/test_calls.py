@@ -232,6 +232,8 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),  # type: ignore[arg-type]
         (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
         (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
+        (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "'jsonl': must be a list, e.g. [jsonl]"),
+        (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),
         (lambda: palimpsest.evaluate(None), "model=None: give a name, a folder or a Run"),  # type: ignore[arg-type]
         (lambda: palimpsest.evaluate(policy=Echo()), "__main__:MyPolicy"),  # type: ignore[arg-type]
         (lambda: palimpsest.evaluate(chunks="4,8"), "chunks='4,8': expected a whole number or a list"),  # type: ignore[arg-type]

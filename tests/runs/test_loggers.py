@@ -14,6 +14,7 @@ import pytest
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
+from palimpsest.jobs.training import train
 from palimpsest.progress.steps import StepLines
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
 from palimpsest.runs.run_folder import open_run, read_rows
@@ -160,6 +161,10 @@ class Csv:
 
 def breaks(step, metrics, timings): raise OSError("disk full")
 def other(step): ...
+class Silent:
+    pass
+
+
 class Unset:
     def __init__(self): raise RuntimeError("no token: set TOKEN")
     def log(self, step, metrics, timings): ...
@@ -204,6 +209,19 @@ def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once
 def test_a_sink_that_can_not_work_is_refused_at_the_start(tmp_path: Path, sink: str, message: str) -> None:
     with open_run(tmp_path / "run", config(sink)) as folder, pytest.raises(ConfigError, match=message):
         build_loggers(folder.config, folder)
+
+
+@pytest.mark.usefixtures("own_sinks")
+@pytest.mark.parametrize("sink", ["own_sinks:Csvs", "own_sinks:other", "own_sinks:Silent", "wandb"])
+def test_a_sink_that_can_not_work_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=rf"logging\.sinks={sink}: "):
+        train("memagent-quickstart", {"logging.sinks": [sink]}, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:

@@ -93,6 +93,8 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
     if detail["type"] == "model_type":
         inner = section_of(key)
         return f"{key} is a section with the keys {', '.join(inner.model_fields) if inner else '...'}"
+    if detail["type"] in ("tuple_type", "list_type"):
+        return f"{key}={detail['input']!r}: must be a list, e.g. [{detail['input']}]"
     if override is not None and len(override) > len(key):
         return f"{key} is a value, not a section"
     shown = repr(detail["input"])

@@ -96,9 +96,14 @@ JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "con
 class LayerConfig(Strict):
     """A layer of the user's own; its name alone stands for it where it takes no options."""
 
-    name: str = Field(pattern=r"^[^:]+:[^:]+$")
+    name: str
     """my_module:my_layer."""
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _of_ones_own(cls, name: str) -> str:
+        return check_name(name, (), "reward.layers", "layer", "my_module:my_layer")
 
 
 class RewardConfig(Strict):

@@ -22,7 +22,7 @@ from palimpsest.imitate.supervised import (
 from palimpsest.jobs.blocking import blocking
 from palimpsest.progress.progress import Progress
 from palimpsest.runs.driver import Finished
-from palimpsest.runs.loggers import build_loggers
+from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -40,6 +40,7 @@ async def imitate_async(
     stop: GracefulStop | None = None,
 ) -> Finished:
     """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+    check_sinks(config)
     chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     assert engine.learner is not None

@@ -23,7 +23,7 @@ from palimpsest.progress.progress import Progress, Silent
 from palimpsest.reward.compose import build_reward, layers_told
 from palimpsest.reward.grading import Grades, closing
 from palimpsest.runs.driver import Evaluate, Finished
-from palimpsest.runs.loggers import build_loggers
+from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.run_folder import RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.training.loop import Trainer
@@ -96,6 +96,7 @@ class Prepared:
 def prepare(config: RunConfig) -> Prepared:
     """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems."""
     policy_of(config)  # cheap refusals come before the model is loaded
+    check_sinks(config)
     source = build_source(config.data, split="train")
     first = source.problems(step=0, count=config.train.prompts_per_step)
     held_out = None

@@ -41,7 +41,14 @@ def check_reward(name: str, options: Mapping[str, Any]) -> None:
     where = f"reward.name={name}"
     target = plugins.own(name, where)
     plugins.check_shape(
-        name, target, options, where=where, arguments=REWARD, given=("codec",), options_key="reward.options"
+        name,
+        target,
+        options,
+        where=where,
+        arguments=REWARD,
+        method="grade",
+        given=("codec",),
+        options_key="reward.options",
     )
 
 

@@ -8,7 +8,7 @@ Not covered: taking back what a remote sink was sent. After a kill, steps behind
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +20,7 @@ from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.progress.progress import Progress, Silent, StepDisplay
 from palimpsest.runs.run_folder import RunFolder
 
+_PACKAGES = ("tensorboard", "wandb", "trackio")  # the sinks that need one, which is called as they are
 Row = Mapping[str, float]
 ROW = ("step", "metrics", "timings")
 """What a user's sink is called with."""
@@ -232,6 +233,16 @@ class LoggerSet(Logger):
             sink.close()
 
 
+def check_sinks(config: RunConfig) -> None:
+    """Refuse, before there is a run folder, a sink that isn't there or has no package. Raises ConfigError."""
+    for name in config.logging.sinks:
+        if plugins.is_own(name):
+            target = plugins.own(name, where := f"logging.sinks={name}")
+            plugins.check_shape(name, target, {}, where=where, arguments=ROW, method="log", given=("folder", "config"))
+        elif name in _PACKAGES and importlib.util.find_spec(name) is None:
+            raise _missing(name, name)
+
+
 def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | None = None) -> LoggerSet:
     """The sinks `logging.sinks` names; `progress` is what the sink `console` shows the steps on.
 
@@ -281,9 +292,13 @@ def _require(package: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise ConfigError(
-            f"logging.sinks={extra}: the package {package} is not installed; pip install 'palimpsest[{extra}]'"
-        ) from None
+        raise _missing(package, extra) from None
+
+
+def _missing(package: str, extra: str) -> ConfigError:
+    return ConfigError(
+        f"logging.sinks={extra}: the package {package} is not installed; pip install 'palimpsest[{extra}]'"
+    )
 
 
 def _merged(metrics: Row, timings: Row) -> dict[str, float]:
