@@ -204,8 +204,8 @@ def test_a_runs_model_is_evaluated_under_the_wording_it_was_trained_under(tmp_pa
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text(dump_config(config))
     for model in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-000001"):
-        assert Agent(model).config({}).policy.options == {"prompts": TEXTS}
-    assert Agent(tmp_path / "run", overrides=["prompts=short"]).config({}).policy.options == {"prompts": "short"}
+        assert Agent(model).config({}).policy.options["prompts"] == TEXTS
+    assert Agent(tmp_path / "run", overrides=["prompts=short"]).config({}).policy.options["prompts"] == "short"
     assert Agent(tmp_path / "run", policy="full_context").config({}).policy.options == {}
 
 
