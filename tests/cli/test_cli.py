@@ -126,7 +126,8 @@ def test_an_evaluation_in_which_nothing_could_be_graded_fails_with_the_reason(
     model = ("--model", str(tiny_model_folder), "--data", str(hotpot(tmp_path / "dev.json")))
     done = palimpsest("eval", "--policy", "luckless:Policy", *model)
     assert done.returncode == 1
-    assert done.stderr.endswith("error: nothing could be graded, most often because: episode ended as policy_failed\n")
+    reason = "episode ended as policy_failed (RuntimeError: no luck)"
+    assert done.stderr.endswith(f"error: nothing could be graded, most often because: {reason}\n")
     assert "run again" not in done.stdout
 
 

@@ -190,6 +190,7 @@ def test_budgets_larger_than_the_window_are_refused_with_the_sum(tiny_codec: Any
         ("no_such_module:P", {}, "no module 'no_such_module'"),
         ("palimpsest.types:P", {}, "palimpsest.types has no class 'P'"),
         ("palimpsest.types:Turn", {}, "policy.name='palimpsest.types:Turn': the class has no coroutine run"),
+        ("threading:Thread", {}, "policy.name='threading:Thread': run is no coroutine: write async def run"),
     ],
 )
 def test_a_wrong_policy_is_refused_in_one_line(name: str, options: dict[str, Any], message: str) -> None:

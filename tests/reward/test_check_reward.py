@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.credit.check import check_rule
+from palimpsest.errors import ConfigError
 from palimpsest.jobs.models import _kind
 from palimpsest.memory.check import Finding
 from palimpsest.reward.check import check_reward
@@ -28,6 +29,11 @@ def first_wins(group): return [1.0] + [0.0] * (len(group.grades) - 1)
 def upside_down(group): return [-grade.value for grade in group.grades]
 def uncertain(group): return [next(COUNTER) for _ in group.grades]
 def too_short(group): return []
+
+class Base:
+    def __call__(self, problem, trajectory): return 1.0
+class Inherits(Base): ...
+
 """
 
 
@@ -89,7 +95,18 @@ def test_a_credit_rule_is_told_what_it_breaks(name: str, points: set[str]) -> No
         ("examples.own_reward:Rambling", "layer"),
         ("examples.own_credit:MedianRule", "rule"),
         ("offenders:first_wins", "rule"),
+        ("offenders:Inherits", "reward"),
     ],
 )
 def test_the_command_tells_the_kinds_apart(name: str, kind: str) -> None:
     assert _kind(name, {}) == kind
+
+
+@pytest.mark.parametrize(
+    "name", ["examples.own_format:CsvFormat", "examples.own_sink:CsvSink", "examples.bigrams:BigramEngine"]
+)
+def test_what_is_of_another_kind_is_refused_with_what_tries_it(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"neither a policy \(run\).* data formats are tried by palimpsest data inspect"
+    ):
+        _kind(name, {})

@@ -26,6 +26,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.reward.questions import by_question
 from palimpsest.rollout.episode import play
+from palimpsest.rollout.failures import failure
 from palimpsest.rollout.roles import Roles
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
@@ -197,6 +198,13 @@ async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
     return _sample(group.name, problem, trajectory, grade, measures, arena.codec)
 
 
+def _reason(trajectory: Trajectory, grade: Grade) -> str:
+    """Why there is no grade, with the error of an episode that was lost to one."""
+    reason = grade.reason or str(trajectory.outcome)
+    error = None if trajectory.outcome.gradable else failure(trajectory)
+    return reason if error is None else f"{reason} ({error})"
+
+
 def _sample(
     name: str,
     problem: Problem,
@@ -215,7 +223,7 @@ def _sample(
         memory=None if memory is None else memory.text,
         outcome=str(trajectory.outcome),
         value=grade.value,
-        reason=grade.reason if grade.value is not None or grade.reason else str(trajectory.outcome),
+        reason=grade.reason if grade.value is not None else _reason(trajectory, grade),
         size=_size(problem),
         turns=len(trajectory.turns),
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),

@@ -66,7 +66,13 @@ def _kind(name: str, options: Mapping[str, Any]) -> str:
     target = plugins.own(name, f"check {name}")
     if isinstance(target, type):
         methods = ("run", "turn_advantages", "grade", "__call__")
-        call = next((vars(target)[method] for method in methods if method in vars(target)), None)
+        defined = {method: own for base in reversed(target.__mro__) for method, own in vars(base).items()}
+        call = next((defined[method] for method in methods if method in defined), None)
+        if call is None and not hasattr(target, "run"):
+            raise ConfigError(
+                f"check {name}: neither a policy (run), a credit rule (turn_advantages) nor a reward (grade); "
+                "data formats are tried by palimpsest data inspect FILE --format, engines and sinks by a run of a step"
+            )
         if call is None or hasattr(target, "run"):
             return "policy"
         taken = list(signature(call).parameters)[1:]

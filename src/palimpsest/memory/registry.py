@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
+from types import FunctionType
 
 from palimpsest.config import options
 from palimpsest.config.schema import PolicyConfig
@@ -40,6 +42,9 @@ def policy_class(name: str) -> type[MemoryPolicy]:
     cls = named_class(name, POLICIES, where, "policy")
     if not callable(getattr(cls, "run", None)):
         raise ConfigError(f"{where}: the class has no coroutine run(problem, model)")
+    run = inspect.unwrap(cls.run)
+    if isinstance(run, FunctionType) and not inspect.iscoroutinefunction(run):
+        raise ConfigError(f"{where}: run is no coroutine: write async def run(self, problem, model)")
     return completed(cls, MemoryPolicy)  # type: ignore[type-abstract]
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.errors import RunError
-from palimpsest.events import PolicyFailed, PromptOverflowed, SamplerFailed, ToolFailed
 from palimpsest.memory.registry import admit_all
+from palimpsest.rollout.failures import failure
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.runs.loggers import LoggerSet
@@ -166,12 +166,6 @@ def _refuse_ungraded(step: int, groups: Sequence[Group]) -> None:
 
 def _why(groups: Sequence[Group]) -> str:
     """The first error that episodes recorded, as part of a message."""
-    for group in groups:
-        for trajectory in group.trajectories:
-            for event in trajectory.events:
-                what = event.what
-                if isinstance(what, PolicyFailed):
-                    return f" ({what.type}: {what.message})"
-                if isinstance(what, SamplerFailed | PromptOverflowed | ToolFailed):
-                    return f" ({what.kind}: {what.message})"
-    return ""
+    told = (failure(trajectory) for group in groups for trajectory in group.trajectories)
+    first = next((text for text in told if text is not None), None)
+    return "" if first is None else f" ({first})"
