@@ -189,6 +189,26 @@ def test_a_policy_can_be_tried_as_an_object(run: palimpsest.Run) -> None:
     assert run.play("Where?", "Rome, said Anna.", policy=Echo()).answer == "Rome"
 
 
+def test_several_calls_awaited_together_load_their_models_whole(run: palimpsest.Run) -> None:
+    async def together() -> list[palimpsest.Episode]:
+        return await asyncio.gather(*(palimpsest.play_async(model=run, chunks=1) for _ in range(4)))
+
+    first, *others = asyncio.run(together())
+    assert [other.answer for other in others] == [first.answer] * 3
+
+
+class Plain:
+    """What `Echo` does, without the contract as its base."""
+
+    run = Echo.run
+
+
+def test_a_policy_object_need_not_inherit_the_contract(run: palimpsest.Run) -> None:
+    policy: Any = Plain()
+    assert run.play("Where?", "Rome, said Anna.", policy=policy).answer == "Rome"
+    assert type(policy) is Plain
+
+
 def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
     table = Table.of([{"answer": "<b>\x1b[31m\n"}] * 60)
     assert len(repr(table).splitlines()) == 42
@@ -229,15 +249,15 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.play("Who?", "He.", chunks=3), "chunks=3"),
         (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
         (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
-        (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),  # type: ignore[arg-type]
-        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
+        (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),
+        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),
         (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
         (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "'jsonl': must be a list, e.g. [jsonl]"),
         (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),
-        (lambda: palimpsest.evaluate(None), "model=None: give a name, a folder or a Run"),  # type: ignore[arg-type]
-        (lambda: palimpsest.evaluate(policy=Echo()), "__main__:MyPolicy"),  # type: ignore[arg-type]
-        (lambda: palimpsest.evaluate(chunks="4,8"), "chunks='4,8': expected a whole number or a list"),  # type: ignore[arg-type]
-        (lambda: palimpsest.evaluate(chunks=4.0), "chunks=4.0: expected a whole number or a list"),  # type: ignore[arg-type]
+        (lambda: palimpsest.evaluate(None), "model=None: give a name, a folder or a Run"),
+        (lambda: palimpsest.evaluate(policy=Echo()), "__main__:MyPolicy"),
+        (lambda: palimpsest.evaluate(chunks="4,8"), "chunks='4,8': expected a whole number or a list"),
+        (lambda: palimpsest.evaluate(chunks=4.0), "chunks=4.0: expected a whole number or a list"),
         (lambda: palimpsest.evaluate(chunks=[]), "chunks=[]: expected"),
         (lambda: palimpsest.evaluate(documents=4), "data.source=synthetic has none"),
         (lambda: palimpsest.play(" ", "He."), "the question is blank"),

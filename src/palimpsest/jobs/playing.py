@@ -20,7 +20,7 @@ from palimpsest.jobs.table import Table
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.memory.registry import admit_all, build_policy, whole_policy
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
 from palimpsest.rollout.episode import play as play_episode
@@ -119,7 +119,7 @@ async def play_async(
 
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
     """
-    own = policy if policy is not None and not isinstance(policy, str) else None
+    own = whole_policy(policy) if policy is not None and not isinstance(policy, str) else None
     agent = Agent(model, policy if isinstance(policy, str) else None, recipe, overrides, seed)
     config = agent.config({})
     asked = _problem(problem, context, answers, chunks, config)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable
 from types import FunctionType
+from typing import Any
 
 from palimpsest.config import options
 from palimpsest.config.schema import PolicyConfig
@@ -46,6 +48,16 @@ def policy_class(name: str) -> type[MemoryPolicy]:
     if isinstance(run, FunctionType) and not inspect.iscoroutinefunction(run):
         raise ConfigError(f"{where}: run is no coroutine: write async def run(self, problem, model)")
     return completed(cls, MemoryPolicy)  # type: ignore[type-abstract]
+
+
+def whole_policy(policy: Any) -> MemoryPolicy:
+    """An object with a coroutine `run` as a policy: what its class leaves out has the defaults of the contract."""
+    whole = completed(type(policy), MemoryPolicy)  # type: ignore[type-abstract]
+    if whole is type(policy):
+        return policy  # type: ignore[no-any-return]
+    made = copy.copy(policy)
+    made.__class__ = whole
+    return made  # type: ignore[no-any-return]
 
 
 def build_policy(config: PolicyConfig) -> MemoryPolicy:

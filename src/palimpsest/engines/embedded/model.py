@@ -7,6 +7,7 @@ Not covered: quantised weights, encoder-decoder models, models over several devi
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.lora import SETTINGS, adapted, base_of, merged
 from palimpsest.errors import ModelError
+
+_LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,7 +54,7 @@ def load_model(config: ModelConfig) -> Any:
     logging.disable_progress_bar()  # one bar per file would break the run's own display
     hub_logging.set_verbosity_error()  # its retries are many lines; the error below is one
     try:
-        with torch.random.fork_rng():
+        with _LOADING, torch.random.fork_rng():
             model, report = loader.from_pretrained(
                 path,
                 dtype=DTYPES[config.dtype],
