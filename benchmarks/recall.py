@@ -21,7 +21,7 @@ def filled(name: str, size: int) -> Index:
     """An index of `size` memories of random words."""
     rng = random.Random(0)
     vocabulary = [f"word{i}" for i in range(VOCABULARY)]
-    index = RETRIEVERS[name]()
+    index: Index = {str(key): kind for key, kind in RETRIEVERS.items()}[name]()
     for _ in range(size):
         index.add(" ".join(rng.choices(vocabulary, k=WORDS)))
     return index

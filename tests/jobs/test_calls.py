@@ -250,7 +250,7 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
         (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
         (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),
-        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),
+        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
         (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
         (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "'jsonl': must be a list, e.g. [jsonl]"),
         (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),

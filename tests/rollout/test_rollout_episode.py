@@ -188,7 +188,7 @@ async def test_cancelling_an_episode_is_not_an_outcome() -> None:
 )
 def test_what_no_sampler_may_give_is_a_failure_of_the_sampler(completion: Any, reason: str) -> None:
     class Wrong(SeedSampler):
-        async def generate(self, *prompt: Any, **options: Any) -> Completion:
+        async def generate(self, *prompt: Any, **options: Any) -> Any:
             return completion
 
     trajectory = episode(Wrong(), retries=0)

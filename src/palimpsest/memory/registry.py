@@ -54,7 +54,7 @@ def whole_policy(policy: Any) -> MemoryPolicy:
     """An object with a coroutine `run` as a policy: what its class leaves out has the defaults of the contract."""
     whole = completed(type(policy), MemoryPolicy)  # type: ignore[type-abstract]
     if whole is type(policy):
-        return policy  # type: ignore[no-any-return]
+        return policy
     made = copy.copy(policy)
     made.__class__ = whole
     return made  # type: ignore[no-any-return]

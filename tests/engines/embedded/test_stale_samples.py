@@ -38,7 +38,7 @@ LOSS = LossConfig(
 
 def distribution(model: Any, ids: list[int]) -> Tensor:
     """[V] nats of what follows `ids`."""
-    logits = model(torch.tensor([ids])).logits[0, -1]
+    logits: Tensor = model(torch.tensor([ids])).logits[0, -1]
     return logits - torch.logsumexp(logits, 0)
 
 
