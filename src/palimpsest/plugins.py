@@ -193,18 +193,23 @@ def build(
     values = {**{key: value for key, value in (given or {}).items() if key in known}, **checked}
     if not isinstance(target, type):
         return functools.partial(target, **values) if values else target
-    try:
-        made = target(**values)
-    except PalimpsestError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error
+    made = _made(target, values, name, where)
     call: Callable[..., Any] | None = getattr(made, method, None) if method else None
     call = made if call is None else call
     if not callable(call):
         raise _not_called(name, where, arguments, method)
     _refuse_arguments(call, name, arguments, {}, where)
     return call
+
+
+def _made(target: Callable[..., Any], values: Mapping[str, Any], name: str, where: str) -> Any:
+    """An object of the user's class; what its constructor raises is a ConfigError."""
+    try:
+        return target(**values)
+    except PalimpsestError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error
 
 
 def check_shape(

@@ -191,15 +191,12 @@ def test_an_engine_named_instead_of_the_recipes_leaves_the_recipes_keys_behind(o
         ("nowhere:Engine", {}, "no module 'nowhere'"),
         ("their_engines.bigrams:BigramEngin", {}, "did you mean BigramEngine"),
         ("their_engines.bigrams:BigramEngine", {"learning_rat": 1}, r"engine\.options\.learning_rat is unknown"),
-        ("their_engines.bigrams:BigramEngine", {"learning_rate": "x"}, None),
+        ("their_engines.bigrams:BigramEngine", {"learning_rate": "x"}, "must be a number"),
         ("collections:Counter", {}, "opening it raised|has no codec"),
     ],
 )
 def test_an_engine_that_is_none_is_refused_in_words(own: str, name: str, options: dict[str, Any], message: str) -> None:
     config = RunConfig.model_validate({"engine": {"name": name, "options": options}})
-    if message is None:
-        asyncio.run(open_engine(config, objective=None).close())
-        return
     with pytest.raises(ConfigError, match=message):
         open_engine(config, objective=None)
 

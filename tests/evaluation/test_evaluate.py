@@ -131,7 +131,7 @@ def test_a_lost_episode_is_reported_beside_the_accuracy(tiny_codec: Codec) -> No
     given.append(Problem("lost", "§ yes", ("yes",), "text"))
     summary = play(tiny_codec, sampler=EchoSampler(fails_on=bad), problems=given)
     assert (summary.problems, summary.graded, summary.ungraded) == (5, 4, 1)
-    assert summary.ungraded_reasons == {"lost": 1}
+    assert summary.ungraded_reasons == {"lost (sampler_error: no)": 1}
     assert summary.accuracy.mean == 2 / 4
 
 

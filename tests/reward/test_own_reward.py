@@ -82,6 +82,7 @@ def wrong(problem): return 1.0
 THRESHOLD = 3
 class Broken:
     def __init__(self): raise OSError("no such file: weights.bin")
+    def grade(self, problem, trajectory): return 0.0
 """
 
 
