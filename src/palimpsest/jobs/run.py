@@ -9,6 +9,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
 from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
+from palimpsest.jobs.settings import newest_checkpoint
 from palimpsest.jobs.table import Table
 from palimpsest.runs.run_folder import METRICS, load_config, read_rows
 from palimpsest.types import Problem
@@ -36,7 +37,7 @@ class Run:
     @property
     def steps(self) -> int:
         """Steps done, of `config.train.steps`."""
-        newest = self._newest()
+        newest = newest_checkpoint(self.folder)
         return 0 if newest is None else int(newest.name.removeprefix("step-"))
 
     @property
@@ -47,7 +48,7 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The newest: a Hugging Face folder. Raises RunError if there is none."""
-        newest = self._newest()
+        newest = newest_checkpoint(self.folder)
         if newest is None:
             raise RunError(f"{self.folder}: no checkpoint yet; train it with resume=True")
         return newest
@@ -84,7 +85,3 @@ class Run:
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"recipe": self.config, "seed": self.config.seed, **options}
-
-    def _newest(self) -> Path | None:
-        saved = self.folder.glob("checkpoints/step-*")
-        return max(saved, key=lambda path: (len(path.name), path.name), default=None)

@@ -185,5 +185,10 @@ def model_folder(path: Model) -> str:
     folder = Path(path)
     if not (folder / CONFIG).is_file():
         return str(folder) if isinstance(path, os.PathLike) else path
-    saved = sorted(folder.glob("checkpoints/step-*"), key=lambda entry: (len(entry.name), entry.name))
-    return str(saved[-1] if saved else folder)
+    return str(newest_checkpoint(folder) or folder)
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """The last one saved in a run's folder; None before the first."""
+    saved = run.glob("checkpoints/step-*")
+    return max(saved, key=lambda path: (len(path.name), path.name), default=None)
