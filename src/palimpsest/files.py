@@ -4,7 +4,8 @@ Everything a run must be able to rely on after a crash goes through these functi
 all, a folder is published by one rename. Each function is one step of a protocol, so a test can stop after any.
 
 Guaranteed on a local POSIX file system: after `write_file`, `drafted` or `publish_folder` returns, the content survives
-the death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves.
+the death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves. An
+error of the system names the file or folder it was met at.
 Not covered: network file systems without atomic rename; disks that acknowledge a flush they didn't do.
 """
 
@@ -22,6 +23,17 @@ from palimpsest.errors import DataError
 
 _PARTIAL = ".partial"
 _TRASH = ".trash-"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors of the system name `path` where they name nothing: those of a write or a flush don't."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -49,7 +61,7 @@ def drafted(path: Path) -> Iterator[TextIO]:
     except OSError as error:
         raise DataError(f"{path}: can't be written ({error.strerror}); give another path") from None
     try:
-        with file:
+        with naming(path), file:
             yield file
         sync(draft)
         rename(draft, path)
@@ -60,14 +72,16 @@ def drafted(path: Path) -> Iterator[TextIO]:
 
 def write_plain(path: Path, data: bytes) -> None:
     """Write `data` in place; a crash may leave a part of it."""
-    path.write_bytes(data)
+    with naming(path):
+        path.write_bytes(data)
 
 
 def sync(path: Path) -> None:
     """Flush a file's content, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -86,6 +100,15 @@ def publish_folder(hidden: Path, path: Path) -> None:
         discard(path)
     rename(hidden, path)
     sync(path.parent)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file or folder to `NAME.old-1`, `NAME.old-2`..., the first that is free; returns its new place."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
+        number += 1
+    rename(path, aside)
+    return aside
 
 
 def discard(path: Path) -> None:

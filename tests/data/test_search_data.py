@@ -188,7 +188,7 @@ def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict[str, Any
 
 
 def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metrics(tmp_path: Path) -> None:
-    from palimpsest.runs.run_folder import read_rows
+    from palimpsest.runs.rows import read_rows
     from support.fakes import small_config
     from support.training import train
 

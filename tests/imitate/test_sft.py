@@ -16,7 +16,8 @@ from palimpsest.errors import DataError, RunError
 from palimpsest.imitate.supervised import SupervisedTrainer, audible, fingerprint, read_trajectories
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
-from palimpsest.runs.run_folder import open_run, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Outcome, Trajectory
 from support.fakes import HashLearner, answered, small_config
 from support.groups import sample_groups

@@ -353,7 +353,7 @@ def test_the_command_learns_conversations_and_then_its_own_best_episodes(
     """End to end on a tiny model: --data with a template that shows tools, then --from a run folder."""
     import shutil
 
-    from palimpsest.runs.run_folder import read_rows
+    from palimpsest.runs.rows import read_rows
     from support.groups import sample_groups
 
     model = tmp_path / "model"

@@ -11,7 +11,7 @@ import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.evaluation.samples import read_samples
 from palimpsest.rollout.record import read_groups
-from palimpsest.runs.run_folder import read_rows
+from palimpsest.runs.rows import read_rows
 from palimpsest.types import Problem, Question
 
 SMALL = (

@@ -15,7 +15,8 @@ from palimpsest.jobs.roles import open_roles
 from palimpsest.jobs.training import Training, prepare
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.record import read_groups
-from palimpsest.runs.run_folder import open_run, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Problem
 from support.agents import family_codec
 

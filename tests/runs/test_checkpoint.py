@@ -142,6 +142,40 @@ def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(
     assert holds(folder, 40)
 
 
+def test_a_resume_removes_what_a_kill_between_the_last_save_and_its_prune_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No save follows that would do it."""
+    tried = 0
+    for part in (0.0, 0.5):
+        for operation in range(100):
+            folder = tmp_path / f"{part}-{operation}"
+            save(checkpoints(folder), 20, 40)
+            with crash_at(operation, part, monkeypatch) as done:
+                try:
+                    save(checkpoints(folder), 60)
+                    break
+                except Crash:
+                    tried += 1
+            store = checkpoints(folder)
+            store.tidy(store.latest())
+            kept = [40, 60] if "rename" in done else [20, 40]
+            assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}" for step in kept]
+    assert tried >= 2 * 8
+
+
+def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path: Path) -> None:
+    """The run goes on from 20, and is stopped at 30: a prune by number alone would leave 40, which doesn't load."""
+    (damaged(tmp_path) / "model.safetensors").write_bytes(b"")
+    store = checkpoints(tmp_path, keep=1)
+    store.tidy(store.latest())
+    save(store, 30)
+    assert holds(tmp_path, 30)
+    save(store, 40)
+    assert [path.name for path in store.paths()] == ["step-000040"]
+    assert holds(tmp_path, 40)
+
+
 def damaged(folder: Path) -> Path:
     """The newest of two checkpoints, to be damaged."""
     save(checkpoints(folder), 20, 40)

@@ -17,7 +17,8 @@ from palimpsest.errors import ConfigError
 from palimpsest.jobs.training import train
 from palimpsest.progress.steps import StepLines
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
-from palimpsest.runs.run_folder import open_run, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import open_run
 from support.fakes import make_trainer, small_config
 
 

@@ -16,7 +16,8 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.resume_rules import changes, identity
-from palimpsest.runs.run_folder import RunFolder, load_config, open_run, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import RunFolder, load_config, open_run
 from support.fakes import small_config
 from support.groups import sample_groups
 
@@ -65,7 +66,17 @@ def test_a_half_written_folder_is_recognised_and_never_written_into(tmp_path: Pa
     for resume in (False, True):
         with pytest.raises(RunError, match=r"holds metrics\.jsonl but no config\.yaml"):
             quiet(path, resume=resume)
-    assert sorted(entry.name for entry in path.iterdir()) == [".lock", "metrics.jsonl"]
+    assert sorted(entry.name for entry in path.iterdir()) == ["metrics.jsonl"]
+
+
+def test_a_run_that_is_refused_gains_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    quiet(path).close()
+    (path / ".lock").unlink()
+    for config, options in ((CONFIG, {}), (changed(seed=1), {"resume": True})):
+        with pytest.raises(RunError):
+            quiet(path, config, **options)
+    assert not (path / ".lock").exists()
 
 
 def test_a_run_killed_before_its_configuration_was_published_just_starts(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from palimpsest.rollout.record import read_groups
 from palimpsest.runs.checkpoint import verify
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.resume_rules import changes
-from palimpsest.runs.run_folder import open_run, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import open_run
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
 from support.fakes import HashLearner, NumberedSource, SeedSampler, make_trainer, small_config

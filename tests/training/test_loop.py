@@ -17,7 +17,7 @@ from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.compose import Reward
 from palimpsest.reward.objectives import ConstraintLayer
 from palimpsest.rollout.record import read_groups
-from palimpsest.runs.run_folder import read_rows
+from palimpsest.runs.rows import read_rows
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import (

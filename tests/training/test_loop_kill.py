@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.runs.loggers import Logger
-from palimpsest.runs.run_folder import read_rows
+from palimpsest.runs.rows import read_rows
 from support.kill_child import STEPS, run
 
 CHILD = Path(__file__).parents[1] / "support" / "kill_child.py"

@@ -15,7 +15,8 @@ from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.methods import Method
 from palimpsest.jobs.shards import set_name
 from palimpsest.report.report import Cell, Results, write_report
-from palimpsest.runs.run_folder import METRICS, RunFolder, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import METRICS, RunFolder
 
 SUMMARY = "summary.json"
 SHOWN_SAMPLES = 4

@@ -11,7 +11,8 @@ from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.settings import newest_checkpoint
 from palimpsest.jobs.table import Table
-from palimpsest.runs.run_folder import METRICS, load_config, read_rows
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.types import Problem
 
 

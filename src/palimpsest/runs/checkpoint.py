@@ -6,7 +6,8 @@ written in a hidden folder, flushed, verified, and published by one rename. A re
 
 Guaranteed: a save that fails (disk full, crash) leaves older checkpoints as they were; a flipped bit or a missing
 byte anywhere, the manifest included, makes a checkpoint unusable, and the one before it is taken with a warning;
-an old checkpoint is removed only after the new one has been read back.
+an old checkpoint is removed only after the new one has been read back; what a kill left of a save or a prune goes with
+the next resume (`tidy`), or the next save.
 Not covered: an attacker who rewrites the hashes as well; two processes on one folder (the run folder's lock is for
 that).
 """
@@ -68,7 +69,7 @@ class Checkpoints:
         says it wrote.
         """
         path = self.folder / f"step-{step:06d}"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         files.remove_leftovers(self.folder)
         hidden = files.hidden_folder(path)
         try:
@@ -82,7 +83,7 @@ class Checkpoints:
             if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
                 raise
             raise CheckpointError(self._no_room(path, size, error)) from error
-        self.prune()
+        self.prune(step)
         return replace(saved, path=path)
 
     def latest(self) -> Checkpoint | None:
@@ -105,17 +106,23 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: none of {len(paths)} checkpoints verifies; start again with --force")
         return None
 
-    def prune(self) -> None:
-        """Remove all but the newest `keep`."""
-        for path in self.paths()[: -self._keep]:
+    def tidy(self, newest: Checkpoint | None) -> None:
+        """Remove what a kill left of a save or a prune, before a run goes on from `newest`."""
+        files.remove_leftovers(self.folder)
+        if newest is not None:
+            self.prune(newest.step)
+
+    def prune(self, step: int) -> None:
+        """Of the checkpoints up to `step`, which verified, remove all but the newest `keep`. Newer ones don't verify,
+        or this run would have gone on from them: they don't count, and are replaced once it gets there."""
+        for path in [path for path in self.paths() if _step(path) <= step][: -self._keep]:
             files.discard(path)
 
     def paths(self) -> list[Path]:
         """Checkpoint folders, oldest first, verified or not."""
         if not self.folder.is_dir():
             return []
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found)]
+        return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
 
     def _no_room(self, path: Path, written: int, error: Exception) -> str:
         needed = max((_size(old) for old in self.paths()), default=0)
@@ -123,6 +130,11 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{free:,} are free on the disk"
+
+
+def _step(path: Path) -> int:
+    """Of a checkpoint's folder."""
+    return int(path.name.removeprefix("step-"))
 
 
 def _manifest(folder: Path, written: Mapping[str, str], step: int, identity: str, state: Mapping[str, Any]) -> bytes:

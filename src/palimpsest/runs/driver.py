@@ -118,6 +118,7 @@ class Driver:
         """Put learner, job and folder where the newest good checkpoint left them."""
         found = self.folder.checkpoints.latest()
         step = found.step if found else 0
+        self.folder.checkpoints.tidy(found)
         self.folder.rewind(step)
         if found is None:
             return 0, None

@@ -3,7 +3,7 @@
     runs/NAME/
       config.yaml                      resolved configuration, written first, by rename
       events.jsonl                     started, resumed, saved, warnings...: what happened to the process, with times
-      metrics.jsonl                    one line a step; a function of configuration and step alone
+      metrics.jsonl                    one line a step, with its checksum; a function of configuration and step alone
       timings.jsonl                    one line a step: seconds, tokens/s, memory; differs from run to run
       trajectories/step-000001.jsonl.zst
       checkpoints/step-000040/
@@ -11,7 +11,9 @@
 Guaranteed: a folder that holds a run is opened only with `resume`, or moved aside (never deleted) with `force`; one
 process at a time; on resume everything behind the checkpoint is cut off, so that config.yaml, metrics.jsonl,
 trajectories and checkpoints end as the same bytes as those of a run that was never interrupted.
-A folder without config.yaml but with other files (a half-written run, or not a run at all) is never written into.
+A folder without config.yaml but with other files (a half-written run, or not a run at all) is never written into; one
+that is refused is left as it is. A damaged row of metrics costs that row: a resume keeps it in metrics.jsonl.damaged
+and tells.
 Not covered: events.jsonl and timings.jsonl, which tell what really happened and so differ.
 """
 
@@ -23,21 +25,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.runs.checkpoint import Checkpoints
+from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.resume_rules import Change, changes, identity
+from palimpsest.runs.rows import append_row, encode_row, end_line, read_lines, read_rows
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS = "events.jsonl"
-_JSON = orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+DAMAGED = ".damaged"
+"""Behind the name of a file of rows: its lines that could not be read, kept by a resume."""
 
 
 class RunFolder:
@@ -68,7 +71,8 @@ class RunFolder:
 
     def event(self, kind: str, **detail: Any) -> None:
         """Append to events.jsonl."""
-        self._append(EVENTS, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "kind": kind, **detail})
+        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "kind": kind, **detail}
+        append_row(self.path / EVENTS, row, checksum=False)
 
     def warn(self, message: str) -> None:
         """Record a warning and show it."""
@@ -77,11 +81,11 @@ class RunFolder:
 
     def append_metrics(self, step: int, row: Mapping[str, Any]) -> None:
         """Append one step to metrics.jsonl. Nothing in `row` may depend on clock, host or scheduling."""
-        self._append(METRICS, {"step": step, **row})
+        append_row(self.path / METRICS, {"step": step, **row})
 
     def append_timings(self, step: int, row: Mapping[str, Any]) -> None:
         """Append one step to timings.jsonl."""
-        self._append(TIMINGS, {"step": step, **row})
+        append_row(self.path / TIMINGS, {"step": step, **row})
 
     def record(self, step: int, encoded: bytes) -> Path:
         """Write the trajectories of one step (`encode_groups`), as one file that is there whole or not at all."""
@@ -106,27 +110,33 @@ class RunFolder:
             if _step_of(file) > step:
                 file.unlink()
 
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        line = orjson.dumps(row, option=_JSON)
-        descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            written = os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
-        if written != len(line):
-            raise RunError(
-                f"{self.path / name}: only {written} of {len(line)} bytes could be written; is the disk full?"
-            )
-
     def _cut(self, file: Path, step: int) -> None:
-        """Keep the lines of steps up to `step`; a torn last line goes too."""
+        """Keep the rows of steps up to `step`. Of lines that can't be read some may have been such rows: these are
+        kept beside the file, and told."""
         if not file.exists():
             return
-        rows = read_rows(file)
-        kept = [row for row in rows if row["step"] <= step]
-        if len(kept) < step and file.name == METRICS:
-            self.warn(f"{file} holds {len(kept)} of {step} steps before the checkpoint: earlier lines were lost")
-        files.write_file(file, b"".join(orjson.dumps(row, option=_JSON) for row in kept))
+        lines = [(line.data, line.row, _step(line.row)) for line in read_lines(file)]
+        kept = [row for _, row, at in lines if row is not None and at is not None and at <= step]
+        if len(kept) < step:
+            damaged = b"".join(data for data, _, at in lines if at is None)
+            what = f"lines that can't be read are kept in {_keep(file, damaged)}" if damaged else "lines are missing"
+            self.warn(f"{file} holds {len(kept)} of {step} steps before the checkpoint: {what}")
+        files.write_file(file, b"".join(map(encode_row, kept)))
+
+
+def _step(row: Mapping[str, Any] | None) -> int | None:
+    """The step of a row; None if it can't be read."""
+    step = None if row is None else row.get("step")
+    return step if isinstance(step, int) else None
+
+
+def _keep(file: Path, damaged: bytes) -> Path:
+    """Add lines to those that were kept before, once if a kill has it done twice."""
+    aside = file.with_name(file.name + DAMAGED)
+    before = aside.read_bytes() if aside.exists() else b""
+    if not before.endswith(damaged):
+        files.write_file(aside, before + damaged)
+    return aside
 
 
 def open_run(
@@ -147,6 +157,8 @@ def open_run(
         raise RunError(f"{path}: --resume continues the run, --force replaces it; give one of them")
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; a run needs a folder")
+    if path.exists() and not force and not (path / LOCK).exists():
+        _check(path, config, resume)  # what is refused gains no lock
     path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path)
     try:
@@ -161,12 +173,28 @@ def open_run(
 def _opened(
     path: Path, config: RunConfig, lock: FolderLock, resume: bool, on_warning: Callable[[str], None]
 ) -> RunFolder:
-    if _empty(path):
-        files.remove_leftovers(path)
+    changed = _check(path, config, resume)
+    files.remove_leftovers(path)
+    folder = RunFolder(path, config, lock, on_warning)
+    if changed is None:
         files.write_file(path / CONFIG, dump_config(config).encode())
-        folder = RunFolder(path, config, lock, on_warning)
         folder.event("started", pid=os.getpid())
         return folder
+    end_line(path / EVENTS)
+    if changed:
+        folder.event("config_changed", changes=[_change_to_json(change) for change in changed])
+        files.write_file(path / CONFIG, dump_config(config).encode())
+    for change in changed:
+        if change.verdict == "warned":
+            folder.warn(f"resumed with another {change}: later steps differ from an uninterrupted run's")
+    return folder
+
+
+def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
+    """What `config` changes of the run in `path`; None where there is no run yet. Raises RunError for a folder that
+    can't be used."""
+    if _empty(path):
+        return None
     if not (path / CONFIG).exists():
         found = ", ".join(_visible(path)[:3])
         raise RunError(
@@ -177,25 +205,14 @@ def _opened(
             f"{path} holds a run ({_progress(path)}): --resume continues it, --force moves it aside "
             "(in Python resume=True, force=True)"
         )
-    return _continued(path, config, lock, on_warning)
-
-
-def _continued(path: Path, config: RunConfig, lock: FolderLock, on_warning: Callable[[str], None]) -> RunFolder:
-    found = changes(load_config(path), config)
-    refused = [change for change in found if change.verdict == "refused"]
+    changed = changes(load_config(path), config)
+    refused = [change for change in changed if change.verdict == "refused"]
     if refused:
         rest = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise RunError(
             f"{path / CONFIG}: a resumed run can't change {refused[0]}{rest}; set it back or start a new run"
         )
-    folder = RunFolder(path, config, lock, on_warning)
-    if found:
-        folder.event("config_changed", changes=[_change_to_json(change) for change in found])
-        files.write_file(path / CONFIG, dump_config(config).encode())
-    for change in found:
-        if change.verdict == "warned":
-            folder.warn(f"resumed with another {change}: later steps differ from an uninterrupted run's")
-    return folder
+    return changed
 
 
 def load_config(path: str | Path) -> RunConfig:
@@ -211,31 +228,10 @@ def load_config(path: str | Path) -> RunConfig:
         raise RunError(f"{error}; the run was made by another version, or the file was edited") from None
 
 
-def read_rows(file: str | Path) -> list[dict[str, Any]]:
-    """Rows of a .jsonl file of a run; a torn last line is left out, as is all behind a damaged line.
-
-    A missing file has no rows.
-    """
-    rows: list[dict[str, Any]] = []
-    try:
-        data = Path(file).read_bytes()
-    except FileNotFoundError:
-        return rows
-    for line in data.split(b"\n")[:-1]:  # what follows the last newline was cut
-        try:
-            rows.append(orjson.loads(line))
-        except orjson.JSONDecodeError:
-            break
-    return rows
-
-
 def _start_over(path: Path, lock: FolderLock) -> tuple[Path, FolderLock]:
     """Move the folder aside and make an empty one. Our lock file goes with the old one."""
     lock.release()
-    number = 1
-    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
-        number += 1
-    files.rename(path, aside)
+    files.set_aside(path)
     path.mkdir()
     return path, FolderLock(path)
 
@@ -251,7 +247,7 @@ def _visible(path: Path) -> list[str]:
 
 def _progress(path: Path) -> str:
     rows = read_rows(path / METRICS)
-    steps = f"{rows[-1]['step']} steps" if rows else "no step finished"
+    steps = f"{rows[-1].get('step')} steps" if rows else "no step finished"
     saved = [entry.name for entry in path.glob("checkpoints/step-*")]
     return f"{steps}, {'newest checkpoint ' + max(saved, key=_numeric) if saved else 'no checkpoint'}"
 

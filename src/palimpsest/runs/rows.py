@@ -1,0 +1,104 @@
+"""The .jsonl files of a run: an object a line, with a checksum in it where a lost digit would mislead.
+
+    {"crc32":3461646376,"reward/mean":0.5,"step":1}
+
+Guaranteed: a damaged line costs the rows it held and no other; a row that carries a checksum is never read as another
+row, however it was damaged, its key `crc32` included.
+Not covered: a line that is gone whole, which only its `step` tells; a damaged line break, which costs the two rows it
+parted; files in which no row has a checksum (events, and those of earlier versions), whose objects are taken as they
+are.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from palimpsest import files
+
+CHECKSUM = "crc32"
+_JSON = orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file."""
+
+    data: bytes
+    """As it stands there; its newline is missing if it was cut."""
+    row: dict[str, Any] | None
+    """Without its checksum; None if the line is damaged."""
+
+
+def encode_row(row: Mapping[str, Any], *, checksum: bool = True) -> bytes:
+    """The line of a row.
+
+    >>> encode_row({"step": 1, "reward/mean": 0.5})
+    b'{"crc32":3461646376,"reward/mean":0.5,"step":1}\\n'
+    """
+    return orjson.dumps({**row, CHECKSUM: _crc(row)} if checksum else row, option=_JSON)
+
+
+def append_row(file: Path, row: Mapping[str, Any], *, checksum: bool = True) -> None:
+    """Add a line, in one write. Raises OSError naming the file if it doesn't go in whole."""
+    line = encode_row(row, checksum=checksum)
+    with files.naming(file):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            while line:  # a disk that is nearly full takes a part, and refuses the rest
+                line = line[os.write(descriptor, line) :]
+        finally:
+            os.close(descriptor)
+
+
+def read_lines(file: str | Path) -> list[Line]:
+    """The lines of a file, damaged ones included; a missing file has none."""
+    try:
+        data = Path(file).read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = [(line, _object(line)) for line in BytesIO(data)]
+    sealed = any(row is not None and CHECKSUM in row for _, row in lines)
+    return [Line(line, _checked(row, sealed)) for line, row in lines]
+
+
+def read_rows(file: str | Path) -> list[dict[str, Any]]:
+    """The rows of a file, without those that are damaged; a missing file has none."""
+    return [line.row for line in read_lines(file) if line.row is not None]
+
+
+def end_line(file: Path) -> None:
+    """End the line that a kill cut short, so that the next row doesn't become a part of it."""
+    lines = read_lines(file)
+    if lines and not lines[-1].data.endswith(b"\n"):
+        with files.naming(file), file.open("ab") as stream:
+            stream.write(b"\n")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _checked(row: dict[str, Any] | None, sealed: bool) -> dict[str, Any] | None:
+    """The row without its checksum, None if that is wrong; `sealed`: whether it must have one."""
+    if row is None or not sealed:
+        return row
+    digest = row.pop(CHECKSUM, None)
+    return row if digest == _crc(row) else None
+
+
+def _crc(row: Mapping[str, Any]) -> int:
+    return zlib.crc32(orjson.dumps(row, option=_JSON))
