@@ -4,15 +4,20 @@ palimpsest train memagent-quickstart engine.name=examples.bigrams:BigramEngine c
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from palimpsest import Codec, Completion, RunConfig, StopReason
 from palimpsest.config.models import model_path
-from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats, UpdateStats
+from palimpsest.engines.protocol import CompletionDelta, Limits, Objective, SamplerStats, StepBatch, UpdateStats
 from palimpsest.files import hashes
-from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, StopReason
+from palimpsest.types import SamplingParams
+
+Ids = Sequence[int]
+Deltas = AsyncIterator[CompletionDelta]
 
 
 class BigramEngine:
@@ -20,20 +25,20 @@ class BigramEngine:
 
     version, max_context = 0, 32_768
 
-    def __init__(self, config, *, objective, learning_rate: float = 100.0):
+    def __init__(self, config: RunConfig, *, objective: Objective | None, learning_rate: float = 100.0) -> None:
         self.codec = Codec.load(model_path(config.model))
         self.limits = Limits(self.codec.vocab_size, self.max_context)
         self.sampler, self.learner = self, self if objective else None
         self._rate, self._scores = learning_rate, np.zeros((self.limits.vocab,) * 2, np.float32)
 
-    async def close(self): ...
+    async def close(self) -> None: ...
 
-    def _nats(self, last, temperature=1.0):
+    def _nats(self, last: int, temperature: float = 1.0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         scores = self._scores[last].astype(np.float64) / (temperature or 1.0)
-        return scores - np.logaddexp.reduce(scores)
+        return np.asarray(scores - np.logaddexp.reduce(scores))
 
-    async def stream(self, prompt_ids, params, *, session=None):
-        draw, ids, logprobs, stopped = np.random.default_rng(params.seed), (), (), False
+    async def stream(self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None) -> Deltas:
+        draw, ids, logprobs, stopped = np.random.default_rng(params.seed), tuple[int, ...](), tuple[float, ...](), False
         while len(ids) < params.max_tokens and not stopped:
             nats = self._nats((*prompt_ids, *ids)[-1], params.temperature)
             token = int(draw.choice(len(nats), p=np.exp(nats)) if params.temperature else nats.argmax())
@@ -43,37 +48,38 @@ class BigramEngine:
         ended = StopReason.STOP if stopped else StopReason.LENGTH
         yield CompletionDelta(completion=Completion(ids, logprobs, ended, self.version))
 
-    async def generate(self, prompt_ids, params, *, session=None):
-        return [delta async for delta in self.stream(prompt_ids, params)][-1].completion
+    async def generate(self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None) -> Completion:
+        (whole,) = [done async for delta in self.stream(prompt_ids, params) if (done := delta.completion)]
+        return whole
 
-    async def score(self, prompt_ids, ids):
+    async def score(self, prompt_ids: Ids, ids: Ids) -> tuple[float, ...]:
         return tuple(float(self._nats(a)[b]) for a, b in zip([prompt_ids[-1], *ids], ids, strict=False))
 
-    def stats(self):
+    def stats(self) -> SamplerStats:
         return SamplerStats()
 
-    async def update(self, steps):
-        return [self._step(batch.segments) for batch in steps]
+    async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+        return [self._step(batch) for batch in steps]
 
-    def _step(self, rows):
+    def _step(self, batch: StepBatch) -> UpdateStats:
         """Policy gradient; with advantages of 1, as in imitation, that of the likelihood."""
         gradient = np.zeros_like(self._scores)
-        for row in rows:
+        for row in batch.segments:
             for t in np.flatnonzero(row.segment.loss_mask):
                 last, token = row.segment.token_ids[t - 1 : t + 1]
                 wrong = np.exp(self._nats(last)) - np.eye(1, self.limits.vocab, token)[0]
                 gradient[last] += row.weights[t] * row.advantages[t] * wrong
         self._scores -= self._rate * gradient
         self.version += 1
-        return UpdateStats(tokens=sum(sum(row.segment.loss_mask) for row in rows))
+        return UpdateStats(tokens=sum(sum(row.segment.loss_mask) for row in batch.segments))
 
-    async def publish(self):
+    async def publish(self) -> int:
         return self.version
 
-    async def save(self, folder):
+    async def save(self, folder: Path) -> dict[str, str]:
         save_file({"scores": self._scores, "version": np.array(self.version)}, folder / "bigrams.safetensors")
         return hashes(folder)
 
-    async def load(self, folder):
+    async def load(self, folder: Path) -> None:
         saved = load_file(folder / "bigrams.safetensors")
         self._scores, self.version = saved["scores"], int(saved["version"])

@@ -52,8 +52,9 @@ class QuotesPolicy:
 
     def prepare(self, problem: Problem, codec: Codec) -> list[Sequence[int]]:
         """Once for all episodes of a group, beside the event loop; `run` finds it as `model.prepared`."""
-        blank = not problem.context or not problem.context.strip()
-        return [] if blank else list(split(codec.encode(problem.context), self.chunk_size))
+        if not problem.context or not problem.context.strip():
+            return []
+        return list(split(codec.encode(problem.context), self.chunk_size))
 
     async def run(self, problem: Problem, model: Model) -> Answered:
         codec = model.codec

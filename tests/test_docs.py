@@ -275,9 +275,9 @@ def test_the_example_policy_keeps_the_contract(tiny_codec: Codec, monkeypatch: p
         assert [f.message for f in check_policy(policy, tiny_codec, window) if not f.passed] == []
 
 
-@pytest.mark.parametrize("name", ["quotes", "bigrams"])
-def test_the_examples_are_short(name: str) -> None:
-    assert len(page(f"examples/{name}.py").splitlines()) < 80
+@pytest.mark.parametrize(("name", "lines"), [("quotes", 80), ("bigrams", 90)])
+def test_the_examples_are_short(name: str, lines: int) -> None:
+    assert len(page(f"examples/{name}.py").splitlines()) < lines
 
 
 def test_the_answer_turn_has_a_budget_of_its_own(tiny_codec: Codec) -> None:

@@ -1,14 +1,42 @@
-"""What the built package says of itself: one version, and that its annotations are there to be read."""
+"""What the built package says of itself: its name, one version, what it needs, that its annotations are to be read."""
 
 from __future__ import annotations
 
+import re
+import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import palimpsest
+from palimpsest.config.extras import DISTRIBUTION, line_for
+from support.source import IMPORTS
 
 ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+IMPORTED_AS = {"pyyaml": "yaml", "faiss-cpu": "faiss"}
+ELSEWHERE = {
+    "IPython": "is there in a notebook's kernel, and asked for there alone",
+    "accelerate": "runs in the interpreter of a benchmark's peer",
+    "datasets": "the same",
+    "trl": "the same",
+    "vllm": "the same",
+    "pydantic_core": "comes with pydantic",
+    "huggingface_hub": "comes with transformers",
+}
+
+
+def distributions(lines: list[str]) -> set[str]:
+    """Names that requirements are imported under."""
+    names = [re.split(r"[ <>=!~\[;]", line)[0] for line in lines]
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+NEEDED = distributions(PROJECT["dependencies"])
+EXTRAS = {name: distributions(lines) for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"}
 
 
 def test_the_version_stands_in_the_package_alone() -> None:
@@ -16,8 +44,56 @@ def test_the_version_stands_in_the_package_alone() -> None:
     assert "version" not in project["project"]
     source = ROOT / project["tool"]["hatch"]["version"]["path"]
     assert f'__version__ = "{palimpsest.__version__}"' in source.read_text("utf-8").splitlines()
-    assert version("palimpsest") == palimpsest.__version__
 
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (Path(palimpsest.__file__).parent / "py.typed").is_file()
+
+
+def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
+    """`palimpsest` on the package index is somebody else's."""
+    assert PROJECT["name"] == DISTRIBUTION == "palimpsest-rl"
+    assert list(PROJECT["scripts"]) == ["palimpsest"]
+    try:
+        assert version(DISTRIBUTION) == palimpsest.__version__
+    except PackageNotFoundError:
+        pytest.skip("this checkout isn't installed under its name; make install-dev")
+
+
+def test_what_is_imported_is_a_dependency_or_an_extra() -> None:
+    """What runs on a CPU works after a plain install: servers, their clients and judges are no extras."""
+    imported = {each.imported.partition(".")[0] for each in IMPORTS}
+    foreign = imported - set(sys.stdlib_module_names) - {"palimpsest", "__future__"}
+    optional = set().union(*EXTRAS.values())
+    assert foreign <= NEEDED | optional | set(ELSEWHERE)
+    assert {"httpx", "starlette", "uvicorn", "httptools"} <= NEEDED
+    assert not NEEDED & optional
+
+
+def test_no_page_and_no_message_installs_somebody_elses_package() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    for path in pages:
+        text = path.read_text("utf-8")
+        assert not re.search(r"palimpsest\[|pip install '?palimpsest['\s`]", text), path.name
+        for extra in re.findall(r"palimpsest-rl\[(\w+)\]|'\.\[(\w+)\]'", text):
+            assert "".join(extra) in PROJECT["optional-dependencies"], path.name
+
+
+@pytest.mark.parametrize(
+    ("origin", "checkout", "line"),
+    [
+        ({}, None, "pip install 'palimpsest-rl[lora]'"),
+        ({}, Path("/src/p"), "pip install -e '/src/p[lora]'"),
+        ({"url": "file:///a%20b", "dir_info": {}}, None, "pip install -e '/a b[lora]'"),
+        (
+            {"url": "https://h/p", "vcs_info": {"vcs": "git"}},
+            None,
+            "pip install 'palimpsest-rl[lora] @ git+https://h/p'",
+        ),
+        ({"url": "file:///p.whl", "archive_info": {}}, None, "pip install 'palimpsest-rl[lora] @ file:///p.whl'"),
+    ],
+)
+def test_an_error_tells_the_line_for_the_copy_that_is_there(
+    origin: dict[str, Any], checkout: Path | None, line: str
+) -> None:
+    assert line_for("lora", origin, checkout) == line

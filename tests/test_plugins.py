@@ -37,6 +37,7 @@ called = Called()
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -44,6 +45,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "message"),
     [
         ("plug_absent:Thing", "credit.rule: no module 'plug_absent' here or on PYTHONPATH"),
+        ("plug_fin:Thing", r"no module 'plug_fin' here or on PYTHONPATH; did you mean plug_fine\?"),
         ("plug_fine.inner:Thing", "credit.rule: .*plug_fine"),
         ("plug_needs:Thing", "credit.rule: plug_needs imports 'a_package_that_is_not_there', which is not installed"),
         ("plug_syntax:Thing", r"credit.rule: importing plug_syntax raised SyntaxError: .*plug_syntax.py, line 1"),

@@ -139,12 +139,20 @@ def _imported(name: str, where: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f"{where}: no module {error.name!r} here or on PYTHONPATH") from None
+            near = nearest(name, _modules_here())
+            raise ConfigError(f"{where}: no module {error.name!r} here or on PYTHONPATH{near}") from None
         raise ConfigError(f"{where}: {name} imports {error.name!r}, which is not installed") from None
     except PalimpsestError:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: importing {name} raised {_told(error)}") from error
+
+
+def _modules_here() -> list[str]:
+    """Dotted names of the modules in the current folder and in the folders it holds."""
+    here = Path.cwd()
+    files = [path.relative_to(here) for path in (*here.glob("*.py"), *here.glob("*/*.py"))]
+    return sorted(".".join(path.with_suffix("").parts) for path in files if not path.name.startswith("__"))
 
 
 def _told(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from palimpsest import __version__
 from palimpsest.retrieval.bm25 import Bm25Index
 from support.command import Run
 
@@ -30,6 +31,7 @@ COMMANDS = (
     ["base-model"],
     ["recipes", "list"],
     ["recipes", "show"],
+    ["recipes", "keys"],
     ["data", "inspect"],
     ["retrieval", "serve"],
     ["judge", "check"],
@@ -77,12 +79,65 @@ def test_help_has_examples_and_imports_nothing_heavy() -> None:
         assert f"palimpsest {' '.join(words)}" in page
 
 
+def test_the_version_is_told(palimpsest: Run) -> None:
+    assert palimpsest("--version").stdout == f"palimpsest {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)
+def test_help_has_a_short_name_behind_every_command(words: list[str], palimpsest: Run) -> None:
+    short, long = palimpsest(*words, "-h"), palimpsest(*words, "--help")
+    assert (short.returncode, short.stdout) == (0, long.stdout)
+    assert short.stdout.startswith("Usage: palimpsest")
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "palimpsest", "--version"], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"palimpsest {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("palimpsest rec", "recipes"), ("palimpsest train --res", "--resume")]
+)
+def test_a_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    asked = {"_PALIMPSEST_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    code = "import sys; from palimpsest.cli.main import main; sys.argv = ['palimpsest']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment() | asked, timeout=60
+    )
+    assert completed in done.stdout.split()
+
+
 def test_recipes_are_listed_and_shown(palimpsest: Run) -> None:
     listed = palimpsest("recipes", "list").stdout
     assert "memagent-7b" in listed
     assert "# script" in palimpsest("recipes", "show", "memagent-7b").stdout
     shown = palimpsest("recipes", "show", "memagent-7b", "train.steps=3").stdout
     assert yaml.safe_load(shown)["train"]["steps"] == 3
+
+
+def test_keys_are_told_with_what_they_take_their_default_and_meaning(palimpsest: Run) -> None:
+    every = palimpsest("recipes", "keys").stdout
+    assert all(f"{name} " in every for name in ("train.steps", "optim.learning_rate", "model.lora.rank"))
+    (steps,) = [line for line in palimpsest("recipes", "keys", "train").stdout.splitlines() if "train.steps " in line]
+    assert steps.split() == ["train.steps", "integer", "≥", "1", "100", "Rollout", "batches."]
+    options = palimpsest("recipes", "keys", "policy.options.overwrite").stdout
+    assert "policy.options.overwrite.chunk_size" in options
+    assert "MemAgent" in options
+
+
+def test_an_unknown_prefix_of_keys_is_refused_with_the_nearest(refused: Callable[..., str]) -> None:
+    assert "did you mean train?" in refused("recipes", "keys", "trian")
+
+
+def test_a_recipe_is_explained_key_by_key_with_the_options_of_its_policy(palimpsest: Run) -> None:
+    lines = palimpsest("recipes", "show", "memagent-quickstart", "train.steps=7", "--explain").stdout.splitlines()
+    (steps,) = [line for line in lines if line.startswith("train.steps ")]
+    assert steps.split()[1:3] == ["7", "100"]
+    (layout,) = [line for line in lines if line.startswith("policy.options.layout ")]
+    assert layout.split()[1:3] == ["section_first", "memory_first"]
+    assert not [line for line in lines if line.startswith("model.lora.rank")]
 
 
 def test_a_half_written_run_folder_is_not_touched(

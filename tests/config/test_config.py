@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from palimpsest.config.explain import known_keys, section_of
+from palimpsest.config.keys import all_keys
 from palimpsest.config.load import (
     dump_config,
     load_recipe,
@@ -161,12 +165,64 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
 def test_a_wrong_value_names_key_value_and_what_is_allowed() -> None:
     message = refused("credit.aggregate=tokn")
     assert "credit.aggregate='tokn'" in message
-    assert "'token', 'segment', 'trajectory' or 'prompt'" in message
+    assert "choose one of token, segment, trajectory, prompt; did you mean token?" in message
+
+
+def refusal(overrides: dict[str, Any]) -> str | None:
+    """None: taken."""
+    try:
+        parse_config("", overrides=overrides)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+WRONG: tuple[Any, ...] = (
+    "no such thing", "", 1.5, -1, 0, True, None, math.nan, math.inf, 10**18, [], [1, 2], ["a"], [[1]], {"a": 1}, {},
+    {"a": [1]}, {1: 2}, [{"name": 3}], {"a": {"trained": "x"}}, [0.9], [0.9, "x"], [1, 2, 3],
+)  # fmt: skip
+PYDANTICS = re.compile(r"[Ii]nput|should|valid (integer|number|string|dict|list|tuple|boolean)|pars|pydantic|\[key\]")
+
+
+@pytest.mark.parametrize("key", [key.name for key in all_keys()])
+def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str) -> None:
+    """Of every key: a line that names it, its value and what is expected, never the validator's own words."""
+    messages = [message for wrong in WRONG if (message := refusal({key: wrong}))]
+    assert [message for message in messages if key.rpartition(".")[2] in message]
+    assert not [message for message in messages if PYDANTICS.search(message)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.steps=many", "train.steps='many': must be a whole number, at least 1"),
+        ("train.steps=1.5", "train.steps=1.5: must be a whole number, at least 1"),
+        ("optim.learning_rate=fast", "optim.learning_rate='fast': must be a number, above 0"),
+        ("sampling.top_p=2", "sampling.top_p=2: must be a number, above 0 and at most 1"),
+        ("optim.max_grad_norm=x", "optim.max_grad_norm='x': must be a number or null, above 0"),
+        ("reward.strict=maybe", "reward.strict='maybe': must be true or false"),
+        ("model.path=3", "model.path=3: must be text"),
+        ("policy.options=3", "policy.options=3: must be a mapping"),
+        ("optim.betas=[0.9]", "optim.betas=[0.9]: must be a list of 2"),
+        ("optim.betas=[0.9, x]", "optim.betas.1='x': must be a number"),
+        ("evaluation.multiples=[1, x]", "evaluation.multiples.1='x': must be a whole number"),
+        ("evaluation.multiples=4", "evaluation.multiples=4: must be a list, each a whole number, e.g. [4]"),
+        ("evaluation.baselines={a: 3}", "evaluation.baselines.a is a section with the keys name, options"),
+        ("roles={critic: 3}", "roles.critic is a section with the keys trained, model"),
+        ("roles={1: {}}", "roles.1=1: names there must be text"),
+        ("reward.layers=[3]", "reward.layers.0 is a section with the keys name, options"),
+        ("train.variant={share: 0.5, options: {}}", "train.variant.options={}: must be a mapping, and not empty"),
+        ("optim.eps=.nan", "optim.eps=nan: must be a number, above 0, and finite"),
+        ("data.synthetic.hops=3", "data.synthetic.hops=3: choose one of 1, 2"),
+    ],
+)
+def test_each_kind_of_wrong_value_is_told_what_it_must_be(setting: str, message: str) -> None:
+    assert refused(setting) == f"override {setting}: {message}"
 
 
 def test_a_number_out_of_range_names_the_bound() -> None:
     assert "train.steps=0" in refused("train.steps=0")
-    assert "greater than or equal to 1" in refused("train.steps=0")
+    assert "must be a whole number, at least 1" in refused("train.steps=0")
 
 
 def test_several_mistakes_are_one_line_each() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -100,15 +99,6 @@ def test_what_is_wrong_with_a_tool_is_said_before_any_episode(
         build_tools({name.format(module): options for name, options in config.items()})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_server_as_source_without_its_client_installed_is_refused_with_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "palimpsest.retrieval.client", raising=False)
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(ConfigError, match=r"httpx is not installed: pip install 'palimpsest\[search\]'"):
-        SearchTool(source="http://127.0.0.1:9")
 
 
 def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:

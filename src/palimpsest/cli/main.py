@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from palimpsest import __version__
 from palimpsest.cli import bench, data, evaluate, judge, model, prompts, quickstart, recipes, retrieval, train
 from palimpsest.errors import PalimpsestError
 
@@ -30,10 +31,27 @@ app = typer.Typer(
     help="Train, with reinforcement learning, and evaluate language-model agents that manage their own memory.",
     epilog="Begin with: palimpsest quickstart --out runs/quickstart",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # subcommands inherit it
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"palimpsest {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
 app.command("quickstart", short_help="Train on a CPU in minutes, evaluate, report.")(quickstart.quickstart)
 app.command("train", short_help="Reinforcement learning from a recipe.")(train.train)
 app.command("cold-start", short_help="Only the lessons a recipe begins with.")(train.cold_start)
@@ -52,7 +70,7 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app(standalone_mode=True)
+        app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too
     except PalimpsestError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`palimpsest recipes`: what is shipped, and what a recipe with overrides comes to."""
+"""`palimpsest recipes`: what is shipped, what a recipe with overrides comes to, and which keys there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from palimpsest.cli.options import Overrides
 
-app = typer.Typer(help="List the shipped recipes, or show one.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Recipes and their keys: list, show, explain.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
@@ -31,15 +31,68 @@ def show(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file.")],
     overrides: Overrides = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Every key, defaults included.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="A table: each key with value, default, meaning.")] = False,
 ) -> None:
-    """Show a recipe with its comments, or resolved with overrides.
+    """Show a recipe with its comments, resolved with overrides, or explained key by key.
 
     \b
     Examples:
       palimpsest recipes show memagent-7b
       palimpsest recipes show memagent-7b train.steps=10 --resolved
+      palimpsest recipes show memagent-quickstart --explain
     """
     from palimpsest.config.load import dump_config, load_recipe, recipe_text
 
+    if explain:
+        _explain(recipe, overrides or [])
+        return
     config = load_recipe(recipe, overrides or [])
     typer.echo(dump_config(config) if resolved or overrides else recipe_text(recipe), nl=False)
+
+
+@app.command("keys")
+def keys(
+    prefix: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="A section or a key, e.g. train or data.synthetic.")
+    ] = "",
+) -> None:
+    """Print the keys of a recipe: what each takes, its default, its meaning.
+
+    `policy.options.NAME` has the options of a policy.
+
+    \b
+    Examples:
+      palimpsest recipes keys
+      palimpsest recipes keys train
+      palimpsest recipes keys policy.options.overwrite
+    """
+    from palimpsest.jobs.explaining import keys_under
+
+    _print(
+        ["key", "takes", "default", "meaning"], [[k.name, k.values, k.default, k.meaning] for k in keys_under(prefix)]
+    )
+
+
+def _explain(recipe: str, overrides: list[str]) -> None:
+    from palimpsest.jobs.explaining import explained
+
+    rows = [
+        [setting.key.name, setting.value, setting.key.default if setting.changed else "", setting.key.meaning]
+        for setting in explained(recipe, overrides)
+    ]
+    _print(["key", "value", "default, if another", "meaning"], rows)
+
+
+def _print(columns: list[str], rows: list[list[str]]) -> None:
+    """A table whose last columns wrap; code is not quoted on a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from palimpsest.cli.show import stdout
+
+    made = Table(header_style="bold", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        made.add_column(column, no_wrap=number == 0, overflow="fold", ratio=None if number == 0 else min(number, 2))
+    for row in rows:
+        made.add_row(*(Text(cell.replace("`", "").replace("None:", "null:")) for cell in row))
+    stdout().print(made)

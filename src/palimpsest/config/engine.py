@@ -35,8 +35,9 @@ class EmbeddedEngineConfig(Strict):
     @field_validator("name", mode="before")
     @classmethod
     def _known(cls, name: Any) -> Any:
-        known = isinstance(name, str)
-        return check_name(name, ENGINES, "engine.name", "engine", "my_module:MyEngine") if known else name
+        if not isinstance(name, str):
+            raise ValueError(f"engine.name={name!r}: choose one of {', '.join(ENGINES)}, or my_module:MyEngine")
+        return check_name(name, ENGINES, "engine.name", "engine", "my_module:MyEngine")
 
 
 class OwnEngineConfig(Strict):

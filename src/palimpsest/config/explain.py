@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from palimpsest.config.engine import OWN
+from palimpsest.config.keys import section_in
+from palimpsest.config.options import choices, expected
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import nearest
 
+_OURS = ("value_error", "truth")  # types of errors whose words are ours
 _SHOWN = 80  # characters of a wrong value in a message
 
 
 def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]) -> str:
     """One line per problem. `overrides` maps dotted keys to the command-line text that set them."""
     lines = []
-    for detail in error.errors(include_url=False):
-        key = ".".join(map(str, _without_tag(detail["loc"])))
+    for detail in map(_whole_list, error.errors(include_url=False)):
+        key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
         origin = f"override {overrides[name]}" if name else f"recipe {source}"
         lines.append(f"{origin}: {_reason(key, detail, name)}")
     return "\n".join(dict.fromkeys(lines))
+
+
+def _whole_list(detail: ErrorDetails) -> ErrorDetails:
+    """A list that is too short is at fault, not the place in it that is missing."""
+    if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
+        return {**detail, "type": "too_short", "loc": detail["loc"][:-1]}
+    return detail
 
 
 def _without_tag(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -54,7 +64,7 @@ def section_of(key: str) -> type[BaseModel] | None:
     model: type[BaseModel] = RunConfig
     for part in key.split(".") if key else ():
         field = model.model_fields.get(part)
-        inner = _model_in(field.annotation) if field else None
+        inner = section_in(field.annotation) if field else None
         if inner is None:
             return None
         model = inner
@@ -65,18 +75,9 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
     """Every dotted key of the configuration, sections included."""
     for name, field in model.model_fields.items():
         yield prefix + name
-        inner = _model_in(field.annotation)
+        inner = section_in(field.annotation)
         if inner is not None:
             yield from known_keys(inner, f"{prefix}{name}.")
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model class in `X` or `X | None`; the first of a union by name."""
-    options = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        options = list(typing.get_args(annotation))
-    options = [typing.get_args(o)[0] if typing.get_origin(o) is typing.Annotated else o for o in options]
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
 def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
@@ -87,19 +88,77 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
         return f"unknown key {key}{_nearest_key(key)}"
     if detail["type"] == "missing":
         return f"{key} is missing"
-    message = detail["msg"].removeprefix("Value error, ").replace("\n", " ")
     if detail["type"] == "value_error":
-        return message  # a rule over several keys, which names them itself
+        return detail["msg"].removeprefix("Value error, ").replace("\n", " ")  # a rule over several keys names them
     if detail["type"] == "model_type":
-        inner = section_of(key)
-        return f"{key} is a section with the keys {', '.join(inner.model_fields) if inner else '...'}"
-    if detail["type"] in ("tuple_type", "list_type"):
-        return f"{key}={detail['input']!r}: must be a list, e.g. [{detail['input']}]"
+        inner, _ = _asked_at(_without_tag(detail["loc"]))
+        return f"{key} is a section with the keys {', '.join(inner.model_fields)}"
     if override is not None and len(override) > len(key):
         return f"{key} is a value, not a section"
-    shown = repr(detail["input"])
-    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-    return f"{key}={shown}: {message[:1].lower()}{message[1:]}"
+    return f"{key}={_short(detail['input'])}: {_demand(detail)}"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+
+
+def _demand(detail: ErrorDetails) -> str:
+    """What a value has to be, of an error in pydantic's words."""
+    if detail["type"] in _OURS:
+        return detail["msg"]
+    where = _without_tag(detail["loc"])
+    if where[-1] == "[key]":
+        return "names there must be text"
+    annotation, metadata = _asked_at(where)
+    if (allowed := choices(annotation)) is not None:
+        return f"choose one of {', '.join(allowed)}{nearest(str(detail['input']), allowed)}"
+    limits = _limits(metadata)
+    example = f", e.g. [{detail['input']}]" if detail["type"] in ("tuple_type", "list_type") else ""
+    finite = ", and finite" if detail["type"] == "finite_number" else ""
+    empty = ", and not empty" if detail["type"] == "too_short" and isinstance(detail["input"], dict) else ""
+    return f"must be {expected(annotation) or 'something else'}{limits}{finite}{empty}{example}"
+
+
+def _asked_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
+    """Annotation and metadata of what stands at a place of the configuration, in lists and mappings too."""
+    annotation: Any = RunConfig
+    metadata: list[Any] = []
+    for part in where:
+        section, inner = section_in(annotation), _inside(annotation)
+        if section is not None and part in section.model_fields:
+            field = section.model_fields[str(part)]
+            annotation, metadata = field.annotation, field.metadata
+        elif inner:
+            annotation, metadata = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1], []
+    return section_in(annotation) or annotation, metadata
+
+
+def _inside(annotation: Any) -> list[Any]:
+    """Annotations of the parts of a list or a mapping, or of a union with one; else nothing."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    for each in typing.get_args(annotation) if union else (annotation,):
+        if typing.get_origin(each) in (tuple, dict, list):
+            return [part for part in typing.get_args(each) if part is not ...]
+    return []
+
+
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _limits(metadata: Iterable[Any]) -> str:
+    """
+    >>> from annotated_types import Ge, Lt
+    >>> _limits([Ge(0), Lt(1)])
+    ', at least 0 and below 1'
+    """
+    limits = [
+        f"{word} {value:g}"
+        for each in metadata
+        for name, word in _BOUNDS.items()
+        if (value := getattr(each, name, None)) is not None
+    ]
+    return f", {' and '.join(limits)}" if limits else ""
 
 
 def _nearest_key(key: str) -> str:

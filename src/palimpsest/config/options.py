@@ -188,10 +188,10 @@ def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
 
 def _demand(annotation: Any, error: ValidationError) -> str:
     """What a value has to be."""
-    choices = _choices(annotation)
-    if choices is not None:
-        return f"choose one of {', '.join(choices)}"
-    words = _expected(annotation)
+    allowed = choices(annotation)
+    if allowed is not None:
+        return f"choose one of {', '.join(allowed)}"
+    words = expected(annotation)
     if words is not None:
         return f"must be {words}"
     detail = error.errors(include_url=False)[0]
@@ -200,7 +200,7 @@ def _demand(annotation: Any, error: ValidationError) -> str:
     return f"{place + ': ' if place else ''}{message[:1].lower()}{message[1:]}"
 
 
-def _choices(annotation: Any) -> list[str] | None:
+def choices(annotation: Any) -> list[str] | None:
     """What a `Literal` allows, or one with None; None for other annotations."""
     found: list[str] = []
     for part in _alternatives(annotation):
@@ -222,10 +222,10 @@ def _alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _expected(annotation: Any) -> str | None:
+def expected(annotation: Any) -> str | None:
     """A plain annotation in words, None for others.
 
-    >>> _expected(int | None), _expected(dict[str, int]), _expected(ConfigError)
+    >>> expected(int | None), expected(dict[str, int]), expected(ConfigError)
     ('a whole number or null', 'a mapping, each value a whole number', None)
     """
     words = []
@@ -249,7 +249,7 @@ def _mapped(items: tuple[Any, ...]) -> str:
     >>> _mapped((str, int)), _mapped((str, Any))
     ('a mapping, each value a whole number', 'a mapping')
     """
-    inner = _expected(items[1]) if len(items) == 2 else None
+    inner = expected(items[1]) if len(items) == 2 else None
     return f"a mapping, each value {inner}" if inner else "a mapping"
 
 
@@ -261,7 +261,7 @@ def _listed(items: tuple[Any, ...]) -> str:
     kinds = [item for item in items if item is not ...]
     if len(kinds) > 1:
         return f"a list of {len(kinds)}"
-    inner = _expected(kinds[0]) if kinds else None
+    inner = expected(kinds[0]) if kinds else None
     return f"a list, each {inner}" if inner else "a list"
 
 

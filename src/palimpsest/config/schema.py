@@ -25,7 +25,7 @@ SINKS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
 
 
 class AdapterConfig(Strict):
-    """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs `palimpsest[lora]`."""
+    """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs the extra `lora`."""
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)

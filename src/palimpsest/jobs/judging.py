@@ -11,12 +11,8 @@ from pydantic import ValidationError
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.jobs.blocking import finish
-
-try:
-    from palimpsest.reward.judge import Judge, Verdict
-    from palimpsest.reward.judge_cases import CASES, WorkedCase
-except ModuleNotFoundError as error:
-    raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[judge]'") from None
+from palimpsest.reward.judge import Judge, Verdict
+from palimpsest.reward.judge_cases import CASES, WorkedCase
 
 
 @dataclass(frozen=True, slots=True)

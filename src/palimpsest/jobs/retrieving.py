@@ -17,6 +17,7 @@ from palimpsest.progress.progress import Progress, Tick
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.search import check_token
+from palimpsest.serve.retrieval_server import RetrievalService, bound, check_host, serve
 
 BACKENDS = ("bm25", "dense")
 
@@ -52,10 +53,6 @@ def serve_corpus(
     on_ready: Callable[[str], None],
 ) -> None:
     """Take the address, build or open the index, then serve; `on_ready` is told how many passages are where."""
-    try:
-        from palimpsest.serve.retrieval_server import RetrievalService, bound, check_host, serve
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
     check_host(address.host, address.token)
     check_token(address.token, "--token")
     _check(backend, dense)

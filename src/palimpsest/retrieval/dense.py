@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from palimpsest.config.extras import install_line
 from palimpsest.data.corpus import read_corpus, searched_text
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.retrieval import index_folder
@@ -71,7 +72,7 @@ class DenseIndex:
         if made_of.get("encoder") != dict(encoder.identity):
             raise DataError(f"{folder}: built with the encoder {made_of.get('encoder')}; open it with that one")
         if use_faiss and faiss is None:
-            raise ConfigError("faiss is not installed: pip install 'palimpsest[dense]'")
+            raise ConfigError(f"faiss is not installed: {install_line('dense')}")
         self.folder, self._encoder = folder, encoder
         self._passages = Passages(folder)
         self._vectors_N_D = np.load(folder / _VECTORS, mmap_mode="r")

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from palimpsest import plugins
 from palimpsest.config.reward import RewardConfig
@@ -26,13 +25,11 @@ from palimpsest.reward.faithful import FaithfulLayer
 from palimpsest.reward.gates import GateLayer
 from palimpsest.reward.grader import MatchGrader
 from palimpsest.reward.grading import Grades, Layer, close, graded
+from palimpsest.reward.judge import Judge
 from palimpsest.reward.objectives import AnswerJudge, ConstraintLayer, FinalAnswerGrader
 from palimpsest.reward.state import StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
-
-if TYPE_CHECKING:
-    from palimpsest.reward.judge import Judge
 
 _SUB_EM = {"gold_in_answer": "sub_em", "answer_in_gold": "sub_em_reverse", "either": "sub_em_either"}
 
@@ -82,8 +79,6 @@ def check_reward(config: RewardConfig) -> None:
         raise ConfigError(
             f"reward.options are those of a reward of your own; reward.name={config.name} has none: drop them"
         )
-    if config.judge is not None:
-        _judge_class()
     for layer in config.layers:
         own.check_layer(layer.name, layer.options)
 
@@ -108,7 +103,7 @@ def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
     if config.name == "boxed":
         return MatchGrader("boxed_strict" if config.strict else "boxed")
     if config.name == "final_answer":
-        judge: AnswerJudge | None = _judge_class().open(config.judge, folder) if config.judge else None
+        judge: AnswerJudge | None = Judge.open(config.judge, folder) if config.judge else None
         return FinalAnswerGrader(config.final_answer, judge)
     return MatchGrader(_SUB_EM[config.sub_em] if config.name == "sub_em" else config.name)
 
@@ -124,11 +119,3 @@ def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
         yield ConstraintLayer(config.final_answer.constraint_penalty)
     for layer in config.layers:
         yield own.own_layer(layer.name, layer.options, codec, config.timeout_s)
-
-
-def _judge_class() -> type[Judge]:
-    try:
-        from palimpsest.reward.judge import Judge  # an extra's packages
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[judge]'") from None
-    return Judge

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import plugins
+from palimpsest.config.extras import install_line
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.progress.progress import Progress, Silent, StepDisplay
@@ -296,9 +297,7 @@ def _require(package: str, extra: str) -> Any:
 
 
 def _missing(package: str, extra: str) -> ConfigError:
-    return ConfigError(
-        f"logging.sinks={extra}: the package {package} is not installed; pip install 'palimpsest[{extra}]'"
-    )
+    return ConfigError(f"logging.sinks={extra}: the package {package} is not installed; {install_line(extra)}")
 
 
 def _merged(metrics: Row, timings: Row) -> dict[str, float]:

@@ -152,11 +152,9 @@ class SearchTool(Tool):
 
 def _connector(source: str, token_env: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
     """What makes a client of a server, whose address and token are checked here. Raises ConfigError."""
-    try:
-        from palimpsest.endpoints import check_address, token_from
-        from palimpsest.retrieval.client import RemoteSearch
-    except ImportError as error:  # an extra
-        raise ConfigError(f"{error.name} is not installed: pip install 'palimpsest[search]'") from None
+    from palimpsest.endpoints import check_address, token_from  # httpx takes a while, and few search a server
+    from palimpsest.retrieval.client import RemoteSearch
+
     check_address(source, "policy.options.tools.search.source")
     token = token_from(token_env, "policy.options.tools.search.token_env")
     return partial(RemoteSearch, source, token=token, attempts=attempts, timeout=timeout_s)

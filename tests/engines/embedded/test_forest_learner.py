@@ -373,7 +373,7 @@ def test_a_model_without_a_forest_computes_what_it_did(tmp_path: Path) -> None:
 
 
 def adapted(seed: int) -> Any:
-    peft = pytest.importorskip("peft", reason="pip install 'palimpsest[lora]'")
+    peft = pytest.importorskip("peft", reason="pip install 'palimpsest-rl[lora]'")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
     model = built("Qwen3", head_dim=16)
     with torch.random.fork_rng():

@@ -24,7 +24,7 @@ from palimpsest.types import SamplingParams
 from support.command import Run
 from support.forests import batch_of_rows, grown
 
-needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest[lora]'")
+needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
 RANK, ALPHA = 4, 8.0
 PROMPT = [5, 9, 30, 31, 7, 40]
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from palimpsest.config.extras import install_line
 from palimpsest.config.schema import AdapterConfig
 from palimpsest.errors import ModelError
 
@@ -94,5 +95,5 @@ def _peft(what: str) -> Any:
     try:
         import peft
     except ImportError:
-        raise ModelError(f"{what} needs peft: pip install 'palimpsest[lora]'") from None
+        raise ModelError(f"{what} needs peft: {install_line('lora')}") from None
     return peft
