@@ -22,6 +22,7 @@ LATE_IMPORTS = 0.04
 
 LONG = {
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
+    "cli.probe.probe": "a command",
     "cli.train.sft": "a command",
     "engines.losses.policy_loss": "half of it is the formula and what each term is for",
     "base.make.stages": "a table of the stages",
@@ -30,6 +31,7 @@ LONG = {
     "data.inspect.summarise": "a table of measures",
     "jobs.playing.play_async": "half of it is the docstring of a public call",
     "jobs.evaluation.evaluate_async": "half of it is the docstring of a public call",
+    "jobs.probing.probe_async": "a third of it is the docstring of a public call",
 }
 LONG_FILES: dict[str, str] = {}
 WIDE = {
@@ -39,6 +41,7 @@ WIDE = {
     "cli.train.sft": "a command",
     "evaluation.run.evaluate": "keywords alone",
     "jobs.evaluation.evaluate_async": "a public call: keywords but two, each with a default",
+    "jobs.probing.probe_async": "a public call: keywords but one, each with a default",
     "jobs.training.train_async": "a public call: keywords but two, each with a default",
     "jobs.playing.play_async": "a public call: keywords but two, each with a default",
     "jobs.quickstart.quickstart_async": "a public call: keywords but two, each with a default",

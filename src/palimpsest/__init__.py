@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from palimpsest.jobs.playing import Episode as Episode
     from palimpsest.jobs.playing import play as play
     from palimpsest.jobs.playing import play_async as play_async
+    from palimpsest.jobs.probing import Probe as Probe
+    from palimpsest.jobs.probing import probe as probe
+    from palimpsest.jobs.probing import probe_async as probe_async
     from palimpsest.jobs.quickstart import Quickstart as Quickstart
     from palimpsest.jobs.quickstart import quickstart as quickstart
     from palimpsest.jobs.quickstart import quickstart_async as quickstart_async
@@ -53,6 +56,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "errors": ("PalimpsestError",),
     "jobs.evaluation": ("evaluate", "evaluate_async", "Evaluation"),
     "jobs.playing": ("play", "play_async", "Episode"),
+    "jobs.probing": ("probe", "probe_async", "Probe"),
     "jobs.quickstart": ("quickstart", "quickstart_async", "Quickstart"),
     "jobs.run": ("Run",),
     "jobs.training": ("train", "train_async"),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import Force
-from palimpsest.errors import ConfigError
+from palimpsest.cli.options import Force, numbers
 from palimpsest.progress.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -78,13 +77,14 @@ def evaluate(
     """
     from palimpsest.jobs.settings import Agent, evaluation_config
 
-    lengths, numbers = _numbers("--chunks", "lengths", chunks), _numbers("--objectives", "numbers", objectives)
+    lengths = None if chunks is None else numbers("--chunks", "lengths", chunks)
+    sizes = None if objectives is None else numbers("--objectives", "numbers", objectives)
     agent = Agent(model, policy, recipe, settings or (), seed)
     config = evaluation_config(
         agent,
         data=data,
         documents=documents,
-        objectives=numbers,
+        objectives=sizes,
         corpus=corpus,
         limit=limit,
     )
@@ -94,22 +94,6 @@ def evaluate(
     if (told := agent.told()) is not None:
         terminal.message(told)
     _show(evaluate_config(config, chunks=lengths, out=out, force=force, progress=terminal))
-
-
-def _numbers(option: str, what: str, text: str | None) -> tuple[int, ...] | None:
-    """
-    >>> _numbers("--chunks", "lengths", "4,64")
-    (4, 64)
-    """
-    if text is None:
-        return None
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = (0,)
-    if min(numbers) < 1:
-        raise ConfigError(f"{option} {text}: expected {what} such as 4,64,256")
-    return numbers
 
 
 _COLUMNS = ["", "problems", "accuracy", "95%", "em", "f1", "sub-em", "evidence kept", "turns", "tokens/document"]

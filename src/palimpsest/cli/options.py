@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from palimpsest.errors import ConfigError
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[a.b=c ...]", help="Configuration keys to change, values as YAML."),
@@ -14,3 +16,18 @@ Overrides = Annotated[
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 Force = Annotated[bool, typer.Option("--force", help="Start anew where the folder already holds something.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
+
+
+def numbers(option: str, what: str, text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, given as 4,64,256. Raises ConfigError.
+
+    >>> numbers("--chunks", "lengths", "4,64")
+    (4, 64)
+    """
+    try:
+        given = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        given = (0,)
+    if min(given) < 1:
+        raise ConfigError(f"{option} {text}: expected {what} such as 4,64,256")
+    return given

@@ -7,6 +7,8 @@ it is copied. Values of one relation never occur in another, so a value tells it
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -164,3 +166,33 @@ FILLER = (
     "There was a long pause.",
     "The market closed early.",
 )
+
+
+class Fact(NamedTuple):
+    """What a sentence says."""
+
+    subject: str
+    relation: str
+    """Name of a `Relation`: both ways to say a thing are the same fact."""
+    value: str
+
+
+def read_fact(sentence: str) -> Fact | None:
+    """The fact that a whole sentence says; None where it says none, as filler or one that was cut short.
+
+    >>> read_fact("Alice orders tea."), read_fact("Alice drinks tea.") == read_fact("Alice orders tea.")
+    (Fact(subject='Alice', relation='drink', value='tea'), True)
+    >>> read_fact("Alice drinks"), read_fact("The morning was cold.")
+    (None, None)
+    """
+    words = sentence.strip().removesuffix(".").split()
+    if len(words) != 3 or not sentence.rstrip().endswith("."):
+        return None
+    subject, verb, value = words
+    relation = _relations_by_verb().get(verb)
+    return None if relation is None else Fact(subject, relation, value)
+
+
+@cache
+def _relations_by_verb() -> dict[str, str]:
+    return {said.split()[1]: relation.name for relation in RELATIONS for said in relation.statements}

@@ -1,0 +1,161 @@
+"""Why accuracy falls with length: how often a read loses, invents or takes in a fact, by what is in sight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.source import build_source
+from palimpsest.engines.open import open_engine, using
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.run import EvalSet
+from palimpsest.evaluation.summary import Score, score, wilson
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.budgets import fitted
+from palimpsest.jobs.composing import Evaluator
+from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
+from palimpsest.jobs.table import Table
+from palimpsest.measures.hazards import Hazards, Holds, Sight, near_miss_share
+from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.progress.choose import suitable_progress
+from palimpsest.progress.progress import Progress
+from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import closing
+from palimpsest.types import Grade, Problem, Trajectory
+
+CHUNKS = 64
+LENGTHS = (4, 64, 256, 1024)
+PROBLEMS = 64
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What single reads did in episodes of one length, and what accuracy follows at others."""
+
+    config: RunConfig
+    chunks: int
+    hazards: Hazards
+    measured: Score
+    """Accuracy of the episodes that were played."""
+    expected: tuple[tuple[int, float | None], ...]
+    """(chunks, accuracy that the rates come to); None where a rate it needs was never seen."""
+
+    @property
+    def table(self) -> Table:
+        """A row a state; shares of its reads, with the ends of the 95% interval of the worst of them."""
+        return Table.of([_row(self.hazards, before, sight) for before in Holds for sight in Sight])
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts and figures; `accuracy` of the episodes played, `expected` by chunks."""
+        return {
+            "model": self.config.model.path,
+            "policy": self.config.policy.name,
+            "chunks": self.chunks,
+            "episodes": sum(self.hazards.answers.values()),
+            "accuracy": self.measured.mean,
+            "accuracy_low": self.measured.low,
+            "accuracy_high": self.measured.high,
+            "states": [dict(row) for row in self.table],
+            "expected": {str(chunks): accuracy for chunks, accuracy in self.expected},
+        }
+
+    def __repr__(self) -> str:
+        expected = Table.of([{"chunks": chunks, "expected accuracy": share} for chunks, share in self.expected])
+        return f"Probe of {self.config.policy.name}, model {self.config.model.path}\n{self.table}\n{expected}"
+
+
+def _row(hazards: Hazards, before: Holds, sight: Sight) -> dict[str, Any]:
+    reads = hazards.reads(before, sight)
+    row: dict[str, Any] = {"memory holds": str(before), "in sight": str(sight), "reads": reads}
+    if not reads:
+        return row
+    wrong = reads - hazards.transitions[before, sight, _wanted(before, sight)]
+    low, high = wilson(wrong, reads)
+    return {
+        **row,
+        **{f"-> {after}": hazards.rate(before, sight, after) for after in Holds},
+        "wrong": wrong / reads,
+        "low": round(low, 5),
+        "high": round(high, 5),
+        "any invention": hazards.unsupported[before, sight] / reads,
+    }
+
+
+def _wanted(before: Holds, sight: Sight) -> Holds:
+    """What a faultless agent holds afterwards."""
+    return Holds.TRUE if Sight.EVIDENCE is sight or before is Holds.TRUE else Holds.NOTHING
+
+
+async def probe_async(
+    model: Model = "embedded",
+    *,
+    chunks: int = CHUNKS,
+    lengths: Sequence[int] = LENGTHS,
+    limit: int = PROBLEMS,
+    policy: str | None = None,
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    seed: int = 0,
+    quiet: bool = False,
+    progress: Progress | None = None,
+) -> Probe:
+    """Play synthetic documents of `chunks` paragraphs and count what each read did to the evidence in its memory.
+
+    From these rates follows the accuracy at any other length (measures/hazards.py has the formula); `lengths` are in
+    paragraphs, too. `model`, `policy`, `recipe`, `overrides` and `seed` are those of `evaluate`; `limit`: documents.
+
+    `probe` is an ordinary call and works in a notebook; `probe_async` is to be awaited.
+    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
+    """
+    for name, numbers in (("chunks", (chunks,)), ("lengths", lengths), ("limit", (limit,))):
+        if not numbers or any(type(number) is not int or number < 1 for number in numbers):
+            raise ConfigError(f"probe: {name}={list(numbers)}: expected whole numbers of at least 1")
+    config = evaluation_config(Agent(model, policy, recipe, overrides, seed), data="synthetic", limit=limit)
+    source = build_source(config.data, split="eval")
+    problems = source.problems(step=0, count=limit, size=chunks)
+    counted, values, played = await _play(config, problems, progress or suitable_progress(quiet=quiet))
+    if not counted.transitions:
+        raise ConfigError(
+            f"policy.name={config.policy.name}: wrote no memory while reading, so there is nothing to count; "
+            "probe a policy that reads section by section, such as overwrite or recall"
+        )
+    hops = config.data.synthetic.hops
+    expected = tuple(
+        (
+            length,
+            counted.expected_accuracy(length, near_miss_share(source.problems(step=0, count=limit, size=length)), hops),
+        )
+        for length in sorted(set(lengths))
+    )
+    return Probe(played, chunks, counted, score(values), expected)
+
+
+probe = blocking(probe_async)
+
+
+async def _play(
+    config: RunConfig, problems: list[Problem], progress: Progress
+) -> tuple[Hazards, list[float], RunConfig]:
+    """Counts, values of the graded episodes, and the configuration with its budgets."""
+    engine = await asyncio.to_thread(open_engine, config, objective=None)
+    window, codec = engine.sampler.max_context, engine.codec
+    chosen = fitted(config.policy, problems=problems, codec=codec, max_context=window)
+    config = config.model_copy(update={"policy": chosen})
+    policy = build_policy(config.policy)
+    admit_all(policy, problems, codec, window)
+    hazards = Hazards()
+
+    def count(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
+        hazards.add(problem, trajectory, bool(grade.value), codec)
+        return {}
+
+    reward = build_reward(config.reward, codec)
+    evaluator = Evaluator(config, engine, reward.answer, measure=count)
+    with progress.count("episodes", len(problems)) as tick:
+        playing = evaluator.play([EvalSet("probe", problems, policy)], on_sample=lambda _: tick())
+        samples = await using(engine, closing(reward, playing))
+    return hazards, [sample.value for sample in samples.values() if sample.value is not None], config

@@ -1,0 +1,198 @@
+"""How often one read loses a fact, makes one up, or takes in the true one, by what is in sight; and what follows.
+
+Reads are counted for each piece of a problem's evidence, a fact (subject, relation, value), by two things:
+
+    holds    what the memory before says of subject and relation
+             nothing     no such fact
+             false       another value, alone or beside the true one: an invention
+             true        the evidence
+    in sight what the section says of the subject
+             nothing     nothing
+             near miss   another fact of the same subject
+             evidence    the evidence
+
+and by what the memory after holds. An accuracy that falls with length falls by these rates: over a document of n
+sections whose evidence stands in section k,
+
+    p(n, k) = (1, 0, 0) T^(k-1) E T^(n-k)        T = (1 - q) T_nothing + q T_near_miss
+    held(n) = mean of p(n, k)_true over k = 1..n
+
+with T_s and E the transition matrices [holds before, holds after] and q the share of sections with a near miss in
+them. `expected_accuracy` adds how often the answer is right when the evidence is held, and when it isn't.
+
+Guaranteed: counts add up over episodes, in any order; rates come with the number of reads behind them.
+Not covered: documents other than synthetic ones, where nothing says what a sentence's subject is; what one read owes to
+earlier ones but through these three states; pieces of one problem that depend on each other (they are multiplied).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean
+
+from palimpsest.data.world import Fact, read_fact
+from palimpsest.measures.texts import Text, Texts
+from palimpsest.measures.trace import Reading, readings
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem, Trajectory
+
+
+class Holds(StrEnum):
+    """What a memory says of the subject and relation that the evidence is about."""
+
+    NOTHING = "nothing"
+    FALSE = "false"
+    TRUE = "true"
+
+
+class Sight(StrEnum):
+    """What a section says of the evidence's subject."""
+
+    NOTHING = "nothing"
+    NEAR_MISS = "near miss"
+    EVIDENCE = "evidence"
+
+
+Transition = tuple[Holds, Sight, Holds]
+"""(holds before, in sight, holds after)."""
+
+
+@dataclass(slots=True)
+class Hazards:
+    """Counts of reads and of answers."""
+
+    transitions: Counter[Transition] = field(default_factory=Counter)
+    unsupported: Counter[tuple[Holds, Sight]] = field(default_factory=Counter)
+    """Reads that wrote at least one sentence, on whomever, that nothing in sight says."""
+    answers: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """Episodes by (all of the evidence held at the end, answered rightly)."""
+
+    def add(self, problem: Problem, trajectory: Trajectory, right: bool, codec: Codec) -> None:
+        """Count an episode. One whose evidence are no facts of the synthetic world counts for nothing."""
+        pieces = evidence_facts(problem)
+        episode = readings(trajectory, Texts(codec))
+        if not pieces or not episode:
+            return
+        for reading in episode:
+            invented = bool(_unsupported(reading))
+            for fact in pieces:
+                before, sight = holds(reading.memory_before, fact), in_sight(reading.section, fact)
+                self.transitions[before, sight, holds(reading.memory_after, fact)] += 1
+                self.unsupported[before, sight] += invented
+        last = episode[-1].memory_after
+        self.answers[all(holds(last, fact) is Holds.TRUE for fact in pieces), right] += 1
+
+    def reads(self, before: Holds, sight: Sight) -> int:
+        """How many reads began so."""
+        return sum(self.transitions[before, sight, after] for after in Holds)
+
+    def rate(self, before: Holds, sight: Sight, after: Holds) -> float | None:
+        """Share of the reads that began so and left the memory so; None where none began so."""
+        reads = self.reads(before, sight)
+        return self.transitions[before, sight, after] / reads if reads else None
+
+    def expected_accuracy(self, sections: int, near_miss_share: float, pieces: int = 1) -> float | None:
+        """Of documents of so many sections; None where a rate it needs was never seen.
+
+        `near_miss_share` is q of the module's formula, `pieces` the number of facts a question needs.
+        """
+        quiet, near, evidence = (self._matrix(sight) for sight in Sight)
+        if quiet is None or near is None or evidence is None or sections < 1:
+            return None
+        q = near_miss_share
+        step = [[(1 - q) * a + q * b for a, b in zip(*rows, strict=True)] for rows in zip(quiet, near, strict=True)]
+        held = expected_held(step, evidence, sections) ** pieces
+        by_held = {known: self._right(known) for known in (True, False)}
+        return held * by_held[True] + (1 - held) * by_held[False]
+
+    def _matrix(self, sight: Sight) -> list[list[float]] | None:
+        """[holds before, holds after] rates. A state never seen stays as it is; None if nothing was ever in it."""
+        if not any(self.reads(before, sight) for before in Holds):
+            return None
+        return [[_known(self.rate(a, sight, b), float(a is b)) for b in Holds] for a in Holds]
+
+    def _right(self, held: bool) -> float:
+        """Share of right answers among episodes that ended so; without any, as if the memory decided."""
+        count = self.answers[held, True] + self.answers[held, False]
+        return self.answers[held, True] / count if count else float(held)
+
+
+def _known(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def expected_held(step: Sequence[Sequence[float]], evidence: Sequence[Sequence[float]], sections: int) -> float:
+    """held(n) of the module's formula, of n `sections`; `step` is T, `evidence` is E, both [before, after].
+
+    Evidence taken in nine times of ten, lost in one of ten further sections:
+
+    >>> step = [[1, 0, 0], [0, 1, 0], [0.1, 0, 0.9]]
+    >>> evidence = [[0.1, 0, 0.9], [0.1, 0, 0.9], [0, 0, 1]]
+    >>> round(expected_held(step, evidence, 1), 3), round(expected_held(step, evidence, 2), 3)
+    (0.9, 0.855)
+    """
+    true = tuple(Holds).index(Holds.TRUE)
+    kept = [float(i == true) for i in range(len(Holds))]  # P(true at the end | state now), over what is left to read
+    afterwards = [kept]
+    for _ in range(sections - 1):
+        kept = [sum(p * value for p, value in zip(row, kept, strict=True)) for row in step]
+        afterwards.append(kept)
+    state, total = [1.0, 0.0, 0.0], []
+    for k in range(sections):
+        taken = _moved(state, evidence)
+        total.append(sum(p * value for p, value in zip(taken, afterwards[sections - 1 - k], strict=True)))
+        state = _moved(state, step)
+    return fmean(total)
+
+
+def _moved(state: Sequence[float], matrix: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(p * row[after] for p, row in zip(state, matrix, strict=True)) for after in range(len(Holds))]
+
+
+def evidence_facts(problem: Problem) -> tuple[Fact, ...]:
+    """The facts a question needs; none where the data doesn't name them, or they aren't the synthetic world's."""
+    facts = [read_fact(text) for text in problem.metadata.get("evidence") or ()]
+    return tuple(fact for fact in facts if fact is not None) if None not in facts else ()
+
+
+def holds(memory: Text, evidence: Fact) -> Holds:
+    """What a memory says of the evidence's subject and relation."""
+    values = {fact.value for fact in facts(memory) if fact[:2] == evidence[:2]}
+    if not values:
+        return Holds.NOTHING
+    return Holds.TRUE if values == {evidence.value} else Holds.FALSE
+
+
+def in_sight(section: Text | None, evidence: Fact) -> Sight:
+    """What a section says of the evidence's subject."""
+    relations = {fact.relation for fact in facts(section) if fact.subject == evidence.subject} if section else set()
+    if evidence.relation in relations:
+        return Sight.EVIDENCE
+    return Sight.NEAR_MISS if relations else Sight.NOTHING
+
+
+def facts(text: Text) -> list[Fact]:
+    """Those that a text's sentences say."""
+    return [fact for sentence in text.sentences if (fact := read_fact(sentence)) is not None]
+
+
+def near_miss_share(problems: Iterable[Problem]) -> float:
+    """q of the module's formula: share of sections, but those with the evidence, that have a near miss in them."""
+    seen: Counter[Sight] = Counter()
+    for problem in problems:
+        for line in (problem.context or "").splitlines():
+            section = Text((), lambda line=line: line)  # type: ignore[misc]
+            seen.update(in_sight(section, fact) for fact in evidence_facts(problem))
+    return seen[Sight.NEAR_MISS] / (seen[Sight.NEAR_MISS] + seen[Sight.NOTHING] or 1)
+
+
+def _unsupported(reading: Reading) -> Mapping[int, str] | Sequence[str]:
+    """Sentences that a read wrote and that stand in nothing it had in sight; whole facts alone."""
+    if reading.sources is None or not reading.changed:
+        return ()
+    pairs = zip(reading.memory_after.sentences, reading.memory_after.flat_sentences, strict=True)
+    sources = reading.sources
+    return [text for text, form in pairs if read_fact(text) and not any(each.holds(form) for each in sources)]

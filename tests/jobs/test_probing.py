@@ -1,0 +1,30 @@
+"""`palimpsest probe`, on the model inside the package."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import palimpsest
+from palimpsest.errors import ConfigError
+
+
+def test_a_probe_counts_every_read_and_foretells_every_length() -> None:
+    probe = palimpsest.probe("embedded", recipe="memagent-quickstart", chunks=4, lengths=[4, 64], limit=6, quiet=True)
+    assert sum(row["reads"] for row in probe.table) == 24
+    assert [length for length, _ in probe.expected] == [4, 64]
+    assert all(share is None or 0 <= share <= 1 for _, share in probe.expected)
+    assert json.loads(json.dumps(probe.to_json()))["episodes"] == 6
+    assert "expected accuracy" in repr(probe)
+
+
+def test_what_writes_no_memory_is_refused_with_what_to_probe_instead() -> None:
+    with pytest.raises(ConfigError, match=r"full_context.*overwrite or recall"):
+        palimpsest.probe("embedded", policy="full_context", chunks=2, limit=2, quiet=True)
+
+
+@pytest.mark.parametrize("wrong", [{"chunks": 0}, {"limit": 0}, {"lengths": []}, {"lengths": [4, -1]}])
+def test_sizes_below_one_are_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        palimpsest.probe("embedded", quiet=True, **wrong)
