@@ -179,7 +179,7 @@ def test_a_checkpoint_holds_the_batches_collected_ahead_under_its_hashes(tmp_pat
 def test_without_ahead_nothing_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
     finished, _ = train(tmp_path / "run", config(0))
     assert list((tmp_path / "run" / "checkpoints").glob("*/ahead")) == []
-    assert verify(finished.checkpoint).state.keys() == {"curriculum", "silent"}
+    assert verify(finished.checkpoint).state.keys() == {"curriculum", "silent", "skipped"}
 
 
 class Interrupted(NumberedSource):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import DataError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
@@ -35,6 +35,11 @@ from support.training import train
 def with_credit(config: RunConfig, **credit: Any) -> RunConfig:
     values = config.model_dump(mode="json")
     return RunConfig.model_validate({**values, "credit": {**values["credit"], **credit}})
+
+
+def always_learnt(config: RunConfig) -> RunConfig:
+    """With a KL term, so that groups of equal rewards are learnt from too."""
+    return config.model_copy(update={"loss": LossConfig(kl_coef=0.001)})
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -240,7 +245,7 @@ def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_pub
             calls.append("publish")
             return await super().publish()
 
-    train(tmp_path / "run", small_config(steps=1, optimizer_steps=2), learner=Watching())
+    train(tmp_path / "run", always_learnt(small_config(steps=1, optimizer_steps=2)), learner=Watching())
     assert calls == ["update 2", "publish"]
 
 
@@ -263,7 +268,7 @@ def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp
                 raise ModelError("a segment is longer than the context")
             return super().step(batch)
 
-    config = small_config(save_every=6, optimizer_steps=2)
+    config = always_learnt(small_config(save_every=6, optimizer_steps=2))
     with pytest.raises(ModelError):
         train(tmp_path / "run", config, learner=FailsBetween())
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -171,6 +171,9 @@ class OptimConfig(Strict):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0)
+    max_skipped: int = Field(10, ge=1)
+    """Optimiser steps in a row that end the run because their gradients are not finite; fewer are left out, the weights
+    as they were, and told of."""
 
 
 class SamplingConfig(Strict):

@@ -35,6 +35,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.seeding import keyed_random
+from palimpsest.training.gradients import SkipWatch
 from palimpsest.training.metrics import learner_metrics
 from palimpsest.types import Trajectory
 
@@ -64,6 +65,10 @@ class SupervisedTrainer:
     """Of the trajectories, where the configuration doesn't say which they are; a resume with others is refused."""
     stop: GracefulStop = field(default_factory=GracefulStop)
     _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
+    _skips: SkipWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._skips = SkipWatch(self.config.optim.max_skipped, self.folder.warn)
 
     async def run(self) -> Finished:
         """Train to `train.steps`, or until `stop` is wished for."""
@@ -74,7 +79,9 @@ class SupervisedTrainer:
         """One optimiser step."""
         start = time.perf_counter()
         batch = StepBatch(self._segments(step))
-        metrics, timings = learner_metrics(await self.learner.update([batch]))
+        updates = await self.learner.update([batch])
+        self._skips.see(step, updates)
+        metrics, timings = learner_metrics(updates)
         await self.learner.publish()
         seconds = time.perf_counter() - start
         metrics["data/epoch"] = step * self.config.train.prompts_per_step / len(self.trajectories)
@@ -88,13 +95,15 @@ class SupervisedTrainer:
 
     def state(self) -> Mapping[str, Any]:
         """Which trajectories are imitated; their order is a function of seed and step."""
-        return {} if self.fingerprint is None else {"trajectories": self.fingerprint}
+        begun = {} if self.fingerprint is None else {"trajectories": self.fingerprint}
+        return {**begun, "skipped": self._skips.in_a_row}
 
     def files(self) -> Mapping[str, bytes]:
         return {}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Raise RunError for a checkpoint of other trajectories."""
+        """Take up the state; RunError for a checkpoint of other trajectories."""
+        self._skips.in_a_row = state.get("skipped", 0)
         begun = state.get("trajectories", self.fingerprint)
         if begun != self.fingerprint:
             raise RunError(

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Coroutine
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
+from palimpsest.reward.own import fault_of
 from palimpsest.reward.questions import by_question, mean_grade
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -40,11 +41,16 @@ class Layer(Protocol):
 
 
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
-    """The grade, awaited where it has to be; of several questions, the mean of theirs (reward/questions.py)."""
+    """The grade, awaited where it has to be; of several questions, the mean of theirs (reward/questions.py).
+
+    A value, a part or a turn's reward that is no finite number leaves the episode ungraded, with the reason.
+    """
     if problem.questions:
         return await _graded_by_question(grader, problem, trajectory)
-    grade = grader.grade(problem, trajectory)
-    return await grade if isawaitable(grade) else grade
+    given = grader.grade(problem, trajectory)
+    grade = await given if isawaitable(given) else given
+    fault = fault_of(grade, trajectory) if grade.graded else None
+    return Grade(None, reason=f"{type(grader).__name__} gave {fault}") if fault else grade
 
 
 async def _graded_by_question(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:

@@ -2,21 +2,24 @@
 
     Batch -> credit -> batches, one an optimiser step -> the learner's update -> metrics
 
-Guaranteed: a function of (configuration, batch, the learner's weights); an optimiser step without a segment isn't
-taken, for even a zero gradient moves the weights, by momentum and decay.
+Guaranteed: a function of (configuration, batch, the learner's weights); an optimiser step from which nothing can be
+learnt (no segment, or no advantage other than 0) isn't taken, for even a zero gradient moves the weights, by momentum
+and decay.
 Not covered: publishing what was learnt (training/loop.py).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.assign import assign
-from palimpsest.engines.protocol import Learner
+from palimpsest.engines.protocol import Learner, UpdateStats
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.training.collect import Batch
+from palimpsest.training.gradients import moves
 from palimpsest.training.metrics import Metrics, credit_metrics, learner_metrics
 
 
@@ -26,6 +29,8 @@ class Learnt:
 
     metrics: Metrics
     timings: Metrics
+    updates: Sequence[UpdateStats] = ()
+    """Of the optimiser steps that were taken or skipped for their gradient, in order."""
 
 
 async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: LoggerSet) -> Learnt:
@@ -36,7 +41,7 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     """
     key = (config.seed, "dcpo", batch.step)
     steps = assign(batch.groups, config.credit, config.train.optimizer_steps, key)
-    full = [step for step in steps if step.segments]
+    full = [step for step in steps if moves(step, config.loss)]
     staleness = float(learner.version - batch.version)
     loggers.progress("learn", 0, len(full))
     start = time.perf_counter()
@@ -46,4 +51,4 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     metrics |= credit_metrics(steps)
     metrics |= {"policy/staleness": staleness, "optim/steps_left_out": float(len(steps) - len(full))}
     tokens = metrics.get("policy/logical_tokens", 0.0)
-    return Learnt(metrics, {**timings, "learn_s": seconds, "learn_tokens_per_s": tokens / seconds})
+    return Learnt(metrics, {**timings, "learn_s": seconds, "learn_tokens_per_s": tokens / seconds}, updates)

@@ -44,6 +44,7 @@ from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.training.collect import Batch, Collector
 from palimpsest.training.curriculum import Curriculum
+from palimpsest.training.gradients import SkipWatch
 from palimpsest.training.learn import Learnt, learn
 from palimpsest.training.metrics import Metrics
 
@@ -78,11 +79,13 @@ class Trainer:
     _ready: deque[Batch] = field(default_factory=deque, init=False)
     """Batches collected ahead, the next step's first."""
     _silent: int = field(default=0, init=False)
+    _skips: SkipWatch = field(init=False)
     _told_unread: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
         self.curriculum = Curriculum(sizes) if sizes else None
+        self._skips = SkipWatch(self.config.optim.max_skipped, self.folder.warn)
         train = self.config.train
         player = Player(
             policy=self.policy,
@@ -113,6 +116,7 @@ class Trainer:
             learnt, collected = await self._learn_beside(batch, step + ahead)
         else:
             learnt, collected = await self._learn(batch), None
+        self._skips.see(batch.step, learnt.updates)
         await self.learner.publish()
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
@@ -125,7 +129,7 @@ class Trainer:
         """What a later step depends on, besides configuration, learner and `files`."""
         sizes = self.curriculum.state() if self.curriculum else None
         ahead = {"ahead": [batch.facts() for batch in self._ready]} if self._ready else {}
-        return {"curriculum": sizes, "silent": self._silent, **ahead}
+        return {"curriculum": sizes, "silent": self._silent, "skipped": self._skips.in_a_row, **ahead}
 
     def files(self) -> dict[str, bytes]:
         """The batches collected ahead: nobody could collect them again, for the weights that played them are gone."""
@@ -136,6 +140,7 @@ class Trainer:
         if self.curriculum and state["curriculum"]:
             self.curriculum.restore(state["curriculum"])
         self._silent = state["silent"]
+        self._skips.in_a_row = state.get("skipped", 0)
         self._ready = deque(Batch.from_checkpoint(facts, folder) for facts in state.get("ahead", ()))
 
     async def _collect(self, step: int) -> Batch:

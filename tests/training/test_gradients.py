@@ -1,0 +1,115 @@
+"""Optimiser steps that are not taken, and gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import LossConfig, RunConfig
+from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
+from palimpsest.errors import RunError
+from palimpsest.runs.rows import read_rows
+from palimpsest.training.gradients import SkipWatch, moves
+from palimpsest.types import Grade, Problem, Segment, Trajectory
+from support.fakes import HashLearner, YesGrader, small_config
+from support.training import train
+
+
+class ConstantGrader:
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        return Grade(1.0)
+
+
+def with_section(config: RunConfig, **sections: Any) -> RunConfig:
+    values = config.model_dump(mode="json")
+    return RunConfig.model_validate({**values, **{key: {**values[key], **own} for key, own in sections.items()}})
+
+
+def one_row(advantages: tuple[float, ...], mask: tuple[bool, ...]) -> StepBatch:
+    size = len(mask)
+    segment = Segment(tuple(range(size)), mask, (0.0,) * size, (0,) * size)
+    return StepBatch((TrainSegment(segment, advantages, (1.0,) * size),))
+
+
+def test_a_step_of_equal_rewards_leaves_weights_and_optimiser_as_they_were(tmp_path: Path) -> None:
+    trainer, _ = train(tmp_path / "run", small_config(steps=2), grader=ConstantGrader())
+    assert (trainer.learner.version, trainer.learner.weights) == (0, "")
+    assert [row["optim/steps_left_out"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("term", [{"kl_coef": 0.001}, {"entropy_coef": -0.01}])
+def test_a_kl_or_entropy_term_is_learnt_from_though_rewards_are_equal(tmp_path: Path, term: dict[str, float]) -> None:
+    config = with_section(small_config(steps=2), loss=term)
+    trainer, _ = train(tmp_path / "run", config, grader=ConstantGrader())
+    assert trainer.learner.version == 2
+
+
+def test_an_advantage_counts_where_its_token_is_trained() -> None:
+    assert not moves(one_row((1.0, 0.0), (False, True)), LossConfig())
+    assert moves(one_row((0.0, -0.5), (False, True)), LossConfig())
+    assert not moves(StepBatch(()), LossConfig(kl_coef=1.0))
+
+
+class Overflows(HashLearner):
+    """Its gradients are not finite in the calls named."""
+
+    def __init__(self, calls: range) -> None:
+        super().__init__()
+        self.calls, self.asked = calls, 0
+
+    def step(self, batch: StepBatch) -> UpdateStats:
+        self.asked += 1
+        if self.asked not in self.calls:
+            return super().step(batch)
+        return UpdateStats(loss=math.nan, tokens=1, token_sums={"kl": math.inf}, skipped=True, skipped_total=self.asked)
+
+
+def test_the_first_gradient_that_is_not_finite_is_told_with_what_was_not(tmp_path: Path) -> None:
+    _, warnings = train(tmp_path / "run", learner=Overflows(range(2, 4)))
+    (warning,) = [text for text in warnings if "not finite" in text]
+    assert warning.startswith("step 2: the gradient of 1 of 1 optimiser steps is not finite (loss nan, kl inf)")
+
+
+def test_gradients_that_stay_not_finite_end_the_run_with_the_reason(tmp_path: Path) -> None:
+    config = with_section(small_config(steps=6), optim={"max_skipped": 3})
+    with pytest.raises(RunError, match=r"step 4: 3 optimiser steps in a row .*optim.max_skipped=3; loss nan, kl inf"):
+        train(tmp_path / "run", config, learner=Overflows(range(2, 9)))
+
+
+def test_the_count_goes_on_after_a_resume(tmp_path: Path) -> None:
+    train(tmp_path / "run", with_section(small_config(steps=2), optim={"max_skipped": 3}), learner=Overflows(range(9)))
+    with pytest.raises(RunError, match="step 3: 3 optimiser steps in a row"):
+        train(
+            tmp_path / "run",
+            with_section(small_config(steps=6), optim={"max_skipped": 3}),
+            learner=Overflows(range(9)),
+            resume=True,
+        )
+
+
+def test_one_good_step_begins_the_count_anew() -> None:
+    watch = SkipWatch(2, lambda _: None)
+    bad, good = UpdateStats(loss=math.inf, skipped=True), UpdateStats(loss=0.1)
+    watch.see(1, [bad, good, bad])
+    watch.see(2, [good, bad])
+    assert watch.in_a_row == 1
+    with pytest.raises(RunError, match=r"lower optim\.learning_rate"):
+        watch.see(3, [bad])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_a_grader_gives_that_is_no_finite_number_is_ungraded_with_the_reason(tmp_path: Path, value: float) -> None:
+    class Sometimes(YesGrader):
+        def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+            grade = super().grade(problem, trajectory)
+            return replace(grade, value=value) if trajectory.rollout == 0 else grade
+
+    trainer, _ = train(tmp_path / "run", small_config(steps=1), grader=Sometimes())
+    (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert row["reward/ungraded"] == 2
+    assert math.isfinite(row["reward/mean"])
+    assert trainer.learner.version == 1
