@@ -114,7 +114,8 @@ def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line:
     if recipe is not None and recipe not in recipe_names():
         recipe = None  # the reader's own file
     if "method" in parsed.params:
-        recipe = f"{parsed.params['method']}-quickstart"
+        resumed = parsed.params["resume"]  # the method's place then names a run
+        recipe = None if resumed else f"{parsed.params['method'] or 'memagent'}-quickstart"
     load_recipe(recipe or "memagent-7b", overrides, read_files=False)  # the reader's own
 
 

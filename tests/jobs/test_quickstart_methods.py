@@ -16,7 +16,7 @@ from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import longest_first
 from palimpsest.jobs.methods import METHODS, Objectives
-from palimpsest.jobs.quickstart import quickstart_config
+from palimpsest.jobs.quickstart_config import quickstart_config
 from palimpsest.memory.check import check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.report.report import Cell, Results, lead, render

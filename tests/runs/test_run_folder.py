@@ -46,7 +46,9 @@ def test_the_resolved_configuration_is_there_before_anything_else_and_reads_back
 def test_a_folder_with_a_run_is_refused_without_resume_or_force(tmp_path: Path) -> None:
     with quiet(tmp_path / "run") as folder:
         folder.append_metrics(1, {"reward/mean": 0.5})
-    with pytest.raises(RunError, match=r"holds a run \(1 steps, no checkpoint\): --resume continues it, --force"):
+    with pytest.raises(
+        RunError, match=r"holds a run \(1 steps, no checkpoint\): palimpsest train --resume \S+ continues it, --force"
+    ):
         quiet(tmp_path / "run")
 
 
@@ -182,7 +184,8 @@ def test_a_resume_with_one_field_changed_does_what_the_table_says(tmp_path: Path
         assert identity(config) != identity(CONFIG)
         return
     with open_run(path, config, resume=True, on_warning=warnings.append):
-        assert bool(warnings) == (verdict == "warned")
+        assert warnings[0].startswith(f"resumed with another {changes(CONFIG, config)[0]}")
+        assert ("later steps differ" in warnings[0]) == (verdict == "warned")
     assert load_config(path) == config
     assert read_rows(path / "events.jsonl")[1]["changes"][0]["verdict"] == verdict
     assert identity(config) == identity(CONFIG)

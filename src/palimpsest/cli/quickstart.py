@@ -11,6 +11,7 @@ import typer
 from palimpsest.cli.options import Force
 from palimpsest.config.load import quickstart_names
 from palimpsest.progress.terminal import Terminal
+from palimpsest.runs.origin import resume_command
 
 if TYPE_CHECKING:
     from palimpsest.jobs.quickstart import Quickstart
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(quickstart_names())}.")] = "memagent",
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"What to train: {', '.join(quickstart_names())} (memagent); with --resume the run to go on with."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Recipe keys to change, values as YAML.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/quickstart"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random draw; 0 without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/quickstart without it.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, which says itself what it is.")] = False,
     force: Force = False,
 ) -> None:
     """Train an agent on this machine's CPU, evaluate it beyond what it was trained on, write a report.
@@ -35,23 +41,22 @@ def quickstart(
     Examples:
       palimpsest quickstart
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
-      palimpsest quickstart memagent --seed 1 --out runs/seed-1 --resume
+      palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --seed 0 --out runs/recall
       palimpsest quickstart memact --seed 0 --out runs/prune
       palimpsest quickstart memagent train.steps=20 evaluation.multiples=[1,16] --out runs/short
     """
     from palimpsest.jobs.settings import check_quickstart
 
-    check_quickstart(method)
+    if not resume:
+        check_quickstart(method or "memagent")
     from palimpsest.jobs.quickstart import quickstart as run
 
     done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
     if done.finished:
         _show(done)
     else:
-        Terminal().message(
-            f"stopped after step {done.run.steps}; palimpsest quickstart {method} --out {out} --resume goes on"
-        )
+        Terminal().message(f"stopped after step {done.run.steps}; {resume_command(done.run)} goes on")
 
 
 def _show(done: Quickstart) -> None:

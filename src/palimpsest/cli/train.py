@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -12,13 +13,19 @@ from palimpsest.cli.options import Force, Overrides, Seed
 from palimpsest.errors import ConfigError
 from palimpsest.imitate.imitated import Imitated
 from palimpsest.progress.terminal import Terminal
+from palimpsest.runs.origin import origin_of, resume_command
 
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder from its last checkpoint.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint: --resume RUN needs nothing else.")
+]
+RecipeOrRun = Annotated[
+    str | None, typer.Argument(metavar="RECIPE", help="A shipped recipe or a YAML file; with --resume a run's folder.")
+]
 RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE-seedS.")]
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file.")],
+    recipe: RecipeOrRun = None,
     overrides: Overrides = None,
     out: RunOut = None,
     resume: Resume = False,
@@ -34,24 +41,24 @@ def train(
     Examples:
       palimpsest train memagent-quickstart --out runs/first
       palimpsest train memagent-quickstart train.steps=200 optim.learning_rate=1e-4 --seed 1
-      palimpsest train memagent-quickstart --out runs/first --resume
+      palimpsest train --resume runs/first
       palimpsest train my_recipe.yaml data.source=hotpot_train.json data.documents=20
     """
-    from palimpsest.jobs.settings import default_folder, run_config
+    from palimpsest.jobs.resuming import asked_run
 
-    config = run_config(recipe, overrides or (), seed=seed, out=out, resume=resume)
+    asked = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
     from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
 
-    folder = out or default_folder(config)
-    run = train_run(config, out=folder, resume=resume, force=force)
-    again = "" if run.finished else f"; palimpsest train {recipe} --out {folder} --resume goes on"
-    Terminal().message(f"{run.steps} of {config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
+    run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
+    again = "" if run.finished else f"; {resume_command(run)} goes on"
+    Terminal().message(f"{run.steps} of {run.config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
 
 
 def cold_start(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file with a cold_start.")],
+    recipe: RecipeOrRun = None,
     overrides: Overrides = None,
     out: RunOut = None,
+    resume: Resume = False,
     seed: Seed = None,
 ) -> None:
     """Only the lessons a recipe begins with: what a run with rewards starts from, as a model of its own.
@@ -61,22 +68,23 @@ def cold_start(
     \b
     Examples:
       palimpsest cold-start rememr1-quickstart --out runs/lessons
+      palimpsest cold-start --resume runs/lessons
       palimpsest train rememr1-quickstart model.path=runs/lessons/cold-start/checkpoints/step-000400 cold_start=null
       palimpsest cold-start memact-quickstart model.path=embedded 'cold_start={steps: 900}' --out runs/calls
     """
-    from palimpsest.jobs.settings import default_folder, run_config
+    from palimpsest.jobs.resuming import asked_cold_start
 
-    config = run_config(recipe, overrides or (), seed=seed)
+    asked = asked_cold_start(recipe, overrides, seed=seed, out=out, resume=resume)
     from palimpsest.jobs.cold_start import cold_start as learn
 
-    finished = learn(config, out or default_folder(config), progress=Terminal())
-    assert config.cold_start is not None
-    again = "; the same command goes on" if finished.interrupted else ""
-    Terminal().message(f"{finished.step} of {config.cold_start.steps} steps, {finished.checkpoint}{again}")
+    finished = learn(asked.config, asked.folder, progress=Terminal())
+    assert asked.config.cold_start is not None
+    again = f"; palimpsest cold-start --resume {quote(str(asked.folder))} goes on" if finished.interrupted else ""
+    Terminal().message(f"{finished.step} of {asked.config.cold_start.steps} steps, {finished.checkpoint}{again}")
 
 
 def sft(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file: model, optimiser, batch.")],
+    recipe: RecipeOrRun = None,
     overrides: Overrides = None,
     records: Annotated[
         Path | None, typer.Option("--from", help="Recorded episodes: a run, a folder of records, one .jsonl[.zst].")
@@ -110,23 +118,29 @@ def sft(
       palimpsest sft memagent-quickstart --from runs/first --keep 0.5 --per-problem 2 train.steps=50
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
+      palimpsest sft --resume runs/cold-start
     """
-    from palimpsest.jobs.settings import default_folder, run_config
+    from palimpsest.jobs.resuming import SFT, asked_run
 
-    imitated = read_imitated(
-        records=records,
-        keep=keep,
-        per_problem=per_problem,
-        data=data,
-        memory_first=memory_first,
-        drop_too_long=drop_too_long,
-    )
-    config = run_config(recipe, overrides or (), seed=seed, out=out, resume=resume)
+    asked = asked_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
+    begun = origin_of(asked.folder).detail if asked.resume else {}
+    if begun and records is None and data is None:
+        imitated = Imitated.from_json(begun)
+    else:
+        imitated = read_imitated(
+            records=records,
+            keep=keep,
+            per_problem=per_problem,
+            data=data,
+            memory_first=memory_first,
+            drop_too_long=drop_too_long,
+        )
     from palimpsest.jobs.imitation import imitate  # after the configuration is known to be right
 
-    folder = out or default_folder(config)
-    finished = imitate(config, imitated, folder, resume=resume, force=force, progress=Terminal())
-    Terminal().message(f"{finished.step} of {config.train.steps} steps, newest checkpoint {finished.checkpoint}")
+    finished = imitate(asked.config, imitated, asked.folder, resume=asked.resume, force=force, progress=Terminal())
+    again = f"; {resume_command(asked.folder)} goes on" if finished.interrupted else ""
+    steps = asked.config.train.steps
+    Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
 
 
 def read_imitated(

@@ -53,7 +53,10 @@ def recipe_text(name_or_path: str) -> str:
         return (resources.files("palimpsest") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
     path = Path(name_or_path)
     if (path / "config.yaml").is_file():
-        raise ConfigError(f"recipe {path}: the folder of a run; its configuration is a recipe, {path / 'config.yaml'}")
+        raise ConfigError(
+            f"recipe {path}: the folder of a run; its configuration is a recipe, {path / 'config.yaml'}; "
+            f"palimpsest train --resume {path} goes on with it"
+        )
     if not path.is_file():
         hint = nearest(name_or_path, names) or f"; shipped recipes: {', '.join(names)}"
         raise ConfigError(f"recipe {name_or_path}: neither a shipped recipe nor a YAML file{hint}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +24,18 @@ class Imitated:
     """Of conversations: write a prune's memory before its ids."""
     drop_too_long: bool = False
     """Of conversations: leave out what the context can't hold."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run folder keeps of it."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Imitated:
+        """What `to_json` gave.
+
+        >>> asked = Imitated(Path("runs/first"), min_grade=0.5)
+        >>> Imitated.from_json(asked.to_json()) == asked
+        True
+        """
+        paths = {key: Path(row[key]) for key in ("records", "data") if row.get(key) is not None}
+        return cls(**{**row, **paths})

@@ -22,18 +22,21 @@ from palimpsest.imitate.supervised import SupervisedTrainer, check_fit
 from palimpsest.imitate.tool_lessons import ToolLessons
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.composing import policy_of
+from palimpsest.jobs.resuming import COLD_START
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.progress.progress import Progress
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers
+from palimpsest.runs.origin import Origin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.types import Trajectory
 
-FOLDER = "cold-start"
+FOLDER = COLD_START
 SAVE_EVERY = 250
+_SUFFIX = f"-{COLD_START}"
 
 
 class Drawn:
@@ -83,7 +86,7 @@ async def run_cold_start(
     limits = engine.limits
     check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
     lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
-    with open_run(run / FOLDER, settings, resume=True, on_warning=warn) as folder:
+    with open_run(run / FOLDER, settings, resume=True, on_warning=warn, origin=Origin(COLD_START)) as folder:
         trainer = SupervisedTrainer(
             config=settings,
             folder=folder,
@@ -138,7 +141,7 @@ def build_lessons(
 
 
 def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
-    """The run's configuration as that of supervised training."""
+    """The run's configuration as that of supervised training; it keeps the cold start, to go on from it alone."""
     train = TrainConfig(
         steps=wanted.steps,
         prompts_per_step=wanted.lessons_per_step,
@@ -148,11 +151,10 @@ def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
     optim = OptimConfig(learning_rate=wanted.learning_rate, warmup_steps=wanted.warmup_steps, schedule="linear")
     return config.model_copy(
         update={
-            "recipe": f"{config.recipe}-cold-start",
+            "recipe": f"{config.recipe.removesuffix(_SUFFIX)}{_SUFFIX}",
             "reward": RewardConfig(),
             "credit": CreditConfig(aggregate="token"),
             "train": train,
             "optim": optim,
-            "cold_start": None,
         }
     )

@@ -20,9 +20,11 @@ from palimpsest.imitate.supervised import (
     read_trajectories,
 )
 from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.resuming import SFT, resumable
 from palimpsest.progress.progress import Progress
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers, check_sinks
+from palimpsest.runs.origin import Origin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -49,7 +51,11 @@ async def imitate_async(
     check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
     if chosen:
         progress.message(f"{imitated.records}: {chosen}")
-    with open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder:
+    origin = Origin(SFT, imitated.to_json())
+    with (
+        open_run(out, config, resume=resume, force=force, on_warning=progress.message, origin=origin) as folder,
+        resumable(out, progress),
+    ):
         trainer = SupervisedTrainer(
             config=config,
             folder=folder,

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.load import Overrides, dump_config, parse_config
-from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.errors import ConfigError, RunError
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import RunError
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.comparison import SUMMARY, publish
-from palimpsest.jobs.composing import policy_of
 from palimpsest.jobs.methods import METHODS, Method
 from palimpsest.jobs.pool import Report, WorkerPool
+from palimpsest.jobs.quickstart_config import asked_quickstart, other_policies
+from palimpsest.jobs.resuming import QUICKSTART, Resume, resumable
 from palimpsest.jobs.run import Run
-from palimpsest.jobs.settings import check_quickstart, run_config
 from palimpsest.jobs.shards import Shard, play_shard, samples_of
 from palimpsest.jobs.table import Table
 from palimpsest.jobs.training import Prepared, Training, prepare
@@ -39,6 +39,7 @@ from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Tick
 from palimpsest.report.report import Results
+from palimpsest.runs.origin import Origin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 
@@ -91,17 +92,17 @@ class Quickstart:
 
     def _finished(self) -> Results:
         if self.results is None:
-            raise RunError(f"{self.run.folder}: interrupted; the same call with resume=True goes on")
+            raise RunError(f"{self.run.folder}: interrupted; quickstart(resume={str(self.run.folder)!r}) goes on")
         return self.results
 
 
 async def quickstart_async(
-    method: str = "memagent",
+    method: str | None = None,
     overrides: Overrides = (),
     *,
-    seed: int = 0,
-    out: str | Path = "runs/quickstart",
-    resume: bool = False,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    resume: Resume = False,
     force: bool = False,
     quiet: bool = False,
     progress: Progress | None = None,
@@ -111,19 +112,18 @@ async def quickstart_async(
 
     `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is to be awaited.
 
-    - `method`: memagent, rememr1 or memact
-    - the others: as for `train`
+    - `method`: memagent, rememr1 or memact; without it memagent
+    - the others: as for `train`; `seed` is 0 and `out` runs/quickstart without them
 
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
-    check_quickstart(method)
-    config = quickstart_config(method, overrides, seed, Path(out) if resume else None)
+    asked = asked_quickstart(method, overrides, seed=seed, out=out, resume=resume)
     watching = progress or suitable_progress(quiet=quiet)
     return await run_quickstart(
-        METHODS[method],
-        config,
-        Path(out),
-        resume=resume,
+        METHODS[asked.method],
+        asked.config,
+        asked.folder,
+        resume=asked.resume,
         force=force,
         progress=watching,
         stop=stop or GracefulStop(),
@@ -147,7 +147,9 @@ class RivalTraining:
         with open_run(self.folder, config, resume=True, on_warning=report.message) as folder:
             finished = asyncio.run(Training(folder).run(config, prepare(config)))
         if finished.interrupted:
-            raise RunError(f"{self.folder}: interrupted after step {finished.step}; run again with --resume")
+            raise RunError(
+                f"{self.folder}: interrupted after step {finished.step}; resume the quickstart it belongs to"
+            )
 
     @property
     def model(self) -> str:
@@ -170,7 +172,10 @@ async def run_quickstart(
     prepared = await asyncio.to_thread(prepare, config)
     _admit(method, config, prepared)
     with (
-        open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
+        open_run(
+            out, config, resume=resume, force=force, on_warning=progress.message, origin=Origin(QUICKSTART)
+        ) as folder,
+        resumable(out, progress),
         WorkerPool(max(1, config.evaluation.processes - 1)) as pool,
     ):
         workers = Workers(pool, progress)
@@ -249,31 +254,11 @@ def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
     return rivals
 
 
-def quickstart_config(method: str, overrides: Overrides, seed: int, resumed: Path | None = None) -> RunConfig:
-    """The method's quickstart recipe. Raises ConfigError if it can't be evaluated along the method's axis."""
-    axis = METHODS[method].axis
-    config = run_config(f"{method}-quickstart", overrides, seed=seed, out=resumed, resume=resumed is not None)
-    if config.data.source != axis.source:
-        raise ConfigError(
-            f"data.source={config.data.source}: quickstart {axis.growth}, so it needs {axis.source}; "
-            "palimpsest train takes any file"
-        )
-    axis.points(config)
-    policy_of(config)
-    for policy in _others(config):
-        build_policy(policy)
-    return config
-
-
-def _others(config: RunConfig) -> list[PolicyConfig]:
-    return [*config.evaluation.rivals.values(), *config.evaluation.baselines.values()]
-
-
 def _admit(method: Method, config: RunConfig, prepared: Prepared) -> None:
     """Refuse now what the evaluation would refuse after training: a policy whose budgets the model can't hold."""
     engine = prepared.parts.engine
     problems = method.axis.problems(config, method.axis.telling(config))
-    for policy in (config.policy, *_others(config)):
+    for policy in (config.policy, *other_policies(config)):
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
 

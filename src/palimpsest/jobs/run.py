@@ -11,6 +11,7 @@ from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.settings import newest_checkpoint
 from palimpsest.jobs.table import Table
+from palimpsest.runs.origin import resume_command
 from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.types import Problem
@@ -51,7 +52,7 @@ class Run:
         """The newest: a Hugging Face folder. Raises RunError if there is none."""
         newest = newest_checkpoint(self.folder)
         if newest is None:
-            raise RunError(f"{self.folder}: no checkpoint yet; train it with resume=True")
+            raise RunError(f"{self.folder}: no checkpoint yet; {resume_command(self)} goes on")
         return newest
 
     @property

@@ -15,8 +15,9 @@ from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.cold_start import run_cold_start
 from palimpsest.jobs.composing import Evaluator, Parts, build_parts, policy_of
+from palimpsest.jobs.resuming import Resume, asked_run, resumable
 from palimpsest.jobs.run import Run
-from palimpsest.jobs.settings import Recipe, default_folder, run_config
+from palimpsest.jobs.settings import Recipe
 from palimpsest.memory.registry import admit_all
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Silent
@@ -31,12 +32,12 @@ from palimpsest.types import Problem
 
 
 async def train_async(
-    recipe: Recipe,
+    recipe: Recipe | None = None,
     overrides: Overrides = (),
     *,
     out: str | Path | None = None,
     seed: int | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     force: bool = False,
     quiet: bool = False,
     progress: Progress | None = None,
@@ -51,22 +52,23 @@ async def train_async(
       (`["train.steps=10"]`, values as YAML)
     - `out`: the run folder; without it `runs/RECIPE-seedS`
     - `seed`: of the run and of the data
-    - `resume`: go on with the run in the folder; `force`: move what is there aside
+    - `resume`: the run to go on with, or its folder, which needs no recipe, for recipe, overrides and seed are the
+      run's (overrides may change what a run that goes on may change); True: go on with what is in `out`
+    - `force`: move what is there aside
     - `quiet`: show nothing; `progress`: show it on this; `stop`: ask it to end, from any thread
 
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
-    config = run_config(recipe, overrides, seed=seed, out=out, resume=resume)
-    folder = default_folder(config) if out is None else Path(out)
+    asked = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
     await run_training(
-        config,
-        folder,
-        resume=resume,
+        asked.config,
+        asked.folder,
+        resume=asked.resume,
         force=force,
         progress=progress or suitable_progress(quiet=quiet),
         stop=stop or GracefulStop(),
     )
-    return Run(folder)
+    return Run(asked.folder)
 
 
 train = blocking(train_async)
@@ -79,7 +81,10 @@ async def run_training(
     prepared = await asyncio.to_thread(
         prepare, config
     )  # before the folder: a mistake corrected is a run begun, not one to resume
-    with open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder:
+    with (
+        open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
+        resumable(out, progress),
+    ):
         return await Training(folder, progress, stop).run(config, prepared)
 
 

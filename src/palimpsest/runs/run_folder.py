@@ -32,13 +32,13 @@ from palimpsest.errors import ConfigError, RunError
 from palimpsest.runs.checkpoint import Checkpoints
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
+from palimpsest.runs.origin import EVENTS, STARTED, Origin, resume_command
 from palimpsest.runs.resume_rules import Change, changes, identity
 from palimpsest.runs.rows import append_row, encode_row, end_line, read_lines, read_rows
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
-EVENTS = "events.jsonl"
 DAMAGED = ".damaged"
 """Behind the name of a file of rows: its lines that could not be read, kept by a resume."""
 
@@ -146,11 +146,13 @@ def open_run(
     resume: bool = False,
     force: bool = False,
     on_warning: Callable[[str], None] = print,
+    origin: Origin = Origin(),
 ) -> RunFolder:
     """Start a run in `path`, or with `resume` go on with the one there (a missing or empty folder starts one).
 
-    `force` starts anew and renames a folder that is in the way to `NAME.old-1`, `NAME.old-2`... Raises RunError if
-    the folder is in use, holds something else, or its run has a configuration that can't be changed to `config`.
+    `origin` is written down where a run begins: how it was asked for. `force` starts anew and renames a folder that is
+    in the way to `NAME.old-1`, `NAME.old-2`... Raises RunError if the folder is in use, holds something else, or its
+    run has a configuration that can't be changed to `config`.
     """
     path = Path(path)
     if resume and force:
@@ -164,21 +166,22 @@ def open_run(
     try:
         if force and not _empty(path):
             path, lock = _start_over(path, lock)
-        return _opened(path, config, lock, resume, on_warning)
+        return _opened(path, config, lock, resume, on_warning, origin)
     except BaseException:
         lock.release()
         raise
 
 
 def _opened(
-    path: Path, config: RunConfig, lock: FolderLock, resume: bool, on_warning: Callable[[str], None]
+    path: Path, config: RunConfig, lock: FolderLock, resume: bool, on_warning: Callable[[str], None], origin: Origin
 ) -> RunFolder:
     changed = _check(path, config, resume)
     files.remove_leftovers(path)
     folder = RunFolder(path, config, lock, on_warning)
     if changed is None:
         files.write_file(path / CONFIG, dump_config(config).encode())
-        folder.event("started", pid=os.getpid())
+        detail = {"detail": dict(origin.detail)} if origin.detail else {}
+        folder.event(STARTED, pid=os.getpid(), command=origin.command, **detail)
         return folder
     end_line(path / EVENTS)
     if changed:
@@ -187,6 +190,8 @@ def _opened(
     for change in changed:
         if change.verdict == "warned":
             folder.warn(f"resumed with another {change}: later steps differ from an uninterrupted run's")
+        else:
+            on_warning(f"resumed with another {change}")
     return folder
 
 
@@ -202,7 +207,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
         )
     if not resume:
         raise RunError(
-            f"{path} holds a run ({_progress(path)}): --resume continues it, --force moves it aside "
+            f"{path} holds a run ({_progress(path)}): {resume_command(path)} continues it, --force moves it aside "
             "(in Python resume=True, force=True)"
         )
     changed = changes(load_config(path), config)

@@ -1,0 +1,43 @@
+"""Which command began a run, and the one that goes on with it.
+
+It stands in the first line of the run's events.jsonl. A run whose events are lost counts as one of `palimpsest train`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palimpsest.runs.rows import read_rows
+
+EVENTS = "events.jsonl"
+STARTED = "started"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a run was asked for, besides its configuration."""
+
+    command: str = "train"
+    """Of `palimpsest`: train, quickstart, sft or cold-start."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """JSON of what the command was given and the configuration doesn't say."""
+
+
+def origin_of(run: str | os.PathLike[str]) -> Origin:
+    """What was written down when the run began."""
+    first = next((row for row in read_rows(Path(run) / EVENTS) if row.get("kind") == STARTED), {})
+    return Origin(str(first.get("command", "train")), dict(first.get("detail", {})))
+
+
+def resume_command(run: str | os.PathLike[str]) -> str:
+    """The command line that goes on with the run in a folder; it needs nothing else.
+
+    >>> resume_command("runs/my first")
+    "palimpsest train --resume 'runs/my first'"
+    """
+    return f"palimpsest {origin_of(run).command} --resume {shlex.quote(os.fspath(run))}"
