@@ -42,7 +42,7 @@ def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     if len({summary["method"] for summary in summaries}) > 1:
         sys.exit("the runs are of several methods: give those of one at a time")
     points = list(first["accuracy"][next(iter(first["accuracy"]))])
-    chunks = first.get("training_chunks")
+    chunks = first.get("planned_chunks")  # of which points are multiples
     head = [f"{int(p) * chunks:,} chunks ({p}x)" if chunks else f"{p} questions" for p in points]
     lines = ["| accuracy in % | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     for name in first["accuracy"]:

@@ -308,9 +308,12 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary) == [
-        "method", "seed", "training_chunks", "wall_s", "accuracy", "copy_fidelity", "tokens_per_document"
+        "method", "seed", "training_chunks", "planned_chunks", "wall_s",
+        "accuracy", "copy_fidelity", "tokens_per_document",
     ]  # fmt: skip
-    assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("memagent", 5, 2)
+    assert (summary["method"], summary["seed"], summary["planned_chunks"]) == ("memagent", 5, 2)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert summary["training_chunks"] == max(row["curriculum/chunks"] for row in rows)
     assert set(summary["accuracy"]) == {"agent_before", "agent", "full_window", "last_window"}
     assert all(set(row) == {"1", "2"} for row in (*summary["accuracy"].values(), summary["tokens_per_document"]))
     assert set(summary["copy_fidelity"]) == {"before", "after"}
@@ -338,7 +341,7 @@ def test_quickstart_of_recall_trains_agent_and_rival_and_goes_on_where_it_was(
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["method"], summary["seed"], summary["training_chunks"]) == ("rememr1", 5, 3)
+    assert (summary["method"], summary["seed"], summary["planned_chunks"]) == ("rememr1", 5, 3)
     assert set(summary["accuracy"]) == {"recall_before", "recall", "overwrite", "rule_recall"}
     assert all(set(row) == {"1", "2"} for row in summary["accuracy"].values())
     assert "recall_hit_rate" in summary

@@ -254,7 +254,8 @@ def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> Non
     config = load_recipe("rememr1-quickstart", ["evaluation.problems=3"])
     problems = Lengths().problems(config, 16)
     assert [len((p.context or "").split("\n")) for p in problems] == [128] * 3
-    assert Lengths().heading(config, 16) == "128 chunks (16x)"
+    assert Lengths().heading(config, 16, trained=8) == "128 chunks (16x)"
+    assert Lengths().heading(config, 16, trained=4) == "128 chunks (32x)"
     names = METHODS["rememr1"].names(config)
     assert names == ("recall", "recall_before", "overwrite", "rule_recall")
     assert set(names) == set(METHODS["rememr1"].labels)

@@ -66,9 +66,9 @@ def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
     assert axis.points(config) == (2, 4, 6, 8)
     for point in axis.points(config):
         assert [len(one.metadata["objectives"]) for one in axis.problems(config, point)] == [point] * 3
-    assert (axis.trained(config), axis.telling(config), axis.heading(config, 4)) == (8, 8, "4 questions")
+    assert (axis.planned(config), axis.telling(config), axis.heading(config, 4, 6)) == (8, 8, "4 questions")
     growing = quickstart_config("memact", ["data.curriculum={objectives: [2, 6]}"], 0)
-    assert axis.trained(growing) == 6
+    assert axis.planned(growing) == 6
     assert axis.sizes(growing, [{"curriculum/objectives": 2.0}, {}]) == [2, 6]
 
 

@@ -16,7 +16,7 @@ from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import score
 from palimpsest.jobs.methods import METHODS
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
-from palimpsest.report.report import Cell, Results, lead, visible, write_report
+from palimpsest.report.report import Cell, Results, lead, render, visible, write_report
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 7*7 }} & \"'"
 
@@ -47,6 +47,17 @@ def results(**changes: Any) -> Results:
         "others": METHODS["memagent"].others,
     }
     return Results(**{**given, **changes})
+
+
+def test_multiples_are_of_what_was_trained_on_and_a_size_that_was_not_reached_is_said() -> None:
+    short = results(trained=2, planned=4)
+    assert [short.size(point) for point in short.points] == [4, 16]
+    html = render(short, [])
+    assert "an agent trained at 2 chunks, tested far beyond" in html
+    assert ("2× training" in html, "8× training" in html, "1× training" in html) == (True, True, False)
+    assert "On documents 8 times as long as any it was trained on" in lead(short)
+    assert lead(short).endswith("before its problems had grown to 4 chunks: the largest had 2 chunks.")
+    assert "had grown" not in lead(results())
 
 
 class Reader(HTMLParser):

@@ -65,7 +65,7 @@ def _show(done: Quickstart) -> None:
     results, axis, config = done.results, done.method.axis, done.run.config
     assert results is not None
     points = sorted(axis.points(config))
-    columns = ["accuracy in %, 95% interval", *(axis.heading(config, p) for p in points)]
+    columns = ["accuracy in %, 95% interval", *(axis.heading(config, p, results.trained) for p in points)]
     rows = [
         [results.label(name), *(f"{percent(row[p].score.mean)}  {interval(row[p].score)}" for p in points)]
         for name, row in results.cells.items()

@@ -234,7 +234,8 @@ class EvaluationConfig(Strict):
     """What `quickstart` measures on held-out synthetic documents after training."""
 
     multiples: tuple[int, ...] = (1, 16, 64, 256)
-    """Document lengths, as multiples of the training length."""
+    """Document lengths, as multiples of the largest that training is to come to: the curriculum's last, or
+    `data.synthetic.chunks`."""
     objectives: tuple[int, ...] = (2, 4, 6, 8)
     """Questions of a search problem, for methods that are evaluated on several."""
     problems: int = Field(64, ge=1)

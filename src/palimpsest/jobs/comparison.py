@@ -54,11 +54,13 @@ def _results(
     wall_s: float,
 ) -> Results:
     rows = [row for row in read_rows(folder.path / METRICS) if "reward/mean" in row]
-    first = min(method.axis.points(config))
+    axis = method.axis
+    first, sizes, planned = min(axis.points(config)), axis.sizes(config, rows), axis.planned(config)
     return Results(
         method=method.name,
         seed=config.seed,
-        trained=method.axis.trained(config),
+        trained=max(sizes, default=planned),
+        planned=planned,
         wall_s=wall_s,
         cells={
             name: {m: Cell(s.accuracy, s.tokens_per_document, s.problems, s.ungraded) for m, s in row.items()}
@@ -66,7 +68,7 @@ def _results(
         },
         rewards=[float(row["reward/mean"]) for row in rows],
         metrics=rows,
-        lengths=method.axis.sizes(config, rows),
+        lengths=sizes,
         fidelity_before=summaries[method.before][first].measures.get("copy_fidelity"),
         fidelity_after=summaries[method.agent][first].measures.get("copy_fidelity"),
         samples=samples,
@@ -85,6 +87,7 @@ def summary_json(method: Method, results: Results) -> dict[str, Any]:
         "method": results.method,
         "seed": results.seed,
         method.axis.trained_key: results.trained,
+        method.axis.planned_key: results.planned,
         "wall_s": round(results.wall_s, 1),
         "accuracy": {
             name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()

@@ -20,7 +20,7 @@ from palimpsest.data.search_synthetic import SOURCE
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.summary import EvalSummary
-from palimpsest.report.words import DOCUMENTS, QUESTIONS, Words
+from palimpsest.report.words import DOCUMENTS, QUESTIONS, Words, times
 from palimpsest.types import Problem
 
 Summaries = Mapping[str, Mapping[int, EvalSummary]]
@@ -35,7 +35,9 @@ class Axis(Protocol):
     growth: ClassVar[str]
     """What a quickstart does with them, for whoever gives another source."""
     trained_key: ClassVar[str]
-    """Key of summary.json for the largest size trained on."""
+    """Key of summary.json for the largest size trained on, of the steps that were done."""
+    planned_key: ClassVar[str]
+    """Key of summary.json for the largest size that training was to come to."""
     words: ClassVar[Words]
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
@@ -46,12 +48,12 @@ class Axis(Protocol):
         """The held-out problems of a point, `evaluation.problems` of them."""
         ...
 
-    def heading(self, config: RunConfig, point: int) -> str:
-        """Of a table's column."""
+    def heading(self, config: RunConfig, point: int, trained: int) -> str:
+        """Of a table's column; `trained` is the largest size trained on."""
         ...
 
-    def trained(self, config: RunConfig) -> int:
-        """The largest size trained on."""
+    def planned(self, config: RunConfig) -> int:
+        """The largest size that training is to come to."""
         ...
 
     def telling(self, config: RunConfig) -> int:
@@ -70,6 +72,7 @@ class Lengths:
     source: ClassVar[str] = "synthetic"
     growth: ClassVar[str] = "grows its documents"
     trained_key: ClassVar[str] = "training_chunks"
+    planned_key: ClassVar[str] = "planned_chunks"
     words: ClassVar[Words] = DOCUMENTS
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
@@ -77,12 +80,13 @@ class Lengths:
 
     def problems(self, config: RunConfig, point: int) -> list[Problem]:
         source = build_source(config.data, split="eval")
-        return source.problems(step=0, count=config.evaluation.problems, size=point * self.trained(config))
+        return source.problems(step=0, count=config.evaluation.problems, size=point * self.planned(config))
 
-    def heading(self, config: RunConfig, point: int) -> str:
-        return f"{point * self.trained(config):,} chunks ({point}x)"
+    def heading(self, config: RunConfig, point: int, trained: int) -> str:
+        size = point * self.planned(config)
+        return f"{size:,} chunks ({times(size, trained)}x)"
 
-    def trained(self, config: RunConfig) -> int:
+    def planned(self, config: RunConfig) -> int:
         curriculum = config.data.curriculum
         return curriculum.sizes[-1] if curriculum else config.data.synthetic.chunks
 
@@ -100,6 +104,7 @@ class Objectives:
     source: ClassVar[str] = SOURCE
     growth: ClassVar[str] = "asks more and more questions"
     trained_key: ClassVar[str] = "training_objectives"
+    planned_key: ClassVar[str] = "planned_objectives"
     words: ClassVar[Words] = QUESTIONS
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
@@ -115,10 +120,10 @@ class Objectives:
         source = build_source(config.data, split="eval")
         return source.problems(step=0, count=config.evaluation.problems, size=point)
 
-    def heading(self, config: RunConfig, point: int) -> str:
+    def heading(self, config: RunConfig, point: int, trained: int) -> str:
         return self.words.sized(point)
 
-    def trained(self, config: RunConfig) -> int:
+    def planned(self, config: RunConfig) -> int:
         curriculum, search = config.data.curriculum, config.data.search or SearchDataConfig()
         return max(curriculum.sizes if curriculum else search.objectives)
 
@@ -126,7 +131,7 @@ class Objectives:
         return max(self.points(config))  # all questions stand in the first prompt
 
     def sizes(self, config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        return [int(row.get("curriculum/objectives", self.trained(config))) for row in rows]
+        return [int(row.get("curriculum/objectives", self.planned(config))) for row in rows]
 
 
 def _reading_figures(agent: str, summaries: Summaries) -> dict[str, Any]:

@@ -73,11 +73,11 @@ class Quickstart:
     @property
     def table(self) -> Table:
         """Accuracy, a row an agent, a column a size; shares, not percent."""
-        results, axis = self._finished(), self.method.axis
+        results, axis, config = self._finished(), self.method.axis, self.run.config
+        headings = {point: axis.heading(config, point, results.trained) for point in results.points}
         return Table.of(
             [
-                {"accuracy": results.label(name)}
-                | {axis.heading(self.run.config, point): cell.score.mean for point, cell in sorted(row.items())}
+                {"accuracy": results.label(name)} | {headings[p]: cell.score.mean for p, cell in sorted(row.items())}
                 for name, row in results.cells.items()
             ]
         )

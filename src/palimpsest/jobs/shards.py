@@ -75,8 +75,8 @@ async def play_shard(shard: Shard, report: Report) -> None:
     measure = measure_memory(engine.codec)
     evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure)
     policies = {name: _policy(name, config) for name in shard.policies}
-    trained = METHODS[shard.method].axis.trained(config)
-    identity = {**evaluation_identity(config, policies), "trained": trained}  # points are multiples of it
+    planned = METHODS[shard.method].axis.planned(config)
+    identity = {**evaluation_identity(config, policies), "trained": planned}  # points are multiples of it
     if aside := set_aside_other(shard.path, identity):
         report.message(f"{aside}: played with other weights or settings than now, so set aside and played anew")
     playing = evaluator.play(

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from palimpsest.report.words import DOCUMENTS, Words
+from palimpsest.report.words import DOCUMENTS, Words, times
 
 # Okabe and Ito's palette: told apart with any colour vision, and by marker where printed grey.
 STYLES = (
@@ -164,7 +164,7 @@ def _length_axis(axes: Axes, curves: Curves, training_length: int, words: Words)
     axes.xaxis.set_minor_locator(NullLocator())
     relative = words.multiples
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda x, _: f"{x:,.0f}\n{_multiple(x / training_length)}" if relative else f"{x:,.0f}")
+        FuncFormatter(lambda x, _: f"{x:,.0f}\n{times(round(x), training_length)}×" if relative else f"{x:,.0f}")
     )
     axes.set_xlabel(words.axis)
     axes.axvline(training_length, color=_FAINT, linestyle="--", linewidth=1.1, zorder=1)
@@ -191,10 +191,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
         fontsize=8.5,
         handlelength=1.8,
     )
-
-
-def _multiple(ratio: float) -> str:
-    return f"{ratio:.0f}×" if abs(ratio - round(ratio)) < 0.01 else f"{ratio:.2g}×"
 
 
 def _short(value: float) -> str:

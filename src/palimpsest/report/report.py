@@ -21,7 +21,7 @@ from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import Score
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.report.training_plots import training_figures
-from palimpsest.report.words import DOCUMENTS, Words
+from palimpsest.report.words import DOCUMENTS, Words, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Results:
     method: str
     seed: int
     trained: int
-    """Largest size trained on."""
+    """Largest size trained on, of the steps that were done."""
     wall_s: float
     cells: Mapping[str, Mapping[int, Cell]]
     """Policy name, then point of the axis."""
@@ -68,6 +68,8 @@ class Results:
     """What the accuracy figure's caption says of them."""
     metrics: Sequence[Mapping[str, Any]] = ()
     """[steps] lines of metrics.jsonl; what they hold of tools and context is drawn over training."""
+    planned: int | None = None
+    """Largest size that training was to come to, of which points are multiples; None: it came to it."""
 
     def label(self, name: str) -> str:
         """What tables and figures call a policy."""
@@ -80,7 +82,11 @@ class Results:
 
     def size(self, point: int) -> int:
         """The size of problems at a point."""
-        return self.words.size(point, self.trained)
+        return self.words.size(point, self.planned or self.trained)
+
+    def times(self, point: int) -> str:
+        """The size of problems at a point, as a multiple of the largest trained on."""
+        return times(self.size(point), self.trained)
 
     def sized(self, point: int) -> str:
         """The same with its unit."""
@@ -135,10 +141,15 @@ def lead(results: Results) -> str:
         f"{_percent(before.get(first))} before reinforcement learning to {_percent(after.get(first))} after it."
     )
     if last != first:
-        end = results.words.end.format(size=results.sized(last), point=last)
+        end = results.words.end.format(size=results.sized(last), times=results.times(last))
         text += f" {end} {_percent(after.get(last))}"
         others = [f"{_percent(cells.get(last))} ({results.label(name)})" for name, cells in _baselines(results)]
         text += f"; {results.others}: {', '.join(others)}." if others else "."
+    if results.planned is not None and results.trained < results.planned:
+        text += (
+            f" Training ended before its problems had grown to {results.words.sized(results.planned)}: "
+            f"the largest had {results.trained_words}."
+        )
     return text
 
 
@@ -215,7 +226,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
 
 def _column(results: Results, point: int) -> dict[str, Any]:
     size = results.size(point)
-    below = f"{point}× training" if results.words.multiples else ""
+    below = f"{results.times(point)}× training" if results.words.multiples else ""
     return {"length": size, "unit": results.words.unit(size), "below": below}
 
 

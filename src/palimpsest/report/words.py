@@ -1,7 +1,7 @@
 """What a report says of the axis along which an evaluation grows: documents get longer, or problems ask more.
 
 Slots in braces are filled by the report: `{trained}` is the largest size trained on and `{last}` the largest tested,
-both with their unit; `{size}` a size with its unit, `{point}` a point of the axis.
+both with their unit; `{size}` a size with its unit, `{times}` the same as a multiple of the largest size trained on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Words:
     """The unit of a size."""
     many: str
     multiples: bool
-    """Whether a point is a multiple of the largest size trained on; else it is the size."""
+    """Whether a point is a multiple of the largest size that training was to come to; else it is the size."""
     reads: bool
     """Whether agents read documents: how true their copies are is told, and what one costs follows from its length."""
     title: str
@@ -54,9 +54,18 @@ class Words:
         """The unit of a size."""
         return self.one if count == 1 else self.many
 
-    def size(self, point: int, trained: int) -> int:
-        """The size at a point of the axis."""
-        return point * trained if self.multiples else point
+    def size(self, point: int, planned: int) -> int:
+        """The size at a point of the axis; `planned` is the largest size that training was to come to."""
+        return point * planned if self.multiples else point
+
+
+def times(size: int, trained: int) -> str:
+    """How many times the largest size trained on a size is.
+
+    >>> times(64, 4), times(64, 3), times(2, 4)
+    ('16', '21.3', '0.5')
+    """
+    return f"{round(size / trained, 1):g}"
 
 
 DOCUMENTS = Words(
@@ -68,7 +77,7 @@ DOCUMENTS = Words(
     table="Accuracy by document length",
     trained="training length",
     start="At {size} a document",
-    end="On documents {point} times as long as any it was trained on it is",
+    end="On documents {times} times as long as any it was trained on it is",
     axis="document length in chunks, and as a multiple of the training length",
     alt="document length",
     cost="tokens processed per document",
