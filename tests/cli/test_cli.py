@@ -27,6 +27,7 @@ COMMANDS = (
     ["cold-start"],
     ["eval"],
     ["check"],
+    ["new"],
     ["prompts", "show"],
     ["base-model"],
     ["recipes", "list"],

@@ -248,6 +248,67 @@ class Forgetful(MemoryPolicy):
         return Answered(problem.context.split()[0])
 
 
+class Reads(MemoryPolicy):
+    """Shows the document in parts of 8 tokens; `parts` says which of them, given the length of the reply before."""
+
+    async def run(self, problem: Problem, model: Any) -> Answered:
+        ids, reply, at = model.codec.encode(problem.context or ""), 1, 0
+        while at < len(ids):
+            prompt = [*model.codec.encode("Read:"), *ids[at : at + 8]]
+            done = await model.generate(prompt, name="read", max_tokens=8)
+            reply = len(model.codec.strip_stop(done.token_ids))
+            at = self.after(at, reply, len(ids))
+        return Answered("nothing")
+
+    def after(self, at: int, reply: int, length: int) -> int:
+        """Where the next part begins."""
+        return at + 8
+
+
+class ReadsTwoParts(Reads):
+    def after(self, at: int, reply: int, length: int) -> int:
+        return at + 8 if at < 8 else length
+
+
+class MeansToReadTwoParts(ReadsTwoParts):
+    reads_to_end = False
+
+
+class StopsAtAShortReply(Reads):
+    def after(self, at: int, reply: int, length: int) -> int:
+        return at + 8 if reply > 4 else length
+
+
+class SkipsEverySecondPart(Reads):
+    reads_to_end = False
+
+    def after(self, at: int, reply: int, length: int) -> int:
+        return at + 16
+
+
+@pytest.mark.parametrize(
+    ("policy", "passed", "message"),
+    [
+        (Reads(), True, r"all \d+ words are shown, in order$"),
+        (StopsAtAShortReply(), True, r"in order; the reading ends earlier with a model that answers briefly$"),
+        (MeansToReadTwoParts(), True, r"the first \d+ of \d+ words are shown, in order; no more is meant"),
+        (
+            ReadsTwoParts(),
+            False,
+            r"the reading ends after \d+ of \d+ words, whatever the model says.*reads_to_end = False",
+        ),
+        (SkipsEverySecondPart(), False, r"\d+ of \d+ words never reach a prompt"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_policy_that_stops_early_on_purpose_is_told_from_one_that_loses_text(
+    policy: MemoryPolicy, passed: bool, message: str, tiny_codec: Any
+) -> None:
+    (document,) = [finding for finding in check_policy(policy, tiny_codec, 512) if finding.name == "document"]
+    assert document.passed is passed
+    assert re.search(message, document.message)
+
+
 def test_the_checker_passes_the_shipped_policy_and_names_what_a_broken_one_breaks(tiny_codec: Any) -> None:
     assert all(f.passed for f in check_policy(OverwritePolicy(**SMALL), tiny_codec, 512))
     failed = {f.name for f in check_policy(Forgetful(), tiny_codec, 512) if not f.passed}

@@ -26,6 +26,7 @@ from palimpsest.plugins import own_class
 from palimpsest.text.template import user_turn
 from palimpsest.types import Problem
 from support.agents import base_codec, world
+from support.command import Run
 
 SMALL = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8}
 READ = "Task: {question}\n<old>{memory}</old>\n<part>{section}</part>\nNew memory:"
@@ -266,3 +267,16 @@ def test_problems_play_on_a_policy_with_its_own_texts(tiny_codec: Any) -> None:
     policy = built(TEXTS)
     assert policy.required_context(tiny_codec) > 0
     policy.admit(Problem("p", "Who?", ("a",), "text"), tiny_codec)
+
+
+def test_a_text_that_a_layout_shows_is_asked_for_with_the_command_that_prints_it(
+    palimpsest: Run, tmp_path: Path
+) -> None:
+    """The shipped texts are printed for the policy's own default layout; memagent-quickstart has the other."""
+    file = tmp_path / "my.yaml"
+    file.write_text(palimpsest("prompts", "show", "overwrite").stdout)
+    with pytest.raises(ConfigError, match="read_section_first is missing: layout=section_first shows it") as refused:
+        build_policy(load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"]).policy)
+    command = str(refused.value).partition("; palimpsest ")[2].partition(" prints")[0]
+    file.write_text(palimpsest(*command.replace("POLICY", "overwrite").split()).stdout)
+    build_policy(load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"]).policy)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.jobs.training import train
-from palimpsest.progress.steps import StepLines
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
 from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import open_run
@@ -59,7 +57,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, sink, None)
     with (
         open_run(tmp_path / "run", config(sink)) as folder,
-        pytest.raises(ConfigError, match=rf"logging\.sinks={sink}: .* pip install 'palimpsest\[{sink}\]'"),
+        pytest.raises(ConfigError, match=rf"logging\.sinks={sink}: .* pip install .*\[{sink}\]'"),
     ):
         build_loggers(folder.config, folder)
 
@@ -228,28 +226,3 @@ def test_a_sink_that_can_not_work_leaves_no_run_folder(
 def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"logging.sinks='tensorbord': no such log sink; did you mean tensorboard\?"):
         parse_config("logging: {sinks: [tensorbord]}")
-
-
-def test_without_a_terminal_each_step_is_one_plain_line() -> None:
-    stream = io.StringIO()
-    console = StepLines(total_steps=20, stream=stream)
-    console.progress("rollout", 3, 8)
-    console.step(1, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
-    console.message("a line")
-    console.close()
-    first, second = stream.getvalue().splitlines()
-    assert first.startswith("step 1/20  reward 0.641  ± 0.480  1,820 tok/s  ETA ")
-    assert second == "a line"
-
-
-def test_on_a_terminal_a_bar_shows_steps_and_episodes() -> None:
-    stream = io.StringIO()
-    console = StepLines(total_steps=20, stream=stream, live=True)
-    console.progress("rollout", 3, 8)
-    console.step(2, {"reward/mean": 0.5}, {})
-    console.message("resumed [not markup]")
-    console.close()
-    shown = stream.getvalue()
-    assert "resumed [not markup]" in shown
-    assert "2/20" in shown
-    assert "reward 0.500" in shown

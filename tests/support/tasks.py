@@ -20,7 +20,7 @@ class Told:
     parts: int = 0
     messages: list[str] = field(default_factory=list)
 
-    def part(self) -> None:
+    def part(self, count: int = 1) -> None:
         self.parts += 1
 
     def message(self, text: str) -> None:

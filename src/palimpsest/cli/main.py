@@ -14,7 +14,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from palimpsest import __version__
-from palimpsest.cli import bench, data, evaluate, judge, model, probe, prompts, quickstart, recipes, retrieval, train
+from palimpsest.cli import (
+    bench,
+    data,
+    evaluate,
+    judge,
+    model,
+    new,
+    probe,
+    prompts,
+    quickstart,
+    recipes,
+    retrieval,
+    train,
+)
 from palimpsest.errors import PalimpsestError
 
 _USER_ERRNO = {
@@ -58,6 +71,7 @@ app.command("cold-start", short_help="Only the lessons a recipe begins with.")(t
 app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
+app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(data.app, name="data")

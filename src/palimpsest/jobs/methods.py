@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Protocol
 
 from palimpsest.config.data import SearchDataConfig
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.search_synthetic import SOURCE
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError
@@ -64,6 +64,10 @@ class Axis(Protocol):
         """[steps] size of the problems trained on, from lines of metrics.jsonl."""
         ...
 
+    def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
+        """About how many an episode takes."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -95,6 +99,9 @@ class Lengths:
 
     def sizes(self, config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         return [int(row.get("curriculum/chunks", config.data.synthetic.chunks)) for row in rows]
+
+    def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
+        return point * self.planned(config) + 1 if "chunk_size" in policy.options else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,9 @@ class Objectives:
 
     def sizes(self, config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         return [int(row.get("curriculum/objectives", self.planned(config))) for row in rows]
+
+    def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
+        return point + 1  # a search a question, and the answer
 
 
 def _reading_figures(agent: str, summaries: Summaries) -> dict[str, Any]:
@@ -175,6 +185,19 @@ def _tool_figures(agent: str, summaries: Summaries) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What the parts of a quickstart take on two cores, in seconds: together what a run was measured to take, each
+    roughly. An ETA is scaled by the pace of the machine it runs on."""
+
+    lesson: float
+    """A step of the cold start."""
+    step: float
+    """A step of training with rewards."""
+    turn: float
+    """A turn of the evaluation, all processes together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """One method's quickstart."""
 
@@ -189,6 +212,7 @@ class Method:
     axis: Axis = Lengths()
     figures: Callable[[str, Summaries], dict[str, Any]] = _reading_figures
     """Further keys of summary.json, from the agent's name and all summaries."""
+    pace: Pace = Pace(lesson=0.3, step=1.0, turn=0.0006)
 
     @property
     def before(self) -> str:
@@ -225,6 +249,7 @@ METHODS = {
             note="The overwriting agent was trained beside it on the same data, with the same memory, rewards and "
             "steps; the recall by rule uses the recalling agent's weights.",
             figures=_recall_figures,
+            pace=Pace(lesson=0.4, step=2.5, turn=0.004),
         ),
         Method(
             "memact",
@@ -242,6 +267,7 @@ METHODS = {
             "the same limit of the context.",
             axis=Objectives(),
             figures=_tool_figures,
+            pace=Pace(lesson=0.3, step=6.5, turn=0.03),
         ),
     )
 }

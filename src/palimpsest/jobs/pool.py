@@ -32,8 +32,8 @@ _PATIENCE_S = 5.0  # for a worker to end by itself
 class Report(Protocol):
     """What a task tells while it runs."""
 
-    def part(self) -> None:
-        """One part of the work is done: an episode, say."""
+    def part(self, count: int = 1) -> None:
+        """So many parts of the work are done: turns, say."""
         ...
 
     def message(self, text: str) -> None:
@@ -131,8 +131,8 @@ class WorkerPool:
         process.stdin.flush()
         for line in process.stdout:
             match json.loads(line):
-                case {"part": _}:
-                    handed.report.part()
+                case {"part": count}:
+                    handed.report.part(count)
                 case {"message": text}:
                     handed.report.message(text)
                 case {"error": kind, "text": text}:

@@ -35,10 +35,11 @@ def _entry(name: str, value: Any, slots: Slots | None) -> str:
 
 def _about(slots: Slots) -> str:
     """
-    >>> _about(Slots("question", optional=("tools",))), _about(Slots(may_be_empty=True))
-    ('{question} once; may hold {tools}', 'may be empty')
+    >>> _about(Slots("question", optional=("tools",))), _about(Slots(may_be_empty=True)), _about(Slots("a", when="b=c"))
+    ('{question} once; may hold {tools}', 'may be empty', '{a} once; shown with b=c')
     """
     parts = [f"{', '.join(f'{{{name}}}' for name in slots.names)} once"] if slots.names else []
     parts += [f"may hold {', '.join(f'{{{name}}}' for name in slots.optional)}"] if slots.optional else []
     parts += ["may be empty"] if slots.may_be_empty else []
+    parts += [f"shown with {slots.when}"] if slots.when else []
     return "; ".join(parts) or "no slot"

@@ -16,7 +16,7 @@ import asyncio
 import html
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,13 @@ from palimpsest.jobs.pool import Report, WorkerPool
 from palimpsest.jobs.quickstart_config import asked_quickstart, other_policies
 from palimpsest.jobs.resuming import QUICKSTART, Resume, resumable
 from palimpsest.jobs.run import Run
-from palimpsest.jobs.shards import Shard, play_shard, samples_of
+from palimpsest.jobs.shards import Shard, samples_of
 from palimpsest.jobs.table import Table
 from palimpsest.jobs.training import Prepared, Training, prepare
+from palimpsest.jobs.workers import Workers
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
-from palimpsest.progress.progress import Progress, Tick
+from palimpsest.progress.progress import Progress, Stage
 from palimpsest.report.report import Results
 from palimpsest.runs.origin import Origin
 from palimpsest.runs.run_folder import open_run
@@ -169,6 +170,8 @@ async def run_quickstart(
 ) -> Quickstart:
     """`quickstart` of a configuration."""
     started = time.monotonic()
+    plan = _plan(method, config)
+    progress.message(_announced(method, plan, out))
     prepared = await asyncio.to_thread(prepare, config)
     _admit(method, config, prepared)
     with (
@@ -177,16 +180,14 @@ async def run_quickstart(
         ) as folder,
         resumable(out, progress),
         WorkerPool(max(1, config.evaluation.processes - 1)) as pool,
+        progress.stages(plan) as staged,
     ):
-        workers = Workers(pool, progress)
+        workers = Workers(pool, staged)
         rivals = _rivals(config, out)
         trained = {name: workers.begin(task) for name, task in rivals.items()}
 
-        def begin(model: str) -> None:
-            text, place = dump_config(config), str(out / "evaluations" / "before")
-            workers.play(Shard(method.name, text, model, (method.before,), place, 0, 1))
-
-        finished = await Training(folder, progress, stop).run(config, prepared, begin)
+        begin = _evaluation_before(method, config, out, workers)
+        finished = await Training(folder, staged, stop).run(config, prepared, begin)
         if finished.interrupted:
             return Quickstart(method, Run(out), None)
         models = {name: task.model for name, task in rivals.items()}
@@ -196,50 +197,16 @@ async def run_quickstart(
     return Quickstart(method, Run(out), results)
 
 
-class Workers:
-    """The worker processes of a quickstart, and the shards that are played."""
+def _evaluation_before(method: Method, config: RunConfig, out: Path, workers: Workers) -> Callable[[str], None]:
+    """What begins the evaluation of the model that training starts from, in a worker."""
 
-    def __init__(self, pool: WorkerPool, progress: Progress) -> None:
-        self.shards: list[Shard] = []
-        self.playing: list[Future[None]] = []
-        self.progress = progress
-        self._pool = pool
-        self._loop = asyncio.get_running_loop()
-        self._played = 0
-        self._tick: Tick | None = None
+    def begin(model: str) -> None:
+        place = str(out / "evaluations" / "before")
+        shard = Shard(method.name, dump_config(config), model, (method.before,), place, 0, 1)
+        workers.played += shard.turns_played()
+        workers.play(shard)
 
-    def begin(self, task: RivalTraining) -> Future[None]:
-        """Train a rival in the next free process."""
-        return self._pool.submit(task, self)
-
-    def play(self, shard: Shard) -> Future[None]:
-        """Play a shard in the next free process."""
-        self.shards.append(shard)
-        self.playing.append(self._pool.submit(shard, self))
-        return self.playing[-1]
-
-    async def play_here(self, shard: Shard) -> None:
-        """Play a shard in this process."""
-        self.shards.append(shard)
-        await play_shard(shard, self)
-
-    def part(self) -> None:
-        """An episode was played, here or in a worker."""
-        self._loop.call_soon_threadsafe(self._count)
-
-    def message(self, text: str) -> None:
-        """A worker has something to say."""
-        self._loop.call_soon_threadsafe(self.progress.message, text)
-
-    def show(self, tick: Tick) -> None:
-        """Count episodes on `tick` from now on, those played before at once."""
-        self._tick = tick
-        tick(self._played)
-
-    def _count(self) -> None:
-        self._played += 1
-        if self._tick is not None:
-            self._tick()
+    return begin
 
 
 def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
@@ -301,7 +268,9 @@ async def _evaluate(
             await is_trained(name)
             await workers.play_here(dealt[0])
 
-    with workers.progress.count("evaluation", sum(shard.episodes(config) for shard in everything)) as tick:
+    total = sum(shard.turns(config) for shard in everything)
+    played = workers.played + sum(shard.turns_played() for dealt in shards.values() for shard in dealt)
+    with workers.progress.count("evaluation", total, done=played) as tick:
         workers.show(tick)
         try:
             async with asyncio.TaskGroup() as group:
@@ -312,4 +281,23 @@ async def _evaluate(
             raise failures.exceptions[0] from None  # the others were cancelled because of it
         for playing in begun:
             await asyncio.wrap_future(playing)
-        await asyncio.sleep(0)  # the last episodes are counted
+        tick(total)  # the number of turns was a guess
+
+
+def _announced(method: Method, plan: Sequence[Stage], out: Path) -> str:
+    """What is going to be done, and how long that took on the reference machine."""
+    parts = ", ".join(f"{stage.name} ({stage.parts:,} {_UNITS.get(stage.name, 'steps')})" for stage in plan)
+    minutes = sum(stage.parts * stage.seconds_each for stage in plan) / 60
+    return f"quickstart {method.name}: {parts}, report, into {out}; about {max(1, round(minutes))} minutes on two cores"
+
+
+_UNITS = {"evaluation": "turns"}
+
+
+def _plan(method: Method, config: RunConfig) -> list[Stage]:
+    """The stages of a quickstart, in order."""
+    lessons = [Stage("lessons", config.cold_start.steps, method.pace.lesson)] if config.cold_start else []
+    agents = (method.agent, *config.evaluation.baselines, *config.evaluation.rivals, method.before)
+    turns = Shard(method.name, "", "", agents, "", 0, 1).turns(config)
+    training = Stage("training", config.train.steps, method.pace.step)
+    return [*lessons, training, Stage("evaluation", turns, method.pace.turn)]

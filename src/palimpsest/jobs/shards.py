@@ -19,6 +19,7 @@ from pathlib import Path
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.protocol import Sampler
 from palimpsest.evaluation.run import EvalSet
 from palimpsest.evaluation.samples import SAMPLES, Sample, read_samples, set_aside_other
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
@@ -27,6 +28,8 @@ from palimpsest.jobs.pool import Report
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
+
+_TELL_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,16 @@ class Shard:
         """Folder of its log."""
         return Path(self.folder) / f"shard-{self.index + 1}-of-{self.count}"
 
-    def episodes(self, config: RunConfig) -> int:
-        """Episodes to play, finished ones included."""
-        each = len(range(self.index, config.evaluation.problems, self.count))
-        return each * len(self.policies) * len(METHODS[self.method].axis.points(config))
+    def turns(self, config: RunConfig) -> int:
+        """About how many turns it takes, those of finished episodes included."""
+        each, axis = len(range(self.index, config.evaluation.problems, self.count)), METHODS[self.method].axis
+        policies = [_policy(name, config) for name in self.policies]
+        return each * sum(axis.turns(config, policy, point) for policy in policies for point in axis.points(config))
+
+    def turns_played(self) -> int:
+        """Turns of the episodes that its log holds."""
+        log = self.path / SAMPLES
+        return sum(sample.turns for sample in read_samples(log)[0]) if log.is_file() else 0
 
     def run(self, report: Report) -> None:
         """Play it."""
@@ -79,10 +88,23 @@ async def play_shard(shard: Shard, report: Report) -> None:
     identity = {**evaluation_identity(config, policies), "trained": planned}  # points are multiples of it
     if aside := set_aside_other(shard.path, identity):
         report.message(f"{aside}: played with other weights or settings than now, so set aside and played anew")
-    playing = evaluator.play(
-        sets, out=shard.path, identity=identity, on_sample=lambda _: report.part(), on_warning=report.message
-    )
-    await using(engine, closing(reward, playing))
+    playing = evaluator.play(sets, out=shard.path, identity=identity, on_warning=report.message)
+    telling = asyncio.create_task(_tell_turns(engine.sampler, report))
+    try:
+        await using(engine, closing(reward, playing))
+    finally:
+        telling.cancel()
+
+
+async def _tell_turns(sampler: Sampler, report: Report) -> None:
+    """Report the turns that were begun: long episodes go side by side and end at the same time."""
+    told = 0
+    while True:
+        await asyncio.sleep(_TELL_EVERY_S)
+        begun = sampler.stats().requests
+        if begun > told:
+            report.part(begun - told)
+            told = begun
 
 
 def samples_of(shards: Sequence[Shard]) -> dict[str, list[Sample]]:

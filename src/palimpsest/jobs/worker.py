@@ -25,8 +25,8 @@ class _Answers:
         self._stream.write(json.dumps(values) + "\n")
         self._stream.flush()
 
-    def part(self) -> None:
-        self.send(part=1)
+    def part(self, count: int = 1) -> None:
+        self.send(part=count)
 
     def message(self, text: str) -> None:
         self.send(message=text)

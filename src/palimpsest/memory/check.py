@@ -8,15 +8,16 @@ budget, one that repeats its prompt, one that says nothing, one that emits contr
 - ends: every episode ends with an `Answered`, within a bounded number of calls;
 - budget: prompt plus `max_tokens` never exceeds the window;
 - determinism: the same replies lead to the same prompts, alone and beside another episode;
-- document: every word of the document stands in some prompt, in reading order;
+- document: every word of the document stands in some prompt, in reading order; of a policy whose `reads_to_end` is
+  False every word up to where it stops;
 - adversarial: control markers in question and document stay plain text;
 - empty document: an outcome, not an exception.
 
 A policy whose `reads_documents` is False is given search problems: the document as passages to be found, and one more
 model, which searches without end; whether every word is shown is then up to the model and not checked.
 
-Not covered: whether the policy is any good, and policies that leave out document text on purpose (the finding
-says which words were lost; judge for yourself).
+Not covered: whether the policy is any good, and policies that skip document text on purpose (the finding says which
+words were lost; judge for yourself).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
     findings.append(_budget(played))
     findings.append(await _determinism(policy, problem, codec, max_context))
     if policy.reads_documents:
-        findings.append(await _document(policy, played["answers briefly"], words))
+        findings.append(await _document(policy, played, words))
     findings.append(await _adversarial(policy, codec, max_context))
     empty = _problem(policy, "check-empty", problem.question, "")
     brief = replies["answers briefly"]
@@ -244,22 +245,54 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
     return Finding("determinism", True, "same prompts alone, again, and beside another episode")
 
 
-async def _document(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> Finding:
+async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], words: Sequence[str]) -> Finding:
+    """Judged by the model that is shown most: a policy may end its reading for what a model says."""
+    shown = {name: await _first_shown(policy, played[name], words) for name in _SAYS_NO_WORD}
+    most = max(shown.values(), key=lambda calls: sum(call is not None for call in calls.values()))
+    for calls in shown.values():
+        if any(later < earlier for earlier, later in itertools.pairwise(c for c in calls.values() if c is not None)):
+            return Finding("document", False, "a later part of the document is shown before an earlier one")
+    lost = [word for word, call in most.items() if call is None]
+    if lost:
+        return _lost(policy, most, lost)
+    early = [other for other, calls in shown.items() if None in calls.values()]
+    ends = f"; the reading ends earlier with a model that {early[0]}" if early else ""
+    return Finding("document", True, f"all {len(most)} words are shown, in order{ends}")
+
+
+def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str]) -> Finding:
+    """What is said of words that no model is shown: the end of the document may be left out on purpose."""
+    read = len(shown) - len(lost)
+    if all(call is not None for call in list(shown.values())[:read]) and read:
+        if not policy.reads_to_end:
+            return Finding(
+                "document", True, f"the first {read} of {len(shown)} words are shown, in order; no more is meant"
+            )
+        return Finding(
+            "document",
+            False,
+            f"the reading ends after {read} of {len(shown)} words, whatever the model says: if that is on purpose, say "
+            "reads_to_end = False in the class",
+        )
+    return Finding("document", False, f"{len(lost)} of {len(shown)} words never reach a prompt, e.g.{lost[0]}")
+
+
+_SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget")
+"""Models whose replies hold no more of the document than a document of one character shows too."""
+
+
+async def _first_shown(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> dict[str, int | None]:
+    """The call whose prompt shows each word first, None where none does; without words of the template and replies."""
     bare = ScriptedModel(model.codec, model.reply, model.max_context)
     with suppress(Exception):  # reported by `ends`
         await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))
-    template = {i for prompt in bare.prompts for i in prompt}
-    wanted = {i: word for word in words if (i := model.codec.encode(word)[0]) not in template}
+    said = {i for prompt in bare.prompts for i in prompt} | set(model.reply((), 1))
     shown: dict[int, int] = {}
     for call, prompt in enumerate(model.prompts):
         for i in prompt:
             shown.setdefault(i, call)
-    lost = [word for i, word in wanted.items() if i not in shown]
-    if lost:
-        return Finding("document", False, f"{len(lost)} of {len(wanted)} words never reach a prompt, e.g.{lost[0]}")
-    if any(later < earlier for earlier, later in itertools.pairwise(shown[i] for i in wanted)):
-        return Finding("document", False, "a later part of the document is shown before an earlier one")
-    return Finding("document", True, f"all {len(wanted)} words are shown, in order")
+    ids = {word: model.codec.encode(word)[0] for word in words}
+    return {word: shown.get(i) for word, i in ids.items() if i not in said}
 
 
 async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:

@@ -38,8 +38,8 @@ from palimpsest.types import Completion, Outcome, Problem, StopReason
 class ReadingPrompts(PromptSet):
     """Texts of a policy that reads section by section into a memory."""
 
-    read: Annotated[str, Slots("question", "memory", "section")] = ""
-    read_section_first: Annotated[str, Slots("question", "memory", "section")] = ""
+    read: Annotated[str, Slots("question", "memory", "section", when="layout=memory_first")] = ""
+    read_section_first: Annotated[str, Slots("question", "memory", "section", when="layout=section_first")] = ""
     """The same for `layout: section_first`."""
     answer: Annotated[str, Slots("question", "memory")] = ""
     empty_memory: Annotated[str, Slots(may_be_empty=True)] = ""

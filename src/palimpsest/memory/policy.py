@@ -111,6 +111,9 @@ class MemoryPolicy(ABC):
     reads_documents: ClassVar[bool] = True
     """False: it finds out what it needs to know, with tools say, and takes problems that have no document."""
 
+    reads_to_end: ClassVar[bool] = True
+    """False: it may stop before a document ends, whatever the model says; `palimpsest check` then asks for no more."""
+
     answers_questions: ClassVar[bool] = False
     """True: it answers each of `Problem.questions` from what it read once; False: problems of several are refused."""
 

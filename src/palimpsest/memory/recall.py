@@ -49,8 +49,10 @@ from palimpsest.types import Completion, Problem
 class RecallPrompts(ReadingPrompts):
     """Texts of reading with a look back."""
 
-    read: Annotated[str, Slots("question", "recalled", "memory", "section")] = ""
-    read_section_first: Annotated[str, Slots("question", "recalled", "memory", "section")] = ""
+    read: Annotated[str, Slots("question", "recalled", "memory", "section", when="layout=memory_first")] = ""
+    read_section_first: Annotated[
+        str, Slots("question", "recalled", "memory", "section", when="layout=section_first")
+    ] = ""
     answer: Annotated[str, Slots("question", "recalled", "memory")] = ""
     nothing_recalled: Annotated[str, Slots(may_be_empty=True)] = ""
     """What stands in the recalled slot where nothing was."""

@@ -5,9 +5,21 @@ Guaranteed: a display never changes what is computed. Not covered: two displays 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a longer work."""
+
+    name: str
+    parts: int
+    """What is counted in it: steps, turns."""
+    seconds_each: float = 0.0
+    """What a part takes on the machine where the plan was measured; 0: not known."""
 
 
 class Tick(Protocol):
@@ -45,12 +57,16 @@ class Progress(Protocol):
         """A line that stays."""
         ...
 
-    def count(self, label: str, total: int) -> AbstractContextManager[Tick]:
-        """Work of `total` equal parts, which begins now and ends with the context."""
+    def count(self, label: str, total: int, *, done: int = 0) -> AbstractContextManager[Tick]:
+        """Work of `total` equal parts, which begins now and ends with the context; `done` of them were done before."""
         ...
 
     def steps(self, total: int) -> StepDisplay:
         """A run of `total` steps, which begins now and ends when it is closed."""
+        ...
+
+    def stages(self, stages: Sequence[Stage]) -> AbstractContextManager[Progress]:
+        """Work of several stages, shown as one: each `count` or `steps` of what it gives is the next of them."""
         ...
 
 
@@ -61,13 +77,18 @@ class Silent:
         """Nothing."""
 
     @contextmanager
-    def count(self, label: str, total: int) -> Iterator[Tick]:
+    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
         """Counts for nobody."""
         yield _no_tick
 
     def steps(self, total: int) -> StepDisplay:
         """Shows nothing."""
         return _NoSteps()
+
+    @contextmanager
+    def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
+        """Shows nothing."""
+        yield self
 
 
 def _no_tick(done: int = 1, *, note: str | None = None) -> None:

@@ -1,73 +1,94 @@
-"""Progress on stderr: bars on a terminal, a plain line now and then elsewhere.
+"""Progress on stderr: on a terminal one line that changes in place, elsewhere a plain line now and then.
 
-Guaranteed: text of models and documents is shown as it is, never read as markup.
+Guaranteed: a plain line is printed where something moved since the last one, and at most every ten seconds but for the
+first and the last part of a stage; text of models and documents is shown as it is, never read as markup.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
-from palimpsest.progress.progress import StepDisplay, Tick
-from palimpsest.progress.steps import StepLines
+from palimpsest.progress.display import Display, Line
+from palimpsest.progress.overall import Overall
 
 _EVERY_S = 10.0  # seconds between plain lines
 
 
-class Terminal:
+class Terminal(Display):
     """Shows progress on stderr."""
 
+    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
+        """`live`: a line that changes in place; None: if `stream`, stderr unless given, is a terminal."""
+        super().__init__()
+        self._stream, self._live = stream, live
+
+    def print(self, text: str) -> None:
+        """A line."""
+        Console(file=self._stream or sys.stderr).print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def open_line(self, overall: Overall) -> Line:
+        """In place on a terminal, plain lines elsewhere."""
+        stream = self._stream or sys.stderr
+        live = stream.isatty() if self._live is None else self._live
+        return _Bar(overall, stream) if live else _Log(overall, stream)
+
+
+class _Words(ProgressColumn):
+    """What is told of the work, its clock running while nothing moves."""
+
+    def __init__(self, overall: Overall) -> None:
+        super().__init__()
+        self._overall = overall
+
+    def render(self, task: Task) -> Text:
+        return Text(self._overall.words(), no_wrap=True, overflow="ellipsis")
+
+
+class _Bar:
+    def __init__(self, overall: Overall, stream: TextIO) -> None:
+        self._overall = overall
+        columns = (BarColumn(bar_width=16), TaskProgressColumn(), _Words(overall))
+        self._bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
+        self._task = self._bars.add_task("", total=1.0)
+        self._bars.start()
+
+    def show(self) -> None:
+        self._bars.update(self._task, completed=self._overall.fraction)
+
     def message(self, text: str) -> None:
-        """A line on stderr."""
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(text, markup=False, highlight=False)
 
-    @contextmanager
-    def count(self, label: str, total: int) -> Iterator[Tick]:
-        """A bar on a terminal, plain lines elsewhere."""
-        with _bar(label, total) if sys.stderr.isatty() else _lines(label, total) as tick:
-            yield tick
-
-    def steps(self, total: int) -> StepDisplay:
-        """A bar on a terminal, a line a step elsewhere."""
-        return StepLines(total_steps=total)
+    def close(self) -> None:
+        self.show()
+        self._bars.stop()
 
 
-@contextmanager
-def _bar(label: str, total: int) -> Iterator[Tick]:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    with Bars(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total, note="")
+class _Log:
+    def __init__(self, overall: Overall, stream: TextIO) -> None:
+        self._overall, self._stream = overall, stream
+        self._place = overall.place
+        self._printed = -_EVERY_S
 
-        def tick(done: int = 1, *, note: str | None = None) -> None:
-            bar.advance(task, done)
-            if note is not None:
-                bar.update(task, note=note)
+    def show(self) -> None:
+        begun = self._overall.place[0] != self._place[0]
+        if begun or self._overall.at_an_end or time.monotonic() - self._printed >= _EVERY_S:
+            self._print()
 
-        yield tick
+    def message(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
 
+    def close(self) -> None:
+        self._print()
 
-@contextmanager
-def _lines(label: str, total: int) -> Iterator[Tick]:
-    counted = 0
-    printed = time.monotonic()
-
-    def tick(done: int = 1, *, note: str | None = None) -> None:
-        nonlocal counted, printed
-        counted += done
-        if counted == total or time.monotonic() - printed > _EVERY_S:
-            printed = time.monotonic()
-            print(f"{label} {counted}/{total}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
-
-    yield tick
+    def _print(self) -> None:
+        if self._overall.place == self._place or self._overall.place[0] < 0:
+            return
+        self._place, self._printed = self._overall.place, time.monotonic()
+        print(f"[{self._overall.fraction:4.0%}] {self._overall.words()}", file=self._stream, flush=True)

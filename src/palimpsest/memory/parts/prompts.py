@@ -45,16 +45,21 @@ _ESCAPED = re.compile(r"\{\{\w+\}\}")
 
 @dataclass(frozen=True, slots=True, init=False)
 class Slots:
-    """What a text holds: each of `names` exactly once, `optional` ones once at the most."""
+    """What a text holds: each of `names` exactly once, `optional` ones once at the most.
+
+    `when`: the option under which it is shown, e.g. layout=section_first, where others show another in its place.
+    """
 
     names: tuple[str, ...]
     optional: tuple[str, ...]
     may_be_empty: bool
+    when: str
 
-    def __init__(self, *names: str, optional: tuple[str, ...] = (), may_be_empty: bool = False) -> None:
+    def __init__(self, *names: str, optional: tuple[str, ...] = (), may_be_empty: bool = False, when: str = "") -> None:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "optional", optional)
         object.__setattr__(self, "may_be_empty", may_be_empty)
+        object.__setattr__(self, "when", when)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +153,20 @@ def _check(texts: PromptSet, given: Mapping[str, Any], used: Iterable[str]) -> N
     known = slots_of(type(texts))
     for name in used:
         if name not in given:
-            raise ConfigError(f"{KEY}.{name} is missing; palimpsest prompts show prints the shipped ones")
+            raise ConfigError(_missing(name, known[name].when))
         if not known[name].may_be_empty and not getattr(texts, name).strip():
             raise ConfigError(f"{KEY}.{name} is empty: write the text, with {_named(known[name].names) or 'no slot'}")
     for name in given:
         if name in known and getattr(texts, name).strip():
             _check_slots(name, getattr(texts, name), known[name])
+
+
+def _missing(name: str, when: str) -> str:
+    if not when:
+        return f"{KEY}.{name} is missing; palimpsest prompts show POLICY prints the shipped one"
+    return (
+        f"{KEY}.{name} is missing: {when} shows it; palimpsest prompts show POLICY --set {when} prints the shipped one"
+    )
 
 
 def _check_slots(name: str, text: str, slots: Slots) -> None:
