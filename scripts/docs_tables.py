@@ -72,6 +72,12 @@ def answer_pairs() -> str:
     return table()
 
 
+def models() -> str:
+    from support.architectures import table
+
+    return table()
+
+
 GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/recipes.md", "keys"): key_tables,
     ("docs/recipes.md", "options"): option_tables,
@@ -79,6 +85,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/own-policy.md", "example"): example,
     ("docs/own-engine.md", "engine"): example_engine,
     ("docs/evaluation.md", "pairs"): answer_pairs,
+    ("docs/models.md", "models"): models,
 }
 
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
+from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import check_budget, load_model, max_context
+from palimpsest.engines.embedded.model import check_budget, load_model
 from palimpsest.engines.embedded.optim import learning_rate
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats

@@ -40,6 +40,22 @@ def test_the_mask_sees_the_path_and_nothing_else(seed: int, depth: int, everywhe
     assert torch.equal(mask, seen(plan.exits, plan.places, keys[0]))
 
 
+@given(seed=st.integers(0, 2**31), window=st.integers(1, 12))
+@settings(max_examples=20, deadline=None)
+def test_the_mask_of_a_window_sees_so_far_back_on_the_path_as_the_cpus_does(seed: int, window: int) -> None:
+    forest = laid_out(seed, 8)
+    plan = plan_of(forest, torch.float32, window=window)
+    queries, keys = torch.arange(len(plan.places))[:, None], torch.arange(forest.physical_tokens)[None]
+    zero = torch.tensor(0)
+    mask = forest_flex.mask_mod(plan.exits, plan.places, forest.positions, window)(zero, zero, queries, keys)
+    back = forest.positions[:, None] - forest.positions[None]
+    assert torch.equal(mask, seen(plan.exits, plan.places, keys[0]) & (back < window))
+    if plan.window is None:
+        assert int(forest.positions.max()) < window
+    else:
+        assert torch.equal(mask, plan.near[0, 0] == 0)
+
+
 def test_uncompiled_flex_attention_with_that_mask_is_the_reference() -> None:
     forest = laid_out(0, 60)
     for places in (None, forest.places):

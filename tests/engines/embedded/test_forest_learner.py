@@ -29,7 +29,6 @@ from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
-from palimpsest.errors import ModelError
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
@@ -310,13 +309,6 @@ TAKEN: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"head_dim": 16, "sliding_window": 200},
     "GPTNeoX": {"num_key_value_heads": None},
 }
-REFUSED = {
-    "Gemma2": ({"head_dim": 16}, "softcap is not supported"),
-    "GptOss": ({"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux is not supported"),
-    "Bloom": ({"n_head": 4}, "attention of its own"),
-    "GPTJ": ({"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}, "attention of its own"),
-    "StableLm": ({}, "hidden states differ"),
-}
 
 
 def built(name: str, **changes: Any) -> Any:
@@ -341,20 +333,17 @@ def test_decoders_with_the_attention_interface_train_unpatched(name: str, checkp
     assert stats.reuse > 1.5
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_other_attention_is_refused_with_the_reason(name: str) -> None:
-    changes, reason = REFUSED[name]
-    model = built(name, **changes)
-    with pytest.raises(ModelError, match=rf"{name}\w* can't be trained on prefix forests: .*{reason}") as error:
-        learner_of(model)
-    assert "\n" not in str(error.value)
-
-
-def test_segments_longer_than_a_sliding_window_are_refused() -> None:
-    learner = learner_of(built("Mistral", sliding_window=16))
+@pytest.mark.parametrize("name", ["Mistral", "Gemma3Text"])
+def test_segments_longer_than_a_sliding_window_have_the_gradient_of_separate_segments(name: str) -> None:
+    model = built(name, **TAKEN[name] | {"sliding_window": 16})
     draw = random.Random(0)
-    with pytest.raises(ValueError, match="segment 0 has 40 tokens, the model's window holds 16"):
-        learner.accumulate(batch_of_rows([[1] * 40], draw))
+    batch = batch_of_rows(grown(draw, depth=3, length=40)[:12], draw)
+    assert max(len(item.segment.token_ids) for item in batch.segments) > 80
+    wanted = apart(copy.deepcopy(model), batch)
+    stats = learner_of(model).accumulate(batch)
+    assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
+    assert largest_error(gradients(model), wanted[1]) < 1e-4
+    assert stats.reuse > 1.5
 
 
 def test_a_model_without_a_forest_computes_what_it_did(tmp_path: Path) -> None:

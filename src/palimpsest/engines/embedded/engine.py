@@ -21,8 +21,9 @@ import torch
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import load_model, max_context, trainable
+from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.embedded.thread import ComputeThread, set_threads
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.engines.embedded.architecture import head_of, max_context
 from palimpsest.engines.embedded.forest.batches import with_signal
 from palimpsest.engines.embedded.forest.hidden import hidden_at
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
@@ -35,7 +36,6 @@ from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import save_adapter
-from palimpsest.engines.embedded.model import max_context
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
@@ -221,7 +221,7 @@ class ForestLearner:
         """[N] log-probabilities and [N] entropies of the trained tokens under `model`."""
         return token_logprobs(
             hidden_at(model, forest),
-            model.get_output_embeddings(),
+            head_of(model),
             forest.predicts,
             forest.targets,
             self._temperature,
@@ -255,7 +255,7 @@ def _saved_weights(model: Any, folder: Path) -> dict[str, Tensor]:
         stored = load_file(folder / "adapter_model.safetensors")  # its names leave out the adapter's
         return {n: stored[s] for n, _ in model.named_parameters() if (s := _without_adapter(n, model)) in stored}
     with torch.random.fork_rng():
-        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, attn_implementation="sdpa")
+        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     return dict(saved.named_parameters())
 
 

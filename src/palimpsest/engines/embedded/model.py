@@ -16,7 +16,9 @@ from safetensors import SafetensorError
 
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig
+from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.lora import SETTINGS, adapted, base_of, merged
+from palimpsest.engines.embedded.probe import admit
 from palimpsest.errors import ModelError
 
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
@@ -58,7 +60,6 @@ def load_model(config: ModelConfig) -> Any:
             model, report = loader.from_pretrained(
                 path,
                 dtype=DTYPES[config.dtype],
-                attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -69,10 +70,12 @@ def load_model(config: ModelConfig) -> Any:
         raise ModelError(f"model {path}: {where}not loadable as a causal language model ({reason})") from None
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
-    check_architecture(model, path)
     _disable_dropout(model)
     model = model.to(pick_device(config.device)).eval()
-    _check_head(model, path)
+    try:
+        admit(model)
+    except ModelError as error:
+        raise ModelError(f"model {path}: {error}") from None
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -96,19 +99,6 @@ def _disable_dropout(model: Any) -> None:
             module.attention_dropout = 0.0
 
 
-@torch.no_grad()
-def _check_head(model: Any, path: str) -> None:
-    """Refuse models that change logits after their head (capped or scaled ones), which the engine would miss."""
-    head = model.get_output_embeddings()
-    if head is None or model.get_decoder() is None:
-        raise ModelError(f"model {path}: {type(model).__name__} has no separate decoder and output projection")
-    ids = torch.arange(1, 5, device=head.weight.device)[None]
-    whole = model(input_ids=ids, use_cache=False).logits.float()
-    ours = head(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state).float()
-    if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
-        raise ModelError(f"model {path}: {type(model).__name__} changes its logits after the output projection")
-
-
 def _check_folder(path: str) -> None:
     folder = Path(path)
     looks_like_path = path.startswith((".", "/", "~")) or path.count("/") > 1
@@ -120,29 +110,6 @@ def _check_folder(path: str) -> None:
         raise ModelError(f"model {path}: no config.json and no {SETTINGS}; expected a Hugging Face folder")
     if not list(folder.glob("*.safetensors")):
         raise ModelError(f"model {path}: no *.safetensors weights; save them with save_pretrained")
-
-
-def check_architecture(model: Any, path: str) -> None:
-    """Refuse models whose layers are not plain (or sliding) attention: their state is not a key-value cache."""
-    kinds = set(getattr(model.config, "layer_types", None) or ())
-    foreign = kinds - {"full_attention", "sliding_attention"}
-    if foreign or getattr(model.config, "is_encoder_decoder", False):
-        what = ", ".join(sorted(foreign)) or "an encoder"
-        raise ModelError(f"model {path}: {what} is not supported; use a decoder with attention layers only")
-
-
-def max_context(model: Any) -> int:
-    """Longest sequence in tokens: the position limit, or the sliding window where layers have one.
-
-    Within the window sliding attention is plain causal attention, which is all that the engine computes.
-    """
-    config = model.config
-    limit = int(getattr(config, "max_position_embeddings", 2048))
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if window is None or (kinds is not None and "sliding_attention" not in kinds):
-        return limit
-    return min(limit, int(window))
 
 
 def check_budget(model: Any, tokens: int, what: str) -> None:

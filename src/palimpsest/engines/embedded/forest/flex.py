@@ -18,15 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-def mask_mod(exits: Tensor, places: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Whether query `q` sees key `k`, as FlexAttention asks for it; `exits` [T], `places` [Q] of the queries."""
+
+def mask_mod(exits: Tensor, places: Tensor, depths: Tensor | None = None, window: int = 0) -> Sees:
+    """Whether query `q` sees key `k`, as FlexAttention asks for it; `exits` [T], `places` [Q] of the queries.
+
+    With `depths` [T], only as far back as `window`.
+    """
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         place = places[q]
         return (k <= place) & (place < exits[k])
 
-    return sees
+    if depths is None:
+        return sees
+
+    def near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return sees(batch, head, q, k) & (depths[places[q]] - depths[k] < window)
+
+    return near
 
 
 @cache
@@ -36,10 +47,10 @@ def _compiled() -> tuple[Any, Any]:
     return torch.compile(create_block_mask, dynamic=True), torch.compile(flex_attention, dynamic=True)
 
 
-def block_mask(exits: Tensor, places: Tensor) -> Any:
+def block_mask(exits: Tensor, places: Tensor, depths: Tensor | None = None, window: int = 0) -> Any:
     """The BlockMask that `flex` takes: made once for a forest, used by every layer."""
     create = _compiled()[0]
-    return create(mask_mod(exits, places), None, None, len(places), len(exits), device=exits.device)
+    return create(mask_mod(exits, places, depths, window), None, None, len(places), len(exits), device=exits.device)
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | None = None) -> Tensor:

@@ -4,8 +4,8 @@ Only the places before a trained token need what comes behind the keys and value
 feed-forward part and the final norm are computed for those alone. With prompts of 75 tokens and completions of 12
 that spares six sevenths of the largest products of one layer.
 
-Guaranteed: the same numbers as the model's own forward of each segment, to rounding (`check_forest` tries it when a
-learner is built); models of other classes go through their own decoder whole.
+Guaranteed: the same numbers as the model's own forward of each segment, to rounding (forest/model.py tries it when a
+learner is built); models whose last layer is made of anything else (structure.py) go through their own decoder whole.
 
 Axes: T places, U places that predict, W hidden size, D head size.
 """
@@ -17,18 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.forest.attention import attend
 from palimpsest.engines.embedded.forest.layout import Forest
 from palimpsest.engines.embedded.forest.plan import plan_of
-from palimpsest.engines.embedded.sampling.fused import CLASSES
+from palimpsest.engines.embedded.structure import last_layer_is_plain
 
 
 def hidden_at(model: Any, forest: Forest) -> Tensor:
     """[U, W] last hidden states at `forest.places`; `model` is one that `forest_model.adopt` has taken."""
-    decoder, base = model.get_decoder(), getattr(model, "get_base_model", lambda: model)()
+    decoder = model.get_decoder()
     ids, positions = forest.input_ids[None], forest.positions[None]
-    plan = plan_of(forest, model.dtype)
-    if type(base).__name__ not in CLASSES:
+    plan = plan_of(forest, model.dtype, window=context_of(model).sliding)
+    if plan.window is not None or not last_layer_is_plain(model):
         # A mask of four dimensions is passed on as it is, and not read: the forest says what is seen.
         unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
         states: Tensor = decoder(

@@ -10,7 +10,8 @@ A place sees its path: the places of its own node before it, and all places of t
 Every pair of a place and one it sees is in exactly one part. Where not all places have a query (in the last layer
 only those that predict), ranges of queries count those that have one.
 
-Not covered: windows narrower than the forest is deep; the builder refuses those segments.
+Layers with a window narrower than the forest is deep take a mask of all pairs instead (`Plan.near`): a place then sees
+its path only so far back.
 
 Axes: T places, Q queries.
 """
@@ -53,15 +54,30 @@ class Plan:
     """[Q] place of each query, ascending."""
     blocks: Any = None
     """FlexAttention's BlockMask on CUDA."""
+    window: int | None = None
+    """Places that layers with a window see back, their own included; None where no path is longer."""
+    near: Any = None
+    """For these layers: a BlockMask on CUDA, else [1, 1, Q, T] what is added to scores."""
 
 
-def plan_of(forest: Forest, dtype: torch.dtype, places: Tensor | None = None) -> Plan:
-    """Attention of queries at `places` [Q], ascending; at all places if None. `dtype` is that of the model."""
-    device = forest.input_ids.device
+def plan_of(forest: Forest, dtype: torch.dtype, places: Tensor | None = None, *, window: int | None = None) -> Plan:
+    """Attention of queries at `places` [Q], ascending; at all places if None. `dtype` is that of the model.
+
+    `window`: what its sliding layers see.
+    """
+    device, exits, depths = forest.input_ids.device, forest.exits, forest.positions
     where = torch.arange(forest.physical_tokens, device=device) if places is None else places
+    if window is not None and int(depths.max()) < window:
+        window = None
+    near: Any = None
     if device.type == "cuda":
-        return Plan((), forest.exits, where, block_mask(forest.exits, where))
-    return Plan(tuple(_Planner(forest, where.numpy(), dtype).parts), forest.exits, where)
+        if window is not None:
+            near = block_mask(exits, where, depths, window)
+        return Plan((), exits, where, block_mask(exits, where), window, near)
+    if window is not None:
+        visible = seen(exits, where, torch.arange(len(exits))) & (depths[where][:, None] - depths < window)
+        near = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)[None, None]
+    return Plan(tuple(_Planner(forest, where.numpy(), dtype).parts), exits, where, None, window, near)
 
 
 def seen(exits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

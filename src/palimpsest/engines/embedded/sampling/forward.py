@@ -8,7 +8,7 @@ Axes: A decoded rows, B prefilled rows, S tokens of the longest, W hidden size, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from palimpsest.engines.embedded.architecture import FULL, SLIDING, context_of, head_of
 from palimpsest.engines.embedded.sampling.kv import KVPool
 
 
@@ -77,12 +78,42 @@ class PoolCache(Cache):
         result = []
         for store, new in zip(layer, (key_states, value_states), strict=True):
             flat = new.transpose(1, 2).flatten(0, 1)
-            store[rows, :, positions] = flat if self._kept is None else flat[self._kept]
-            result.append(store[self._read, :, : self._length])
+            _, heads, dim = flat.shape  # of this layer: the pool has room for the largest
+            store[rows, :heads, positions, :dim] = flat if self._kept is None else flat[self._kept]
+            result.append(store[self._read, :heads, : self._length, :dim])
         return result[0], result[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length
+
+
+class Masks:
+    """What a model's layers are told each token sees, in the form that its class and its attention take."""
+
+    def __init__(self, model: Any) -> None:
+        context = context_of(model)
+        self._sliding, self._mixed = context.sliding, context.mixed
+        self._additive = model.dtype if model.config._attn_implementation == "eager" else None
+
+    def __call__(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+        """[N, 1, S, length] of tokens at `positions` [N, S], each of which sees itself and those before it.
+
+        By kind of layer where only some slide.
+        """
+        at = positions[:, None, :, None]
+        keys = torch.arange(length, device=positions.device)
+        full = keys <= at
+        if self._sliding is None:
+            return self._form(full)
+        near = self._form(full & (keys > at - self._sliding))
+        return {FULL: self._form(full), SLIDING: near} if self._mixed else near
+
+    def _form(self, seen: Tensor) -> Tensor:
+        """Eager attention adds its mask, and would add True as 1."""
+        if self._additive is None:
+            return seen
+        lowest = max(torch.finfo(self._additive).min, torch.finfo(torch.float32).min)
+        return torch.zeros(seen.shape, dtype=self._additive, device=seen.device).masked_fill_(~seen, lowest)
 
 
 class HFForward:
@@ -90,7 +121,8 @@ class HFForward:
 
     def __init__(self, model: Any, pool: KVPool) -> None:
         self._decoder = model.get_decoder()
-        self._head: Callable[[Tensor], Tensor] = model.get_output_embeddings()
+        self._head = head_of(model)
+        self._masks = Masks(model)
         self._pool = pool
         self._device = pool.shape.device
 
@@ -127,9 +159,8 @@ class HFForward:
         return self._head(self._call(self._to(work.tokens)[:, None], positions[:, None], cache)[:, 0])
 
     def _call(self, ids: Tensor, positions: Tensor, cache: PoolCache) -> Tensor:
-        """[N, S, W] hidden states of tokens that see their own position and those before it."""
-        keys = torch.arange(cache.get_seq_length(), device=self._device)
-        mask = keys[None, None, None, :] <= positions[:, None, :, None]
+        """[N, S, W] hidden states of tokens at `positions` [N, S]."""
+        mask = self._masks(positions, cache.get_seq_length())
         states: Tensor = self._decoder(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state

@@ -7,7 +7,8 @@ What it does differently from the model's own class, and why the result is the s
 - a prefill has no padding: products run over all tokens of all rows end to end, attention row by row;
 - in the last layer of a prefill only each row's last token is carried on.
 
-Guaranteed: it is used only after its logits have been compared with the model's own on a probe (`pick_forward`).
+Guaranteed: it is used only for models made of the modules it knows and of no other (structure.py), and after its logits
+have been compared with the model's own on a probe (`pick_forward`).
 Not covered: models on a GPU, in bfloat16 or above `MAX_PARAMETERS` (the copies of the weights would cost memory and
 save nothing there); position encodings that change with the length. The generic path takes those.
 
@@ -26,10 +27,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from palimpsest.engines.embedded.architecture import context_of, ropes
 from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill
 from palimpsest.engines.embedded.sampling.kv import KVPool
+from palimpsest.engines.embedded.structure import is_plain
 
-CLASSES = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"})
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 MAX_PARAMETERS = 200_000_000
 TOLERANCE = 1e-4  # of the probe's logits, relative to their spread
@@ -45,14 +47,13 @@ def pick_forward(model: Any, pool: KVPool) -> Forward:
 
 
 def _supported(model: Any) -> bool:
-    config, weight = model.config, model.get_input_embeddings().weight
-    rope = getattr(config, "rope_parameters", None) or {}
+    weight = model.get_input_embeddings().weight
     return (
-        type(model).__name__ in CLASSES
-        and weight.device.type == "cpu"
+        weight.device.type == "cpu"
         and weight.dtype == torch.float32
-        and config.hidden_act == "silu"
-        and rope.get("rope_type", "default") in STATIC_ROPE
+        and is_plain(model)
+        and context_of(model).sliding is None
+        and all(rope["rope_type"] in STATIC_ROPE for rope in ropes(model.config))
         and sum(p.numel() for p in model.parameters()) <= MAX_PARAMETERS
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from palimpsest.errors import ModelError
 
@@ -37,15 +38,23 @@ class KVShape:
     @classmethod
     @torch.no_grad()
     def of(cls, model: Any) -> KVShape:
-        """Read off the cache of one forward, since families name these numbers differently."""
+        """Read off the cache of one forward, since families name these numbers differently.
+
+        Layers may differ, and keys from values: the pool has room for the largest. Raises ModelError for a model that
+        keeps anything but keys and values.
+        """
         weight = model.get_input_embeddings().weight
         token = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
-        layers = model.get_decoder()(input_ids=token, use_cache=True).past_key_values.layers
-        shapes = {tuple(part.shape) for layer in layers for part in (layer.keys, layer.values)}
-        if len(shapes) != 1:
-            raise ModelError(f"{type(model).__name__}: keys and values differ in shape over layers; not supported")
-        _, heads, _, head_dim = shapes.pop()
-        return cls(len(layers), heads, head_dim, layers[0].keys.dtype, weight.device)
+        cache = getattr(model.get_decoder()(input_ids=token, use_cache=True), "past_key_values", None)
+        layers = list(getattr(cache, "layers", ()))
+        if not layers or not {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
+            raise ModelError(
+                f"{type(model).__name__} keeps a state that is not keys and values, which is not supported"
+            )
+        layers = [layer for layer in layers if layer.is_initialized]  # others read the keys and values of one before
+        shapes = [part.shape for layer in layers for part in (layer.keys, layer.values)]
+        heads, dim = max(s[1] for s in shapes), max(s[3] for s in shapes)
+        return cls(len(layers), heads, dim, layers[0].keys.dtype, weight.device)
 
     @property
     def token_bytes(self) -> int:

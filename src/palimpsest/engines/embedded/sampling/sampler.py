@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from palimpsest.engines.embedded.model import max_context
+from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.sampling.batch import CACHE_TOKENS, Batch, Request, Stepped
 from palimpsest.engines.embedded.sampling.score import score
 from palimpsest.engines.embedded.thread import ComputeThread
@@ -57,7 +57,9 @@ class EmbeddedSampler:
         fused: bool = True,
     ) -> None:
         """`thread`: the one that also trains `model`, where one does; `version`: its weights'. The others: `Batch`."""
-        self.max_context = max_context(model)
+        context = context_of(model)
+        self.max_context = context.tokens
+        self._window = f"{context.tokens} ({context.reason})" if context.reason else str(context.tokens)
         self._model = model
         self._thread = thread or ComputeThread()
         self._batch = Batch(
@@ -145,7 +147,7 @@ class EmbeddedSampler:
         if need > self.max_context:
             raise PromptTooLong(
                 f"prompt of {len(prompt_ids)} tokens and max_tokens={budget} exceed the window of "
-                f"{self.max_context}: shorten the prompt or the budget"
+                f"{self._window}: shorten the prompt or the budget"
             )
         vocab = self._batch.vocab
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:

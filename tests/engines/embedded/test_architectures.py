@@ -1,0 +1,100 @@
+"""Every class in the table of docs/models.md: computed as its own eager forward would, or refused in words."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from palimpsest.config.schema import OptimConfig
+from palimpsest.engines.embedded.architecture import max_context
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.probe import admit
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.errors import ModelError
+from palimpsest.types import Completion, SamplingParams
+from support.architectures import CASES, VOCAB, built
+from support.forests import apart, batch_of_rows, gradients
+
+FAST = ("Llama", "Gemma3", "Gemma2", "Phi3-longrope", "DeepseekV3", "StableLm", "Bert", "RecurrentGemma", "GPTNeo")
+LONGEST = 120  # tokens: five times the sliding windows
+
+
+def ids(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(3, VOCAB) for _ in range(count)]
+
+
+def sampled(model: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+    sampler = EmbeddedSampler(model, batch_slots=4)
+
+    async def go() -> list[Completion]:
+        return await asyncio.gather(
+            *(sampler.generate(p, SamplingParams(max_tokens=8, seed=i)) for i, p in enumerate(prompts))
+        )
+
+    return asyncio.run(go())
+
+
+def eager(model: Any) -> Any:
+    """A copy that computes attention as its class is written."""
+    model = copy.deepcopy(model)
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation("eager")
+    return model
+
+
+def largest_gap(reference: Any, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> float:
+    """In nats, between the sampler's log-probabilities and those of one forward over each prompt and completion."""
+    gaps = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        with torch.no_grad():
+            logits = reference(input_ids=torch.tensor([[*prompt, *completion.token_ids]]), use_cache=False).logits
+        exact = logits[0].double().log_softmax(-1)[len(prompt) - 1 : -1]
+        exact = exact.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        gaps.append(float((exact - torch.tensor(completion.logprobs).double()).abs().max()))
+    return max(gaps)
+
+
+def largest_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Of all gradients, relative to the parameter's largest, or a thousandth of the model's largest where that is more.
+
+    Classes take softmax and norms in float32, whatever the model's precision: what cancels out leaves 1e-7.
+    """
+    least = 1e-3 * max(float(g.abs().max()) for g in wanted.values())
+    unwanted = max((float(g.abs().max()) for n, g in found.items() if n not in wanted), default=0.0)
+    errors = [float((found[n] - g).abs().max()) / max(float(g.abs().max()), least) for n, g in wanted.items()]
+    return max(*errors, unwanted / least)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in CASES])
+def test_a_class_is_computed_as_it_is_written_or_refused_in_words(name: str) -> None:
+    case, model, draw = CASES[name], built(name), random.Random(0)
+    if case.refused:
+        with pytest.raises(ModelError, match=case.refused) as refusal:
+            admit(model)
+        assert type(model).__name__ in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        return
+    admit(model)
+    reference, longest = eager(model), min(LONGEST, max_context(model))
+    head = ids(draw, 30)
+    prompts = [head[:n] + ids(draw, m) for n, m in ((3, 0), (20, 2), (20, 7), (30, longest - 38), (10, 20))]
+    assert largest_gap(reference, prompts, sampled(model, prompts)) < 2e-5
+    if case.untrained:
+        said = rf"{type(model).__name__} can be sampled but not trained: .*{case.untrained}"
+        with pytest.raises(ModelError, match=said):
+            ForestLearner(model, optim=OptimConfig())
+        return
+    rows = [head + ids(draw, n) for n in (5, 10, 20)] + [ids(draw, longest)]
+    batch = batch_of_rows(rows, draw)
+    stats = ForestLearner(model, optim=OptimConfig()).accumulate(batch)
+    loss, wanted = apart(reference, batch)
+    assert stats.loss == pytest.approx(loss, rel=1e-5)
+    assert stats.reuse > 1.2
+    assert largest_error(gradients(model), wanted) < 1e-4

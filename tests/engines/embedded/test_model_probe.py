@@ -1,0 +1,199 @@
+"""What is read off a model and tried of it when it is loaded: window, positions, logits, kernels."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from palimpsest.config.schema import OptimConfig
+from palimpsest.engines.embedded import probe
+from palimpsest.engines.embedded.agreement import gap, own_logits
+from palimpsest.engines.embedded.architecture import context_of, max_context
+from palimpsest.engines.embedded.forest import attention, hidden, plan
+from palimpsest.engines.embedded.forest import model as forest_model
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.probe import admit
+from palimpsest.engines.embedded.sampling.forward import Masks
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.errors import ModelError, PromptTooLong
+from palimpsest.types import Completion, SamplingParams
+from support.architectures import VOCAB, built
+from support.models import build_llama
+
+# ---- the window ----------------------------------------------------------------------------------------------
+
+
+def test_the_window_of_a_multimodal_model_is_that_of_its_text_model() -> None:
+    context = context_of(built("Gemma3"))
+    assert (context.tokens, context.sliding, context.mixed) == (256, 24, True)
+
+
+def test_a_window_that_the_configuration_does_not_name_is_refused() -> None:
+    model = built("Bloom")
+    del model.config.max_position_embeddings
+    with pytest.raises(ModelError, match=r"BloomForCausalLM.* no max_position_embeddings.*add it to config\.json"):
+        admit(model)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma3Text"])
+def test_the_probe_of_a_sampler_reaches_beyond_a_sliding_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_window(self: Masks, positions: Tensor, length: int) -> Tensor:
+        return torch.arange(length) <= positions[:, None, :, None]
+
+    model = built(name)
+    admit(model)
+    monkeypatch.setattr(Masks, "__call__", without_window)
+    with pytest.raises(ModelError, match="can't be sampled: logits differ"):
+        admit(model)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma3"])
+def test_the_probe_of_a_learner_reaches_beyond_a_sliding_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_window(*args: Any, window: int | None = None) -> plan.Plan:
+        return plan.plan_of(*args)
+
+    model = built(name)
+    forest_model.adopt(model)
+    monkeypatch.setattr(hidden, "plan_of", without_window)
+    with pytest.raises(ModelError, match="can be sampled but not trained"):
+        forest_model.adopt(model)
+    assert max_context(model) == 256, "the window was put back"
+    assert context_of(model).sliding == 24
+
+
+# ---- positions -----------------------------------------------------------------------------------------------
+
+
+async def _both(model: Any, prompts: list[list[int]], tokens: int) -> list[Completion]:
+    import asyncio
+
+    sampler = EmbeddedSampler(model)
+    return await asyncio.gather(*(sampler.generate(p, SamplingParams(max_tokens=tokens)) for p in prompts))
+
+
+def _prompt(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(3, VOCAB) for _ in range(length)]
+
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_a_short_request_beside_a_long_one_is_sampled_as_alone(kind: str) -> None:
+    import asyncio
+
+    model = built("Phi3-longrope") if kind == "longrope" else built("Llama", **DYNAMIC)
+    admit(model)
+    window = max_context(model)
+    long, short = _prompt(window - 8), _prompt(9)
+    (alone,) = asyncio.run(_both(model, [short], 8))
+    beside = asyncio.run(_both(model, [long, short], 8))[1]
+    assert alone.token_ids == beside.token_ids
+    assert alone.logprobs == pytest.approx(beside.logprobs, abs=1e-5)
+
+
+def test_longrope_ends_the_window_where_positions_would_switch_and_the_message_says_so() -> None:
+    import asyncio
+
+    model = built("Phi3-longrope")
+    assert max_context(model) == 64
+    with pytest.raises(PromptTooLong, match=r"the window of 64 \(of 512, because longrope"):
+        asyncio.run(_both(model, [_prompt(60)], 8))
+
+
+def test_positions_that_depend_on_the_call_are_refused() -> None:
+    class Stretched(torch.nn.Module):
+        """Turns by the longest position of the call."""
+
+        def __init__(self, rotary: Any) -> None:
+            super().__init__()
+            self.inner = rotary
+
+        def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+            return self.inner(x, position_ids / (1 + position_ids.max() // 64))
+
+    Stretched.__name__ = "StretchedRotaryEmbedding"
+    model = built("Llama")
+    model.model.rotary_emb = Stretched(model.model.rotary_emb)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM can't be sampled: .*longest position in the call"):
+        admit(model)
+
+
+# ---- logits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Granite", "Cohere", "Gemma2"])
+def test_what_a_class_does_to_its_logits_is_not_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(name).bfloat16()
+    admit(model)
+    monkeypatch.setattr(probe, "head_of", lambda model: model.get_output_embeddings())
+    with pytest.raises(ModelError, match="changes its logits after the output projection"):
+        admit(model)
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------
+
+
+def with_huge_units(scale: float) -> Any:
+    """A model in bfloat16 some of whose hidden units are `scale` times as large as the others, as in trained ones."""
+    model = build_llama(VOCAB, num_hidden_layers=4, hidden_size=64, tie_word_embeddings=False)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight[:3] *= scale
+            layer.self_attn.o_proj.weight[:3] *= scale
+        model.model.norm.weight[:3] = 0.05
+    return model.bfloat16()
+
+
+def states_of(model: Any, name: str) -> Tensor:
+    rows = [tuple(_prompt(12))]
+    model.set_attn_implementation(name)
+    return own_logits(model, rows)[0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0, 40.0])
+def test_a_right_kernel_passes_however_large_the_rounding_of_the_model(scale: float) -> None:
+    model = with_huge_units(scale)
+    admit(model)
+    forest_model.adopt(model)
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_wrong_kernel_is_refused_however_large_the_rounding(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = attention.attend
+
+    def sharper(query: Tensor, key: Tensor, value: Tensor, plan: Any, scale: float | None = None) -> Tensor:
+        return exact(query, key, value, plan, None if scale is None else scale * 2)
+
+    model = with_huge_units(scale)
+    monkeypatch.setattr(attention, "attend", sharper)
+    monkeypatch.setattr(hidden, "attend", sharper)
+    with pytest.raises(ModelError, match="can be sampled but not trained: computed as a prefix forest"):
+        forest_model.adopt(model)
+
+
+def test_a_small_fault_in_exact_arithmetic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = attention.attend
+    monkeypatch.setattr(hidden, "attend", lambda *args: exact(*args) * 1.01)
+    with pytest.raises(ModelError, match="can be sampled but not trained"):
+        ForestLearner(build_llama(VOCAB), optim=OptimConfig())
+
+
+def test_encoders_with_an_output_projection_are_refused_by_name() -> None:
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    with pytest.raises(ModelError, match="BertLMHeadModel can't be sampled: its tokens see those behind them"):
+        admit(transformers.BertLMHeadModel(config).eval())
+
+
+def test_the_gap_leaves_out_ids_that_a_class_masks() -> None:
+    masked = torch.tensor([[1.0, -torch.inf, 3.0]])
+    assert gap(masked + 1, masked) == 0
+    assert gap(torch.tensor([[1.0, 0.0, 4.0]]), masked) > 0.1
