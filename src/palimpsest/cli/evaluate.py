@@ -102,12 +102,14 @@ _COLUMNS = ["", "problems", "accuracy", "95%", "em", "f1", "sub-em", "evidence k
 def _show(evaluation: Evaluation) -> None:
     from palimpsest.cli.show import stdout, table
     from palimpsest.evaluation.samples import SAMPLES
+    from palimpsest.evaluation.transcripts import TRANSCRIPTS
     from palimpsest.jobs.evaluation import SUMMARY
 
     console = stdout()
     console.print(table(evaluation.title, _COLUMNS, [_row(summary) for summary in evaluation.summaries]))
     if evaluation.out is not None:
-        Terminal().message(f"{evaluation.out / SAMPLES}, {evaluation.out / SUMMARY}")
+        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS)]
+        Terminal().message(", ".join(str(path) for path in written if path.exists()))
     if evaluation.ungraded and evaluation.ungraded == len(evaluation):
         typer.echo(f"error: nothing could be graded, most often because: {evaluation.commonest_reason}", err=True)
         raise typer.Exit(1)

@@ -231,7 +231,7 @@ class ColdStartConfig(Strict):
 
 
 class EvaluationConfig(Strict):
-    """What `quickstart` measures on held-out synthetic documents after training."""
+    """What `quickstart` measures on held-out synthetic documents after training, and what every evaluation keeps."""
 
     multiples: tuple[int, ...] = (1, 16, 64, 256)
     """Document lengths, as multiples of the largest that training is to come to: the curriculum's last, or
@@ -245,6 +245,8 @@ class EvaluationConfig(Strict):
     rivals: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Policies that `quickstart` trains beside the agent, each from a cold start of its own, with the same data,
     rewards, steps and seed, by the name the report gives them."""
+    transcripts_mb: float = Field(8.0, ge=0)
+    """Megabytes that transcripts.txt of an evaluation has at the most: its episodes as text, for grep; 0: none."""
     processes: int = Field(2, ge=1)
     """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
     it decides which sequences are batched together, so that results repeat."""

@@ -20,6 +20,7 @@ from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
 from palimpsest.evaluation.samples import Sample, SampleLog
 from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.evaluation.transcripts import Transcripts
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import last_memory
 from palimpsest.memory.policy import MemoryPolicy
@@ -62,6 +63,8 @@ class Arena:
     measure: Measure | None = None
     roles: Roles | None = None
     """That turns may have."""
+    transcripts: Transcripts | None = None
+    """Where episodes are written as text."""
 
 
 async def evaluate(
@@ -194,6 +197,8 @@ async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
         roles=arena.roles,
     )
     grade = await graded(arena.grader, problem, trajectory)
+    if arena.transcripts is not None:
+        arena.transcripts.add(group.name, problem, trajectory, grade)
     measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
     return _sample(group.name, problem, trajectory, grade, measures, arena.codec)
 

@@ -22,6 +22,7 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.evaluation.run import Arena, EvalSet, Measure, Samples, play_sets
 from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.transcripts import Transcripts
 from palimpsest.jobs.roles import Cast, open_roles
 from palimpsest.measures.memory import memory_metrics
 from palimpsest.measures.tools import tool_measures
@@ -92,6 +93,7 @@ class Evaluator:
             key=(self.config.seed, self.key),
             measure=self.measure,
             roles=cast.roles,
+            transcripts=self._transcripts(out),
         )
         playing = play_sets(
             longest_first(sets),
@@ -103,6 +105,10 @@ class Evaluator:
             on_warning=on_warning,
         )
         return await playing if self.cast is not None else await using(cast, playing)
+
+    def _transcripts(self, out: Path | None) -> Transcripts | None:
+        megabytes = self.config.evaluation.transcripts_mb
+        return Transcripts(out, megabytes, self.engine.codec) if out is not None and megabytes else None
 
     async def _open_cast(self) -> Cast:
         return await asyncio.to_thread(open_roles, self.config, self.engine.codec)

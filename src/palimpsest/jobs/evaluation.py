@@ -23,6 +23,7 @@ from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, Score, score
+from palimpsest.evaluation.transcripts import TRANSCRIPTS
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
@@ -300,7 +301,7 @@ def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
 
 def _clear(out: Path) -> None:
     """Remove what an earlier evaluation wrote, and nothing else."""
-    for name in (SAMPLES, IDENTITY, SUMMARY):
+    for name in (SAMPLES, IDENTITY, SUMMARY, TRANSCRIPTS):
         (out / name).unlink(missing_ok=True)
 
 

@@ -1,0 +1,84 @@
+"""Episodes of an evaluation as text, so that grep finds where a fact was read, kept or lost.
+
+    4 chunks | synthetic-eval-7 | 2 read section | Anna lives in Rome.
+    4 chunks | synthetic-eval-7 | 2 read reply | Anna lives in Rome.
+    4 chunks | synthetic-eval-7 | answer | \\boxed{Rome}
+
+Each line says the evaluation, the problem, the turn and the piece of its prompt; what a turn repeats from an earlier
+one stands there once. A prompt whose pieces have no names is written whole.
+
+Guaranteed: the file never exceeds its limit, episodes stand in it whole, one that has no room is left out and the last
+line says so; control characters are escaped.
+Not covered: the order of episodes, which is that in which they end; an episode played again stands there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory, Turn
+
+TRANSCRIPTS = "transcripts.txt"
+
+
+class Transcripts:
+    """The file of one evaluation."""
+
+    def __init__(self, folder: Path, megabytes: float, codec: Codec) -> None:
+        self.path = folder / TRANSCRIPTS
+        self._limit, self._codec = int(megabytes * 1_000_000), codec
+        self._more = f"Further episodes are left out: evaluation.transcripts_mb={megabytes:g}\n".encode()
+        self._full = self.path.exists() and self.path.read_bytes().endswith(self._more)
+
+    def add(self, name: str, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
+        """Write an episode, if it has room."""
+        if self._full:
+            return
+        lines = transcript(problem, trajectory, grade, self._codec)
+        text = "".join(f"{_plain(name)} | {_plain(problem.id)} | {line}\n" for line in lines).encode("utf-8", "replace")
+        room = self._limit - (self.path.stat().st_size if self.path.exists() else 0)
+        if len(text) + len(self._more) > room:
+            self._full, text = True, self._more
+        if len(text) <= room:
+            with self.path.open("ab") as file:
+                file.write(text)
+
+
+def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, codec: Codec) -> Iterator[str]:
+    """The lines of an episode."""
+    yield from _lines("question", problem.question)
+    told: set[tuple[str, tuple[int, ...]]] = set()
+    for number, turn in enumerate(trajectory.turns, 1):
+        for piece, ids in _pieces(turn):
+            if (piece, ids) not in told and piece != "question":
+                told.add((piece, ids))
+                yield from _lines(f"{number} {turn.name} {piece}", codec.decode(ids, control=not turn.spans))
+        yield from _lines(f"{number} {turn.name} reply", codec.decode(turn.completion.token_ids, control=False))
+    yield from _lines("answer", trajectory.answer or "none")
+    yield from _lines("gold", " or ".join(problem.answers))
+    yield f"grade | {'none: ' + _plain(grade.reason or '') if grade.value is None else f'{grade.value:g}'}"
+
+
+def _pieces(turn: Turn) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The named pieces of a prompt in their order; one without names whole."""
+    if not turn.spans:
+        yield "prompt", tuple(turn.prompt_ids)
+    for name, (start, end) in sorted(turn.spans.items(), key=lambda each: each[1]):
+        yield name, tuple(turn.prompt_ids[start:end])
+
+
+def _lines(place: str, text: str) -> Iterator[str]:
+    """A line for each that isn't blank."""
+    for line in text.splitlines():
+        if line.strip():
+            yield f"{_plain(place)} | {_plain(line.strip())}"
+
+
+def _plain(text: str) -> str:
+    """
+    >>> _plain("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
