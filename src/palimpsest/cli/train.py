@@ -52,6 +52,24 @@ def train(
     run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
     Terminal().message(f"{run.steps} of {run.config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
+    _tell(run.folder)
+
+
+def _tell(folder: Path) -> None:
+    """What was gained, three episodes in words, what to do next."""
+    from palimpsest.cli.show import stdout
+    from palimpsest.jobs.gains import REPORT, training_results
+    from palimpsest.report.report import visible
+
+    results, console = training_results(folder), stdout()
+    lines = [results.gain]
+    for episode in results.episodes:
+        lines += ["", f"question  {episode.question}"]
+        lines += [f"memory    {text}" for text in episode.memories[-6:]]
+        lines += [f"answer    {episode.answer}   (gold: {episode.gold}; {episode.grade})"]
+    lines += ["", f"{folder / REPORT}", "next:", *(f"  {step}" for step in results.next_steps)]
+    for line in lines:
+        console.print(visible(line).replace("\n", " "), markup=False, highlight=False, soft_wrap=True)
 
 
 def cold_start(

@@ -56,6 +56,11 @@ class Run:
         return newest
 
     @property
+    def report(self) -> Path:
+        """What was gained, in a page to be opened in a browser; written when training ends."""
+        return self.folder / "report.html"
+
+    @property
     def model(self) -> str:
         """The newest checkpoint, as `model` of another call."""
         return str(self.checkpoint)

@@ -15,6 +15,7 @@ from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.cold_start import run_cold_start
 from palimpsest.jobs.composing import Evaluator, Parts, build_parts, policy_of
+from palimpsest.jobs.gains import report_training
 from palimpsest.jobs.resuming import Resume, asked_run, resumable
 from palimpsest.jobs.run import Run
 from palimpsest.jobs.settings import Recipe
@@ -85,7 +86,9 @@ async def run_training(
         open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
         resumable(out, progress),
     ):
-        return await Training(folder, progress, stop).run(config, prepared)
+        finished = await Training(folder, progress, stop).run(config, prepared)
+        await asyncio.to_thread(report_training, out)
+        return finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,14 +110,10 @@ def write_report(folder: Path, results: Results) -> None:
 
 def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
     """The HTML of a report."""
-    environment = Environment(
-        loader=PackageLoader("palimpsest.report", "."),
-        autoescape=select_autoescape(["j2"]),
-        undefined=StrictUndefined,
-    )
     points, words = results.points, results.words
     title = words.title.format(trained=results.trained_words, last=results.sized(points[-1]))
-    return environment.get_template("report.html.j2").render(
+    return page(
+        "report.html.j2",
         title=f"{results.method}: {title}",
         table_title=words.table,
         lead=lead(results),
@@ -130,6 +126,16 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
         samples_note=words.samples,
         config=visible(results.config),
     )
+
+
+def page(template: str, **values: Any) -> str:
+    """The HTML of a template, every value of which is escaped."""
+    environment = Environment(
+        loader=PackageLoader("palimpsest.report", "."),
+        autoescape=select_autoescape(["j2"]),
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(template).render(**values)
 
 
 def lead(results: Results) -> str:

@@ -1,0 +1,164 @@
+"""What a training has gained, from its own log, and what can be done with it next.
+
+    held out    where `train.eval_every` measured, the first and the last of these
+    else        the mean reward of the first and of the last steps, with the spread between steps as noise
+
+Not covered: whether the agent is better than before training: that needs an evaluation of both (`quickstart` has one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from statistics import fmean, stdev
+from typing import Any
+
+from palimpsest.config.load import dump_config
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.evaluation.summary import wilson
+from palimpsest.measures.texts import Texts
+from palimpsest.measures.trace import memories
+from palimpsest.report.training import ToldEpisode, TrainingResults, write_training_report
+from palimpsest.rollout.record import read_groups
+from palimpsest.runs.origin import resume_command
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import METRICS, load_config
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Group, Problem, Trajectory
+
+Row = Mapping[str, Any]
+ENDS = 10  # steps at each end that are compared
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A mean and how far it may be off: 95%."""
+
+    mean: float
+    low: float
+    high: float
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}] {self.where}"
+
+
+def training_results(folder: Path) -> TrainingResults:
+    """What the report of the run in `folder` tells."""
+    config = load_config(folder)
+    rows = read_rows(folder / METRICS)
+    rewarded = [row for row in rows if "reward/mean" in row]
+    unit = config.data.curriculum.unit if config.data.curriculum else "chunks"
+    return TrainingResults(
+        title=f"{config.recipe}: {len(rows)} of {config.train.steps} steps",
+        gain=gained(rows, config),
+        facts=[("seed", str(config.seed)), ("model", config.model.path), ("policy", config.policy.name)],
+        rows=rewarded,
+        sizes=[int(row.get(f"curriculum/{unit}", 1)) for row in rewarded],
+        searched=unit == "objectives",
+        episodes=_episodes(folder, config),
+        next_steps=next_steps(folder, config, len(rows)),
+        config=dump_config(config),
+    )
+
+
+def report_training(folder: Path) -> TrainingResults:
+    """Write report.html of the run in `folder`; what it tells."""
+    results = training_results(folder)
+    write_training_report(folder, results)
+    return results
+
+
+def gained(rows: Sequence[Row], config: RunConfig) -> str:
+    """What was gained, in a sentence.
+
+    >>> rows = [{"step": step, "reward/mean": 0.25 + 0.125 * (step > 1)} for step in (1, 2)]
+    >>> gained(rows, RunConfig())
+    'Reward 0.25 in step 1, 0.38 in step 2: too few steps to tell gain from noise.'
+    """
+    held_out = [row for row in rows if "eval/accuracy" in row]
+    if len(held_out) > 1:
+        first, last = (_held_out(row, config.train.eval_problems) for row in (held_out[0], held_out[-1]))
+        return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
+    rewarded = [row for row in rows if "reward/mean" in row]
+    if not rewarded:
+        return "No step has a reward."
+    ends = min(ENDS, len(rewarded) // 2)
+    if ends < 2:
+        told = ", ".join(f"{row['reward/mean']:.2f} in step {row['step']}" for row in (rewarded[0], rewarded[-1]))
+        return f"Reward {told}: too few steps to tell gain from noise."
+    first, last = _rewards(rewarded[:ends]), _rewards(rewarded[-ends:])
+    return f"Reward {first}, {last}: {_verdict(first, last)}{_harder(rewarded)}."
+
+
+def _held_out(row: Row, problems: int) -> Level:
+    mean, counted = float(row["eval/accuracy"]), max(1, problems - int(row.get("eval/ungraded", 0)))
+    return Level(mean, *wilson(mean * counted, counted), f"after step {row['step']}")
+
+
+def _rewards(rows: Sequence[Row]) -> Level:
+    values = [float(row["reward/mean"]) for row in rows]
+    noise = 1.96 * stdev(values) / math.sqrt(len(values))
+    return Level(
+        fmean(values), fmean(values) - noise, fmean(values) + noise, f"in steps {rows[0]['step']} to {rows[-1]['step']}"
+    )
+
+
+def _verdict(first: Level, last: Level) -> str:
+    if last.low > first.high:
+        return "a gain beyond noise"
+    return "a loss beyond noise" if last.high < first.low else "no change beyond noise"
+
+
+def _harder(rows: Sequence[Row]) -> str:
+    """What a curriculum changed meanwhile."""
+    for unit, word in (("chunks", "chunks"), ("objectives", "questions")):
+        sizes = [int(row[key]) for row in (rows[0], rows[-1]) if (key := f"curriculum/{unit}") in row]
+        if len(set(sizes)) > 1:
+            return f", while problems grew from {sizes[0]} to {sizes[1]} {word}"
+    return ""
+
+
+def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
+    """Commands that go on from here."""
+    sizes = {"synthetic": " --chunks 1,4,16,64", "synthetic_search": " --objectives 1,2,4,8"}.get(config.data.source, "")
+    more = f" train.steps={2 * config.train.steps}" if done >= config.train.steps else ""
+    run = quote(str(folder))
+    return [
+        f"palimpsest eval --model {run}{sizes} --out {run}/eval     # measure it, beyond what it was trained on",
+        f"{resume_command(folder)}{more}     # train on",
+    ]
+
+
+def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
+    """The best, the worst and one between of the last recorded step, of different problems where there are several."""
+    records = sorted((folder / "trajectories").glob("step-*.jsonl.zst"))
+    groups = read_groups(records[-1]).groups if records else ()
+    if not groups:
+        return []
+    texts = Texts(Codec.load(model_path(config.model)))
+    graded = sorted(
+        (played for group in groups for played in _of_each_worth(group)), key=lambda each: -(each[2].value or 0)
+    )
+    chosen = dict.fromkeys((0, len(graded) // 2, len(graded) - 1))
+    return [_told(*graded[at], texts) for at in chosen if 0 <= at < len(graded)]
+
+
+def _of_each_worth(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
+    """The first episode of each reward that the group has."""
+    first: dict[float, tuple[Problem, Trajectory, Grade]] = {}
+    for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+        if grade.value is not None:
+            first.setdefault(grade.value, (group.problem, trajectory, grade))
+    return list(first.values())
+
+
+def _told(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> ToldEpisode:
+    written = [memory.text.strip() for memory in memories(trajectory, texts)]
+    gold = " or ".join(problem.answers)
+    return ToldEpisode(problem.question, written, trajectory.answer or "", gold, grade.value)

@@ -1,0 +1,93 @@
+"""What a training says at its end: what was gained and whether that is more than noise, episodes, what to do next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import palimpsest
+from palimpsest.cli.main import app
+from palimpsest.config.schema import RunConfig
+from palimpsest.jobs.gains import gained, next_steps, training_results
+from palimpsest.report.report import visible
+from support.command import Run
+from support.small_run import small_run
+
+
+def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
+    return [{"step": step, "reward/mean": reward, **more} for step, reward in enumerate(rewards, 1)]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            rows(*[0.2, 0.3] * 10, *[0.8, 0.7] * 10),
+            ["in steps 1 to 10, 0.75", "in steps 31 to 40", "a gain beyond noise"],
+        ),
+        (rows(*[0.7, 0.8] * 10, *[0.2, 0.3] * 10), ["a loss beyond noise"]),
+        (rows(*[0.2, 0.8] * 20), ["no change beyond noise"]),
+        (rows(0.2, 0.5, 0.5), ["Reward 0.20 in step 1, 0.50 in step 3: too few steps"]),
+        ([{"step": 1}], ["No step has a reward."]),
+        (
+            [*rows(*[0.2, 0.3] * 10, **{"curriculum/chunks": 1}), *rows(*[0.2, 0.3] * 10, **{"curriculum/chunks": 4})],
+            ["no change beyond noise, while problems grew from 1 to 4 chunks"],
+        ),
+        (
+            [{"step": 20, "eval/accuracy": 0.25}, {"step": 40, "eval/accuracy": 0.75}],
+            [
+                "Held-out accuracy 0.25 [0.16, 0.37] after step 20, 0.75 [0.63, 0.84] after step 40",
+                "a gain beyond noise",
+            ],
+        ),
+        (
+            [{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}],
+            ["no change beyond noise"],
+        ),
+    ],
+)
+def test_a_gain_is_told_with_its_noise(told: list[dict[str, Any]], words: list[str]) -> None:
+    sentence = gained(told, RunConfig())
+    for each in words:
+        assert each in sentence
+
+
+def test_the_next_steps_are_commands_that_there_are() -> None:
+    for done in (3, 100):
+        for line in next_steps(Path("runs/first"), RunConfig(), done):
+            command: Any = typer.main.get_command(app)
+            _, name, *words = shlex.split(line, comments=True)
+            command.commands[name].make_context("palimpsest", words)
+
+
+def test_a_training_ends_with_a_report_its_gain_and_episodes_in_words(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    settings = [f"{key}={json.dumps(value)}" for key, value in small_run(tiny_model_folder).items()]
+    done = palimpsest("train", "memagent-quickstart", *settings, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "run" / "report.html").read_text("utf-8")
+    results = training_results(tmp_path / "run")
+    assert results.gain in done.stdout
+    assert "question  " in done.stdout
+    assert "answer    " in done.stdout
+    assert "next:" in done.stdout
+    assert f"palimpsest train --resume {tmp_path / 'run'} train.steps=4" in done.stdout
+    assert (tmp_path / "run" / "plots" / "reward.png").is_file()
+    assert results.episodes
+    assert visible(results.episodes[0].question) in report.replace("&#39;", "'")
+    assert report.count("<dt>question</dt>") == len(results.episodes) <= 3
+    assert "default-src 'none'" in report
+
+
+def test_a_run_knows_its_report_and_a_resumed_one_writes_it_anew(tmp_path: Path, tiny_model_folder: Path) -> None:
+    settings = small_run(tiny_model_folder)
+    first = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+    first.report.unlink()
+    again = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
+    assert "What next" in again.report.read_text("utf-8")
