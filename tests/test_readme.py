@@ -11,7 +11,7 @@ import pytest
 from support.command import Run
 
 ROOT = Path(__file__).parent.parent
-READERS_OWN = ("hotpot", "my_recipe", "Qwen/")
+READERS_OWN = ("hotpot", "my_recipe", "my_policy.yaml", "Qwen/")
 
 
 def commands() -> list[str]:

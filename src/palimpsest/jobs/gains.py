@@ -126,7 +126,9 @@ def _harder(rows: Sequence[Row]) -> str:
 
 def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
     """Commands that go on from here."""
-    sizes = {"synthetic": " --chunks 1,4,16,64", "synthetic_search": " --objectives 1,2,4,8"}.get(config.data.source, "")
+    sizes = {"synthetic": " --chunks 1,4,16,64", "synthetic_search": " --objectives 1,2,4,8"}.get(
+        config.data.source, ""
+    )
     more = f" train.steps={2 * config.train.steps}" if done >= config.train.steps else ""
     run = quote(str(folder))
     return [
