@@ -96,7 +96,7 @@ def evaluate(
     _show(evaluate_config(config, chunks=lengths, out=out, force=force, progress=terminal))
 
 
-_COLUMNS = ["", "problems", "accuracy", "95%", "em", "f1", "sub-em", "evidence kept", "turns", "tokens/document"]
+_COLUMNS = ["", "problems", "cut", "accuracy", "95%", "em", "f1", "sub-em", "evidence kept", "turns", "tokens/document"]
 
 
 def _show(evaluation: Evaluation) -> None:
@@ -127,6 +127,7 @@ def _row(summary: EvalSummary) -> list[str]:
     return [
         summary.name,
         str(summary.problems),
+        str(summary.documents_cut),
         percent(summary.accuracy.mean),
         interval(summary.accuracy),
         *(percent(metric.get(name)) for name in ("em", "f1", "sub_em")),

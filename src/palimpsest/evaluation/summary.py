@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from palimpsest.evaluation.samples import Sample
+from palimpsest.events import DocumentTruncated
 from palimpsest.seeding import keyed_random
 
 _Z = 1.959964  # 95%
@@ -57,6 +58,8 @@ class EvalSummary:
     tokens_per_document: float
     """Mean tokens processed: prompt and sampled tokens of all calls, prefixes counted each time they are read."""
     turns_per_document: float
+    documents_cut: int = 0
+    """Problems of whose document the policy left something out: it was longer than its options or the window take."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,6 +83,7 @@ def summarise(name: str, samples: Iterable[Sample]) -> EvalSummary:
         sizes=tuple(_size_summary(size, [s for s in rows if s.size == size]) for size in sizes),
         tokens_per_document=_mean([s.tokens for s in rows]),
         turns_per_document=_mean([s.turns for s in rows]),
+        documents_cut=sum(DocumentTruncated.kind in s.events for s in rows),
     )
 
 

@@ -113,6 +113,7 @@ def _row(summary: EvalSummary) -> dict[str, Any]:
         "": summary.name,
         "problems": summary.problems,
         "ungraded": summary.ungraded or None,
+        "documents cut": summary.documents_cut or None,
         "accuracy": score.mean,
         "low": score.low,
         "high": score.high,
@@ -246,9 +247,17 @@ async def evaluate_config_async(
     evaluation = Evaluation(
         config, tuple(summaries), tuple(samples[each.name, p.id] for each in sets for p in each.problems), out
     )
-    if out is not None:
-        write_json(out / SUMMARY, _summary_json(evaluation))
+    _finish(evaluation, progress)
     return evaluation
+
+
+def _finish(evaluation: Evaluation, progress: Progress) -> None:
+    """Say what was cut, and write summary.json."""
+    if cut := sum(summary.documents_cut for summary in evaluation.summaries):
+        name = evaluation.config.policy.name
+        progress.message(f"{cut} of {len(evaluation)} documents are longer than {name} reads: cut")
+    if evaluation.out is not None:
+        write_json(evaluation.out / SUMMARY, _summary_json(evaluation))
 
 
 def _short(value: object) -> str:

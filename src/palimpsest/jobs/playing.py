@@ -12,6 +12,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import build_source
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
+from palimpsest.events import DocumentTruncated
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.roles import open_roles
@@ -80,8 +81,14 @@ class Episode:
     def __repr__(self) -> str:
         lines = [f"{number:>3} {text}" for number, text in enumerate(map(_one_line, self.memories))]
         value = "" if self.grade is None else f", reward {self.grade.value}"
-        head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {self.outcome}{value}"
+        cut = "".join(f", {kept:,} of {tokens:,} tokens of the document read" for tokens, kept in self._cuts())
+        head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {self.outcome}{value}{cut}"
         return "\n".join([head, *lines, *(f"  > {_one_line(answer or '')}" for answer in self.answers)])
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(tokens of the document, those that were read), if some were not."""
+        cuts = [event for event in self.trajectory.events if event.kind == DocumentTruncated.kind]
+        return [(event.detail["tokens"], event.detail["kept"]) for event in cuts]
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

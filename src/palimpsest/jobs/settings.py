@@ -16,7 +16,7 @@ from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, nearest
-from palimpsest.memory.registry import policy_class
+from palimpsest.memory.registry import evaluated, policy_class
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 Recipe = str | Path | RunConfig
@@ -106,7 +106,7 @@ class Agent:
         known = self.known()
         base = known or RunConfig()
         policy = self.policy or base.policy.name
-        options = self._wording(policy) | (dict(base.policy.options) if base.policy.name == policy else {})
+        options = self._wording(policy) | (evaluated(base.policy).options if base.policy.name == policy else {})
         changes: dict[str, Any] = {}
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value
@@ -118,10 +118,13 @@ class Agent:
                 "model": base.model.model_copy(update={"path": model_folder(self.model)}),
                 "data": base.data.model_copy(update={**data, "seed": self.seed}),
                 "seed": self.seed,
+                "cold_start": None,
             }
         )
         overrides = {**reward, **changes, **(more or {})}
-        return parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
+        config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
+        told = {**config.policy.options, **config.policy.eval_options}  # what is asked for here holds here
+        return config.model_copy(update={"policy": PolicyConfig(name=config.policy.name, options=told)})
 
     def _wording(self, policy: str) -> dict[str, Any]:
         """The texts under which the model was trained, where it's of a run of the same policy with texts of its own."""

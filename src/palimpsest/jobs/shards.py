@@ -25,7 +25,7 @@ from palimpsest.evaluation.samples import SAMPLES, Sample, read_samples, set_asi
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
 from palimpsest.jobs.methods import METHODS
 from palimpsest.jobs.pool import Report
-from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
 
@@ -131,4 +131,4 @@ def _sets(shard: Shard, config: RunConfig) -> list[EvalSet]:
 
 def _policy(name: str, config: RunConfig) -> PolicyConfig:
     others = {**config.evaluation.rivals, **config.evaluation.baselines}
-    return others.get(name, config.policy)
+    return evaluated(others.get(name, config.policy))

@@ -19,7 +19,7 @@ from palimpsest.jobs.gains import report_training
 from palimpsest.jobs.resuming import Resume, asked_run, resumable
 from palimpsest.jobs.run import Run
 from palimpsest.jobs.settings import Recipe
-from palimpsest.memory.registry import admit_all
+from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Silent
 from palimpsest.reward.compose import build_reward, layers_told
@@ -104,6 +104,7 @@ class Prepared:
 def prepare(config: RunConfig) -> Prepared:
     """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems."""
     policy_of(config)  # cheap refusals come before the model is loaded
+    build_policy(evaluated(config.policy))
     check_sinks(config)
     source = build_source(config.data, split="train")
     first = source.problems(step=0, count=config.train.prompts_per_step)
@@ -176,11 +177,12 @@ class Training:
 def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_every` steps."""
     evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
-    sets = [EvalSet("eval", problems, parts.policy)]
+    sets = [EvalSet("eval", problems, build_policy(evaluated(config.policy)))]
 
     async def measure(step: int) -> dict[str, float]:
         (summary,) = summaries_of(sets, await evaluator.play(sets))
         accuracy = {} if summary.accuracy.mean is None else {"accuracy": summary.accuracy.mean}
-        return {**accuracy, **summary.metrics, "ungraded": float(summary.ungraded)}
+        counts = {"ungraded": float(summary.ungraded), "documents_cut": float(summary.documents_cut)}
+        return {**accuracy, **summary.metrics, **counts}
 
     return measure

@@ -103,6 +103,7 @@ class OverwritePolicy(MemoryPolicy):
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
     answers_questions: ClassVar[bool] = True
+    training_limits: ClassVar[tuple[str, ...]] = ("max_chunks",)
     prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT}
     chunk_size: int = 5000
     question_tokens: int = 1024
@@ -110,7 +111,8 @@ class OverwritePolicy(MemoryPolicy):
     memory_tokens: int = 1024
     answer_tokens: int = 1024
     max_chunks: int | None = None
-    """Documents beyond max_chunks * chunk_size tokens are cut as `overlong` says; None reads everything."""
+    """Documents beyond max_chunks * chunk_size tokens are cut as `overlong` says; None reads everything, as
+    evaluation does."""
     overlong: Overlong = "centre"
     layout: Layout = "memory_first"
     """`section_first` lets all rollouts of a group, and all questions on a document, share every section's prefix."""

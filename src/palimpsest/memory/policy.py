@@ -117,6 +117,10 @@ class MemoryPolicy(ABC):
     answers_questions: ClassVar[bool] = False
     """True: it answers each of `Problem.questions` from what it read once; False: problems of several are refused."""
 
+    training_limits: ClassVar[tuple[str, ...]] = ()
+    """Names of options that bound how much of a document training reads. Evaluation reads everything: it leaves them at
+    their defaults, unless `policy.eval_options` or an option of the evaluation says otherwise."""
+
     reward: ClassVar[str | None] = None
     """The `reward.name` that reads the form of answer its prompts ask for, where nobody names one; None: any does."""
 

@@ -65,6 +65,19 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
     return options.build(policy_class(config.name), config.options, "policy.options", config.name)
 
 
+def evaluated(config: PolicyConfig) -> PolicyConfig:
+    """The policy as evaluation plays it: without what bounds how much training reads, then with its `eval_options`.
+
+    >>> evaluated(PolicyConfig(name="overwrite", options={"max_chunks": 8, "chunk_size": 5000})).options
+    {'chunk_size': 5000}
+    >>> evaluated(PolicyConfig(options={"max_chunks": 8}, eval_options={"max_chunks": 2})).options
+    {'max_chunks': 2}
+    """
+    limits = policy_class(config.name).training_limits
+    kept = {name: value for name, value in config.options.items() if name not in limits}
+    return PolicyConfig(name=config.name, options={**kept, **config.eval_options})
+
+
 def admit_all(policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int) -> None:
     """Check, before any work, that the model's window holds the policy's budgets and every problem fits them.
 

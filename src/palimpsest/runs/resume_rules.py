@@ -2,8 +2,8 @@
 
 allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, record_every:
           no past step would have come out otherwise
-warned    engine, optim, eval_sampling, data.eval_source, model.device, model.gradient_checkpointing,
-          train.episode_timeout_s, sampler_retries, eval_problems,
+warned    engine, optim, eval_sampling, policy.eval_options, data.eval_source, model.device,
+          model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
           reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run goes on, and events.jsonl says where it changed
@@ -49,6 +49,7 @@ _RULES: Mapping[str, Verdict] = {
     "train.sampler_retries": "warned",
     "train.eval_problems": "warned",
     "eval_sampling": "warned",
+    "policy.eval_options": "warned",
     "data.eval_source": "warned",
     "optim": "warned",
     "reward.timeout_s": "warned",

@@ -81,6 +81,7 @@ class Trainer:
     _silent: int = field(default=0, init=False)
     _skips: SkipWatch = field(init=False)
     _told_unread: bool = field(default=False, init=False)
+    _told_cuts: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
@@ -122,6 +123,7 @@ class Trainer:
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
         self._watch_signal(batch)
         self._watch_unread(batch)
+        self._watch_cuts(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
         return Report(metrics, {**batch.timings, **learnt.timings, **memory}, batch.groups, batch.encoded)
 
@@ -177,6 +179,16 @@ class Trainer:
             self.folder.warn(
                 f"step {batch.step}: for {self._silent} steps no group had different rewards, so nothing is learnt; "
                 f"the problems are too hard or too easy, or the reward is constant"
+            )
+
+    def _watch_cuts(self, batch: Batch) -> None:
+        """Tell once, and again after a resume, of documents that are not read to their end."""
+        cut = int(batch.metrics.get("episode/documents_cut", 0))
+        if cut and not self._told_cuts:
+            self._told_cuts = True
+            self.folder.warn(
+                f"step {batch.step}: {cut} episodes left out a part of their document, which is longer than "
+                "policy.options.max_chunks or the window take (said once; episode/documents_cut counts them)"
             )
 
     def _watch_unread(self, batch: Batch) -> None:

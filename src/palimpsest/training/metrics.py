@@ -8,6 +8,7 @@ r"""What a step is measured by.
 | grade/em, grade/f1... | mean of each part of the grades' breakdown |
 | groups/played, groups/with_signal | number of groups; share in which the rewards differ |
 | episode/turns, sampled_tokens, prompt_tokens | mean per episode |
+| episode/documents_cut | episodes that left out a part of their document (`max_chunks`, the window) |
 | outcome/answered, outcome/... | episodes that ended so |
 | memory/tokens, memory/copy_fidelity... | measures/memory.py, over all episodes |
 | tool/prunes, tool/context_tokens... | measures/tools.py, over episodes that are no variant's |
@@ -25,6 +26,7 @@ from statistics import fmean, pstdev
 
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
+from palimpsest.events import DocumentTruncated
 from palimpsest.measures.memory import memory_metrics
 from palimpsest.measures.tools import tool_metrics
 from palimpsest.rollout.variant import is_variant
@@ -81,8 +83,14 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
         "episode/turns": _mean(float(len(episode.turns)) for episode in episodes),
         "episode/sampled_tokens": _mean(float(sampled_tokens(episode)) for episode in episodes),
         "episode/prompt_tokens": _mean(float(prompt_tokens(episode)) for episode in episodes),
+        "episode/documents_cut": float(sum(map(document_cut, episodes))),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }
+
+
+def document_cut(trajectory: Trajectory) -> bool:
+    """Whether the policy left out a part of the document."""
+    return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
