@@ -207,7 +207,10 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str) -> None:
         ("optim.betas=[0.9, x]", "optim.betas.1='x': must be a number"),
         ("evaluation.multiples=[1, x]", "evaluation.multiples.1='x': must be a whole number"),
         ("evaluation.multiples=4", "evaluation.multiples=4: must be a list, each a whole number, e.g. [4]"),
-        ("evaluation.baselines={a: 3}", "evaluation.baselines.a is a section with the keys name, options"),
+        (
+            "evaluation.baselines={a: 3}",
+            "evaluation.baselines.a is a section with the keys name, options, eval_options",
+        ),
         ("roles={critic: 3}", "roles.critic is a section with the keys trained, model"),
         ("roles={1: {}}", "roles.1=1: names there must be text"),
         ("reward.layers=[3]", "reward.layers.0 is a section with the keys name, options"),
@@ -249,6 +252,22 @@ def test_a_section_given_a_value_lists_its_keys() -> None:
 def test_a_value_given_a_key_is_refused() -> None:
     assert "train.steps is a value, not a section" in refused("train.steps.x=3")
     assert "not a section" in refused("train.steps.x=3", text="train: {steps: 3}")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "optim.betas=[true, 0.9]",
+        "evaluation.multiples=[1, true]",
+        "data.curriculum.chunks=[true, 2]",
+        "cold_start.objectives=[false]",
+        "train.ahead=true",
+    ],
+)
+def test_true_is_no_number_in_a_list_either(setting: str) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"{key}=.*must be (a number|numbers), not true or false"):
+        load_recipe("memagent-quickstart", [setting])
 
 
 def test_infinity_is_not_a_number() -> None:

@@ -118,6 +118,25 @@ def test_what_can_not_be_advantages_ends_the_run_in_words(rule: str, message: st
         advantages(played(REWARDS, LENGTHS), rule=f"own_rules:{rule}")
 
 
+async def waits(group: Group) -> list[float]:
+    return [0.0] * len(group.trajectories)
+
+
+class Waits:
+    async def turn_advantages(self, group: Group) -> list[float]:
+        return await waits(group)
+
+
+@pytest.mark.parametrize("name", ["waits", "Waits"])
+def test_an_asynchronous_rule_is_refused_before_the_run(name: str) -> None:
+    for config in (
+        CreditConfig(rule=f"{__name__}:{name}"),
+        CreditConfig(rule="state_mix", options={"outcome": f"{__name__}:{name}"}),
+    ):
+        with pytest.raises(ConfigError, match=rf"{name}: is asynchronous.*: write def, not async def"):
+            build_rule(config)
+
+
 def test_names_and_options_are_checked_before_the_run() -> None:
     with pytest.raises(ConfigError, match=r"credit.rule='maen': no such credit rule; did you mean mean\?"):
         parse_config("credit: {rule: maen}")

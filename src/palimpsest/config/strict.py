@@ -17,9 +17,20 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name is not None:
-            annotation = cls.model_fields[info.field_name].annotation
-            kinds = {annotation, *typing.get_args(annotation)}
+        listed = isinstance(value, list | tuple)
+        truths = any(isinstance(each, bool) for each in value) if listed else isinstance(value, bool)
+        if truths and info.field_name is not None:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
             if kinds & {int, float} and bool not in kinds:
-                raise PydanticCustomError("truth", "must be a number, not true or false")
+                raise PydanticCustomError("truth", f"must be {'numbers' if listed else 'a number'}, not true or false")
         return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The annotation and all that stands in it.
+
+    >>> int in _kinds(tuple[int, ...] | None)
+    True
+    """
+    parts = typing.get_args(annotation) if typing.get_origin(annotation) is not typing.Literal else ()
+    return {annotation}.union(*map(_kinds, parts))

@@ -16,7 +16,8 @@ from typing import Any
 
 from palimpsest import plugins
 from palimpsest.credit import leave_one_out, mean, mean_std
-from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.errors import ConfigError, PalimpsestError, RunError
+from palimpsest.reward.calling import is_async
 from palimpsest.types import Group, Trajectory
 
 TurnAdvantage = float | tuple[float, ...]
@@ -50,8 +51,8 @@ OUTCOME: Mapping[str, OutcomeRule] = {
 
 
 def own_rule(name: str, options: Mapping[str, Any], *, key: str = "credit.rule", options_key: str) -> Rule:
-    """The user's rule at `name`. Raises ConfigError."""
-    return plugins.build(
+    """The user's rule at `name`. Raises ConfigError, for an asynchronous one too."""
+    rule = plugins.build(
         name,
         options,
         where=f"{key}={name}",
@@ -59,6 +60,9 @@ def own_rule(name: str, options: Mapping[str, Any], *, key: str = "credit.rule",
         method="turn_advantages",
         options_key=options_key,
     )
+    if is_async(rule):
+        raise ConfigError(f"{key}={name}: is asynchronous, and advantages are taken at once: write def, not async def")
+    return rule
 
 
 def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:

@@ -33,7 +33,7 @@ class Caller:
     def __init__(self, call: Callable[..., Any], timeout_s: float | None = None) -> None:
         self._call = call
         self._timeout_s = timeout_s
-        self.waits = _is_async(call)
+        self.waits = is_async(call)
         """Whether it is async; what isn't is called on a thread."""
         self._thread: _Thread | None = None
 
@@ -76,7 +76,7 @@ class Caller:
                 await result
 
 
-def _is_async(call: Callable[..., Any]) -> bool:
+def is_async(call: Callable[..., Any]) -> bool:
     """Also where it is an object whose class defines `async def __call__`."""
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
