@@ -33,6 +33,8 @@ class Limits:
     """Longest prompt plus completion, and longest segment, in tokens."""
     concurrency: int = 64
     """Requests that are worth having in flight at once."""
+    note: str = ""
+    """What a user is to be told of them when work begins, that the window is less than the model's, say."""
 
 
 # ---- sampling -----------------------------------------------------------------------------------------------

@@ -227,8 +227,8 @@ async def evaluate_config_async(
     everything = [problem for own in named.values() for problem in own]
     config = _with_budgets(config, everything, engine)
     policy = build_policy(config.policy)
-    admit_all(policy, everything, engine.codec, engine.sampler.max_context)
-    progress.message(_played(config.policy))
+    admit_all(policy, everything, engine.codec, engine.sampler.max_context, engine.limits.note)
+    _announce(progress, engine, config.policy)
     if out is not None and force:
         _clear(out)
     sets = [EvalSet(name, problems, policy) for name, problems in named.items()]
@@ -266,6 +266,12 @@ def _short(value: object) -> str:
 
 
 evaluate_config = blocking(evaluate_config_async)
+
+
+def _announce(progress: Progress, engine: Engine, policy: PolicyConfig) -> None:
+    if note := engine.limits.note:
+        progress.message(note)
+    progress.message(_played(policy))
 
 
 def _played(policy: PolicyConfig) -> str:

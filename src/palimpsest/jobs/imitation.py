@@ -47,6 +47,8 @@ async def imitate_async(
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     assert engine.learner is not None
     window = engine.limits.max_context
+    if note := engine.limits.note:
+        progress.message(note)
     trajectories = audible(chosen.trajectories if chosen else _conversations(config, imitated, window, progress))
     check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
     if chosen:

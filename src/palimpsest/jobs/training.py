@@ -112,8 +112,9 @@ def prepare(config: RunConfig) -> Prepared:
     if config.train.eval_every:
         held_out = build_source(config.data, split="eval").problems(step=0, count=config.train.eval_problems)
     parts = build_parts(config)
+    limits = parts.engine.limits
     for problems in (source if isinstance(source, FileSource) else first, held_out or ()):
-        admit_all(parts.policy, problems, parts.engine.codec, parts.engine.sampler.max_context)
+        admit_all(parts.policy, problems, parts.engine.codec, limits.max_context, limits.note)
     return Prepared(parts, source, held_out)
 
 
@@ -156,6 +157,8 @@ class Training:
     async def _with_rewards(self, config: RunConfig, prepared: Prepared) -> Finished:
         parts = prepared.parts
         assert parts.engine.learner is not None
+        if note := parts.engine.limits.note:
+            self.progress.message(note)
         reward = build_reward(config.reward, parts.engine.codec, self.folder.path)
         trainer = Trainer(
             config=config,

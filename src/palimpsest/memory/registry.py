@@ -78,16 +78,19 @@ def evaluated(config: PolicyConfig) -> PolicyConfig:
     return PolicyConfig(name=config.name, options={**kept, **config.eval_options})
 
 
-def admit_all(policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int) -> None:
+def admit_all(
+    policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int, note: str = ""
+) -> None:
     """Check, before any work, that the model's window holds the policy's budgets and every problem fits them.
 
-    A policy that reads documents is refused where no problem has one.
+    A policy that reads documents is refused where no problem has one. `note` says what is to be known of the window.
     """
     name = type(policy).__name__
     if (needed := policy.required_context(codec)) > max_context:
         raise ConfigError(
             f"policy.options: the budgets of {name} add up to {needed} tokens, the model's context "
-            f"is {max_context}; lower chunk_size, question_tokens, memory_tokens, answer_tokens or context_tokens"
+            f"is {max_context}{note and f' ({note})'}; lower chunk_size, question_tokens, memory_tokens, answer_tokens "
+            "or context_tokens"
         )
     documents = []
     for problem in problems:

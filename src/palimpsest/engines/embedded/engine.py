@@ -21,7 +21,7 @@ import torch
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.architecture import max_context
+from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
@@ -118,7 +118,9 @@ class EmbeddedEngine:
     @property
     def limits(self) -> Limits:
         vocab = int(self.model.get_output_embeddings().weight.shape[0])
-        return Limits(vocab, max_context(self.model), self._settings.batch_slots)
+        context = context_of(self.model)
+        note = f"the window is {context.tokens} tokens {context.reason}" if context.reason else ""
+        return Limits(vocab, context.tokens, self._settings.batch_slots, note)
 
     async def close(self) -> None:
         """Cancel what is being sampled, and end the threads."""
