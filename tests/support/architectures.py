@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from palimpsest.engines.embedded.architecture import check_class
+
 VOCAB = 200
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -175,6 +177,12 @@ CASES: dict[str, Case] = {
     "MiniMax": Case("MiniMax Text", EXPERTS, refused=RECURRENT),
     "Bert": Case("BERT", refused="its tokens see those behind them, as in an encoder"),
     "Roberta": Case("RoBERTa", refused="its tokens see those behind them, as in an encoder"),
+    "T5": Case("T5, FLAN-T5", {"architectures": ["T5ForConditionalGeneration"]}, refused="has an encoder"),
+    "Qwen2VL": Case(
+        "Qwen 2 VL",
+        {"architectures": ["Qwen2VLForConditionalGeneration"]},
+        refused="is no causal language model of transformers",
+    ),
     "Bart": Case("BART", refused="does not take positions, masks and keys of several sequences"),
 }
 
@@ -192,9 +200,11 @@ def built(name: str, **changes: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    config = configured(name, **changes)
+    check_class(config)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(configured(name, **changes))
+        model = AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.data += 0.1 * torch.randn_like(parameter)
@@ -205,15 +215,20 @@ def built(name: str, **changes: Any) -> Any:
     return model.double().eval()
 
 
-def table() -> str:
-    """Rows of docs/models.md."""
+def class_of(name: str) -> str:
+    """Name of the class that a case is about."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    config = configured(name)
+    return config.architectures[0] if config.architectures else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+
+
+def table() -> str:
+    """Rows of docs/models.md."""
     lines = ["| class | for example | sampled | trained | |", "|---|---|---|---|---|"]
     for name, case in CASES.items():
-        cls = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[configured(name).model_type]
         yes = ("no" if case.refused else "yes", "no" if case.refused or case.untrained else "yes")
         words = case.refused or case.untrained
         note = f'"{words}"' if words else case.note
-        lines.append(f"| `{cls}` | {case.models} | {yes[0]} | {yes[1]} | {note} |")
+        lines.append(f"| `{class_of(name)}` | {case.models} | {yes[0]} | {yes[1]} | {note} |")
     return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +12,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from palimpsest.config.schema import OptimConfig
+from palimpsest.config.schema import ModelConfig, OptimConfig
 from palimpsest.engines.embedded import probe
 from palimpsest.engines.embedded.agreement import gap, own_logits
 from palimpsest.engines.embedded.architecture import context_of, max_context
 from palimpsest.engines.embedded.forest import attention, hidden, plan
 from palimpsest.engines.embedded.forest import model as forest_model
 from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model import load_model
 from palimpsest.engines.embedded.probe import admit
 from palimpsest.engines.embedded.sampling.forward import Masks
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
@@ -197,3 +200,17 @@ def test_the_gap_leaves_out_ids_that_a_class_masks() -> None:
     masked = torch.tensor([[1.0, -torch.inf, 3.0]])
     assert gap(masked + 1, masked) == 0
     assert gap(torch.tensor([[1.0, 0.0, 4.0]]), masked) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [("t5", "T5Model has an encoder"), ("vit", "ViTModel is no causal language model of transformers")],
+)
+def test_a_folder_of_another_kind_of_model_is_refused_before_its_weights_are_read(
+    model_type: str, words: str, tmp_path: Path
+) -> None:
+    name = words.partition(" ")[0]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [name]}))
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match=f"{tmp_path}: {words}"):
+        load_model(ModelConfig(path=str(tmp_path)))

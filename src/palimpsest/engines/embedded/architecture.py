@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from palimpsest.errors import ModelError
 
@@ -83,12 +84,19 @@ def max_context(model: Any) -> int:
     return context_of(model).tokens
 
 
+def check_class(config: Any) -> None:
+    """Refuse configurations of anything but causal language models, before weights are looked for."""
+    name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} has an encoder, which is not supported; use a decoder-only model")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{name} is no causal language model of transformers; use a decoder-only language model")
+
+
 def check_layers(model: Any) -> None:
     """Refuse models whose layers are not full or sliding attention, and those whose window is unknown."""
     config = text_config(model)
     name = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} has an encoder, which is not supported; use a decoder-only model")
     for key, value in vars(config).items():
         if "window" in key and key not in WINDOWS and type(value) is int and 0 < value < context_of(model).tokens:
             raise ModelError(f"{name} has a window of its own kind ({key}={value}), which is not supported")

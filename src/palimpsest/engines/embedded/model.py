@@ -8,6 +8,8 @@ Not covered: quantised weights, encoder-decoder models, models over several devi
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors import SafetensorError
 
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig
-from palimpsest.engines.embedded.architecture import max_context
+from palimpsest.engines.embedded.architecture import check_class, max_context
 from palimpsest.engines.embedded.lora import SETTINGS, adapted, base_of, merged
 from palimpsest.engines.embedded.probe import admit
 from palimpsest.errors import ModelError
@@ -47,9 +49,21 @@ def load_model(config: ModelConfig) -> Any:
     path = model_path(config)
     if (base := base_of(path)) is not None:
         return merged(load_model(config.model_copy(update={"path": base})), path)
+    model = _read(config, path)
+    _disable_dropout(model)
+    model = model.to(pick_device(config.device)).eval()
+    with _naming(path):
+        admit(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _read(config: ModelConfig, path: str) -> Any:
+    """The model as transformers loads it."""
     _check_folder(path)
     from huggingface_hub.utils import logging as hub_logging
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     loader: Any = AutoModelForCausalLM
@@ -57,8 +71,12 @@ def load_model(config: ModelConfig) -> Any:
     hub_logging.set_verbosity_error()  # its retries are many lines; the error below is one
     try:
         with _LOADING, torch.random.fork_rng():
+            described = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            with _naming(path):
+                check_class(described)
             model, report = loader.from_pretrained(
                 path,
+                config=described,
                 dtype=DTYPES[config.dtype],
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -70,15 +88,16 @@ def load_model(config: ModelConfig) -> Any:
         raise ModelError(f"model {path}: {where}not loadable as a causal language model ({reason})") from None
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
-    _disable_dropout(model)
-    model = model.to(pick_device(config.device)).eval()
+    return model
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have refusals within it begin with the model's path."""
     try:
-        admit(model)
+        yield
     except ModelError as error:
         raise ModelError(f"model {path}: {error}") from None
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
 
 
 def trainable(config: ModelConfig) -> Any:
