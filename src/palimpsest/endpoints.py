@@ -88,6 +88,8 @@ def check_address(url: str, key: str, *, example: str = "http://host:port") -> h
         raise ConfigError(f"{key}: the address holds a user or a password; give {example}, and a token apart from it")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"{key}={url!r:.80}: no address of a server; give {example}")
+    if parsed.port is not None and not 0 < parsed.port < 1 << 16:
+        raise ConfigError(f"{key}={url!r:.80}: no port {parsed.port}; ports go from 1 to 65535")
     return parsed
 
 

@@ -55,6 +55,16 @@ class JudgeError(PalimpsestError):
     """A judge could not be reached, or gave no verdict; what it was asked for stays ungraded."""
 
 
+class Interrupted(SystemExit):
+    """A signal ended a command: no error. The exit status is 128 and the signal's number, as of a process it killed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+        self.again = "the same command begins again"
+        """How to go on, in words; who knows better says so on the way."""
+
+
 def being_cancelled() -> bool:
     """Whether the running task is to end; if not, a CancelledError is one that foreign code raised by itself."""
     task = asyncio.current_task()

@@ -103,7 +103,10 @@ def publish_folder(hidden: Path, path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file or folder to `NAME.old-1`, `NAME.old-2`..., the first that is free; returns its new place."""
+    """Rename a file or folder to `NAME.old-1`, `NAME.old-2`..., the first that is free; returns its new place. Raises
+    DataError for one that has no name here."""
+    if path.name in ("", ".."):
+        raise DataError(f"{path}: can't be moved aside by that name; give the folder by its own")
     number = 1
     while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
         number += 1

@@ -29,7 +29,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 from palimpsest.config.options import annotations_of, check_value
-from palimpsest.errors import ConfigError, PalimpsestError, nearest
+from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, nearest
 
 Signature = inspect.Signature
 Contract = TypeVar("Contract", bound=ABC)
@@ -142,7 +142,7 @@ def _imported(name: str, where: str) -> ModuleType:
             near = nearest(name, _modules_here())
             raise ConfigError(f"{where}: no module {error.name!r} here or on PYTHONPATH{near}") from None
         raise ConfigError(f"{where}: {name} imports {error.name!r}, which is not installed") from None
-    except PalimpsestError:
+    except (PalimpsestError, Interrupted):
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: importing {name} raised {_told(error)}") from error
@@ -214,7 +214,7 @@ def _made(target: Callable[..., Any], values: Mapping[str, Any], name: str, wher
     """An object of the user's class; what its constructor raises is a ConfigError."""
     try:
         return target(**values)
-    except PalimpsestError:
+    except (PalimpsestError, Interrupted):
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error

@@ -6,7 +6,7 @@ import asyncio
 import random
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,7 @@ import pytest
 from palimpsest import files
 from palimpsest.errors import CheckpointError
 from palimpsest.runs.checkpoint import Checkpoints, Write, verify
-
-OPERATIONS = ("write_file", "write_plain", "sync", "rename", "remove_tree")
-
-
-class Crash(BaseException):
-    """The process dies here."""
+from support.faults import Crash, failing_at
 
 
 def content(step: int) -> bytes:
@@ -76,40 +71,14 @@ def test_only_the_newest_are_kept_and_step_numbers_sort_as_numbers(tmp_path: Pat
     assert [path.name for path in checkpoints(tmp_path).paths()] == ["step-999999", "step-1000000"]
 
 
-@contextmanager
-def crash_at(operation: int, part: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Die at the n-th file operation, a write having put `part` of its bytes down."""
-    done: list[str] = []
-
-    def shim(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            if len(done) == operation:
-                if name == "write_plain":
-                    args[0].write_bytes(args[1][: int(len(args[1]) * part)])
-                if name == "remove_tree" and part:
-                    next(path for path in sorted(args[0].rglob("*")) if path.is_file()).unlink()
-                raise Crash(name)
-            done.append(name)
-            return real(*args)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for name in OPERATIONS:
-            patch.setattr(files, name, shim(name, getattr(files, name)))
-        yield done
-
-
-def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     """A save with its prune, stopped at every operation with writes cut at 0, 50 and 100 %."""
     tried = 0
     for part in (0.0, 0.5, 1.0):
         for operation in range(100):
             folder = tmp_path / f"{part}-{operation}"
             save(checkpoints(folder), 20, 40)
-            with crash_at(operation, part, monkeypatch) as done:
+            with failing_at(operation, Crash(), part=part) as done:
                 try:
                     save(checkpoints(folder), 60)
                     crashed = False
@@ -125,14 +94,12 @@ def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(
     assert tried >= 3 * 10
 
 
-def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(tmp_path: Path) -> None:
     for operation in range(100):
         folder = tmp_path / str(operation)
         save(checkpoints(folder), 20, 40)
         (folder / "step-000040" / "model.safetensors").write_bytes(b"")
-        with crash_at(operation, 0.5, monkeypatch):
+        with failing_at(operation, Crash(), part=0.5):
             try:
                 save(checkpoints(folder), 40)
                 break
@@ -142,16 +109,14 @@ def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(
     assert holds(folder, 40)
 
 
-def test_a_resume_removes_what_a_kill_between_the_last_save_and_its_prune_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_removes_what_a_kill_between_the_last_save_and_its_prune_left(tmp_path: Path) -> None:
     """No save follows that would do it."""
     tried = 0
     for part in (0.0, 0.5):
         for operation in range(100):
             folder = tmp_path / f"{part}-{operation}"
             save(checkpoints(folder), 20, 40)
-            with crash_at(operation, part, monkeypatch) as done:
+            with failing_at(operation, Crash(), part=part) as done:
                 try:
                     save(checkpoints(folder), 60)
                     break

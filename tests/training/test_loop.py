@@ -177,7 +177,7 @@ class SignalsItself(NumberedSource):
         return super().problems(step=step, count=count, round=round, size=size)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_and_saves_and_the_run_resumes_to_the_same_bytes(
     tmp_path: Path, number: Any
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.cli.going_on import RERUN, going_on
 from palimpsest.cli.options import Force, numbers
 from palimpsest.progress.terminal import Terminal
 
@@ -93,7 +94,11 @@ def evaluate(
     terminal = Terminal()
     if (told := agent.told()) is not None:
         terminal.message(told)
-    _show(evaluate_config(config, chunks=lengths, out=out, force=force, progress=terminal))
+    with going_on(
+        lambda: "nothing is kept without --out" if out is None else RERUN + (", without --force" if force else "")
+    ):
+        evaluation = evaluate_config(config, chunks=lengths, out=out, force=force, progress=terminal)
+    _show(evaluation)
 
 
 _COLUMNS = ["", "problems", "cut", "accuracy", "95%", "em", "f1", "sub-em", "evidence kept", "turns", "tokens/document"]
@@ -103,7 +108,7 @@ def _show(evaluation: Evaluation) -> None:
     from palimpsest.cli.show import stdout, table
     from palimpsest.evaluation.samples import SAMPLES
     from palimpsest.evaluation.transcripts import TRANSCRIPTS
-    from palimpsest.jobs.evaluation import SUMMARY
+    from palimpsest.jobs.evaluation_folder import SUMMARY
 
     console = stdout()
     console.print(table(evaluation.title, _COLUMNS, [_row(summary) for summary in evaluation.summaries]))

@@ -1,13 +1,15 @@
 """`palimpsest`: the commands, and the border at which errors become one line.
 
 Guaranteed: an error the user can fix prints one red line per problem on stderr, without a traceback, and exits with
-2; an interrupt exits with 130; anything else is a bug and keeps its traceback. `palimpsest --help` imports neither
+2; SIGINT, SIGTERM and SIGHUP end tidily with 128 and their number, say how to go on, and a second one ends at once
+(runs/signals.py); anything else is a bug and keeps its traceback. `palimpsest --help` imports neither
 torch, transformers, matplotlib nor pyarrow.
 """
 
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -28,17 +30,30 @@ from palimpsest.cli import (
     retrieval,
     train,
 )
-from palimpsest.errors import PalimpsestError
+from palimpsest.errors import Interrupted, PalimpsestError
+from palimpsest.runs.signals import Interrupts
 
-_USER_ERRNO = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
+_SYSTEM = {
+    errno.ENOSPC: "free some room",
+    errno.EDQUOT: "free some room",
+    errno.EFBIG: "a file may not be so large here; raise `ulimit -f`",
+    errno.EMFILE: "raise `ulimit -n`",
+    errno.ENFILE: "the whole system has too many files open",
+    errno.EIO: "the disk fails; look at the system's log",
+    errno.EROFS: "give a place that can be written to",
+    errno.EACCES: "give a place that is yours",
+    errno.EPERM: "give a place that is yours",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EEXIST: "something of that name is in the way, perhaps a link to nothing",
+    errno.ENOENT: "it was deleted or moved meanwhile, or its folder was",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.EISDIR: "give the path of a file",
+    errno.ENOTEMPTY: "another process writes there",
+    errno.ELOOP: "a link leads back to itself",
+    errno.ESTALE: "the network disk lost it; try again",
+    errno.ENOMEM: "free some memory",
 }
+"""What the user can do about an error of the system, which is then no bug."""
 
 app = typer.Typer(
     help="Train, with reinforcement learning, and evaluate language-model agents that manage their own memory.",
@@ -85,15 +100,17 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too
+        with Interrupts().watching():
+            app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too
     except PalimpsestError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except Interrupted as end:
+        typer.echo(f"interrupted by {signal.Signals(end.number).name}; {end.again}", err=True)
+        sys.exit(128 + end.number)
     except OSError as error:
-        if error.errno not in _USER_ERRNO:
+        if error.errno not in _SYSTEM:
             raise
-        _fail(f"{error.filename or 'output'}: {error.strerror}", 2)
+        _fail(f"{error.filename or 'output'}: {error.strerror}; {_SYSTEM[error.errno]}", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -14,7 +14,7 @@ Overrides = Annotated[
     typer.Argument(metavar="[a.b=c ...]", help="Configuration keys to change, values as YAML."),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
-Force = Annotated[bool, typer.Option("--force", help="Start anew where the folder already holds something.")]
+Force = Annotated[bool, typer.Option("--force", help="Start anew; what the folder holds is moved aside.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.cli.going_on import going_on, resumed
 from palimpsest.cli.options import Force
 from palimpsest.config.load import quickstart_names
 from palimpsest.progress.terminal import Terminal
@@ -52,7 +53,9 @@ def quickstart(
         check_quickstart(method or "memagent")
     from palimpsest.jobs.quickstart import quickstart as run
 
-    done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
+    folder = Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
+    with going_on(resumed(folder, force=force)):
+        done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
     if done.finished:
         _show(done)
     else:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from palimpsest.cli.going_on import RERUN, going_on, resumed
 from palimpsest.cli.options import Force, Overrides, Seed
 from palimpsest.errors import ConfigError
 from palimpsest.imitate.imitated import Imitated
@@ -34,8 +35,8 @@ def train(
 ) -> None:
     """Train an agent with reinforcement learning.
 
-    The resolved configuration is written first, to config.yaml in the run folder. SIGINT or SIGTERM finish the
-    step, save and exit with 0; a second one exits at once.
+    The resolved configuration is written first, to config.yaml in the run folder. SIGINT, SIGTERM or SIGHUP finish
+    the step, save and exit with 0; a second one exits at once.
 
     \b
     Examples:
@@ -49,7 +50,8 @@ def train(
     asked = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
     from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
 
-    run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
+    with going_on(resumed(asked.folder, force=force)):
+        run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
     Terminal().message(f"{run.steps} of {run.config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
     _tell(run.folder)
@@ -95,7 +97,8 @@ def cold_start(
     asked = asked_cold_start(recipe, overrides, seed=seed, out=out, resume=resume)
     from palimpsest.jobs.cold_start import cold_start as learn
 
-    finished = learn(asked.config, asked.folder, progress=Terminal())
+    with going_on(lambda: RERUN):
+        finished = learn(asked.config, asked.folder, progress=Terminal())
     assert asked.config.cold_start is not None
     again = f"; palimpsest cold-start --resume {quote(str(asked.folder))} goes on" if finished.interrupted else ""
     Terminal().message(f"{finished.step} of {asked.config.cold_start.steps} steps, {finished.checkpoint}{again}")
@@ -155,7 +158,8 @@ def sft(
         )
     from palimpsest.jobs.imitation import imitate  # after the configuration is known to be right
 
-    finished = imitate(asked.config, imitated, asked.folder, resume=asked.resume, force=force, progress=Terminal())
+    with going_on(resumed(asked.folder, force=force)):
+        finished = imitate(asked.config, imitated, asked.folder, resume=asked.resume, force=force, progress=Terminal())
     again = f"; {resume_command(asked.folder)} goes on" if finished.interrupted else ""
     steps = asked.config.train.steps
     Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")

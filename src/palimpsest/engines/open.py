@@ -9,7 +9,7 @@ from palimpsest import plugins
 from palimpsest.config.engine import OwnEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Engine, Objective
-from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
 
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
@@ -66,7 +66,7 @@ def _own(section: OwnEngineConfig, config: RunConfig, objective: Objective | Non
     where = f"engine.name={section.name}"
     try:
         engine: Engine = cls(config, objective=objective, **options)
-    except PalimpsestError:
+    except (PalimpsestError, Interrupted):
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: opening it raised {plugins.told(error)}") from error

@@ -72,15 +72,10 @@ class SampleLog:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / SAMPLES
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise RunError(
-                f"{self.path} is being written by another process: wait for it, or give another --out"
-            ) from None
-        try:
+            _lock(self._file, self.path)
+            files.remove_leftovers(folder)
             if identity is not None:
                 _claim(folder, identity)
             samples, self.unreadable = _recover(self._file)
@@ -92,8 +87,9 @@ class SampleLog:
     def append(self, sample: Sample) -> None:
         """Write one line."""
         line = (json.dumps(asdict(sample), ensure_ascii=False) + "\n").encode("utf-8", "replace")
-        while line:
-            line = line[os.write(self._file, line) :]
+        with files.naming(self.path):
+            while line:
+                line = line[os.write(self._file, line) :]
 
     def close(self) -> None:
         os.close(self._file)
@@ -150,10 +146,23 @@ def set_aside_other(folder: Path, identity: Mapping[str, Any]) -> Path | None:
     """Rename a log that was begun under another identity to `NAME.old-1`, `.old-2`...; None if there is no such."""
     if not (folder / IDENTITY).exists() or _identity(folder) == _as_read(identity):
         return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    return folder.rename(aside)
+    return files.set_aside(folder)
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Raise RunError if a process writes to the log in `folder`."""
+    path = folder / SAMPLES
+    if path.exists():
+        with path.open("rb") as log:
+            _lock(log.fileno(), path)
+
+
+def _lock(file: int, path: Path) -> None:
+    """Hold the log for as long as `file` is open. The kernel gives it back when the process dies."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{path} is being written by another process: wait for it, or give another --out") from None
 
 
 def _claim(folder: Path, identity: Mapping[str, Any]) -> None:

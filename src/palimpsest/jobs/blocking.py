@@ -21,7 +21,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from palimpsest.runs.signals import GracefulStop
+from palimpsest.runs.signals import GracefulStop, Interrupts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop | None
     """What `work` returns or raises; called from a thread with a running loop too."""
     if _loop_runs_here():
         return _in_thread(work, stop or GracefulStop())
-    return asyncio.run(work())
+    interrupts = Interrupts.installed()  # by a command; a script has Python's own
+    return asyncio.run(work()) if interrupts is None else interrupts.run(work)
 
 
 def _loop_runs_here() -> bool:

@@ -21,12 +21,12 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.run import EvalSet, summaries_of
-from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, write_json
+from palimpsest.evaluation.samples import Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, Score, score
-from palimpsest.evaluation.transcripts import TRANSCRIPTS
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
+from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
 from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
 from palimpsest.jobs.table import Table
 from palimpsest.memory.registry import admit_all, build_policy
@@ -36,7 +36,6 @@ from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
 from palimpsest.types import Problem
 
-SUMMARY = "summary.json"
 Data = str | os.PathLike[str] | Sequence[Problem]
 OWN_PROBLEMS = "problems"
 """What stands for the data where problems themselves were given."""
@@ -157,7 +156,7 @@ async def evaluate_async(
     - `documents`: documents per context of a file; `chunks`: paragraphs per synthetic document, one number or several;
       `objectives`: questions per search problem; `corpus`: a file of further distractors; `limit`: problems
     - `out`: folder for samples.jsonl and summary.json; the same call again plays only what has no grade yet, `force`
-      begins anew
+      moves what is there aside
 
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
@@ -222,6 +221,7 @@ async def evaluate_config_async(
     """`evaluate` of a configuration, on its data or on `problems`."""
     build_policy(config.policy)
     check_reward(config.reward)
+    check_folder(out, model=config.model.path, force=force)
     named = read_problems(config, chunks) if problems is None else {OWN_PROBLEMS: list(problems)}
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     everything = [problem for own in named.values() for problem in own]
@@ -229,8 +229,7 @@ async def evaluate_config_async(
     policy = build_policy(config.policy)
     admit_all(policy, everything, engine.codec, engine.sampler.max_context, engine.limits.note)
     _announce(progress, engine, config.policy)
-    if out is not None and force:
-        _clear(out)
+    move_aside(out if force else None, progress.message)
     sets = [EvalSet(name, problems, policy) for name, problems in named.items()]
     reward = build_reward(config.reward, engine.codec, out)
     evaluator = Evaluator(config, engine, reward.answer, measure=measure_memory(engine.codec))
@@ -312,12 +311,6 @@ def read_problems(config: RunConfig, chunks: Sequence[int] | None = None) -> dic
 
 def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
     return build_source(config.data, split="eval").problems(step=0, count=count, size=size)
-
-
-def _clear(out: Path) -> None:
-    """Remove what an earlier evaluation wrote, and nothing else."""
-    for name in (SAMPLES, IDENTITY, SUMMARY, TRANSCRIPTS):
-        (out / name).unlink(missing_ok=True)
 
 
 def _summary_json(evaluation: Evaluation) -> Mapping[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from palimpsest import plugins
+from palimpsest import files, plugins
 from palimpsest.base.figures import skill_figures
 from palimpsest.base.make import BaseModelConfig, train_base_model
 from palimpsest.config.models import model_path
@@ -26,20 +27,33 @@ WINDOW = 32_768
 
 
 def make_base_model(out: Path, *, seed: int, force: bool, progress: Progress) -> None:
-    """Train the embedded base model into `out`."""
+    """Train the embedded base model; `out` appears whole, or not at all."""
     if out.exists() and any(out.iterdir()) and not force:
-        raise RunError(f"{out} is not empty: give another --out, or --force to write over the model in it")
-    config = BaseModelConfig(seed=seed)
+        raise RunError(f"{out} is not empty: give another --out, or --force to move it aside")
+    out = out.absolute()
+    aside = files.hidden_folder(out)
+    try:
+        report = _made(aside, BaseModelConfig(seed=seed), progress)
+        if out.exists() and any(out.iterdir()):
+            progress.message(f"{out}: what it held is now {files.set_aside(out)}")
+        files.publish_folder(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    progress.message(f"{out}: {report['steps']} steps in {report['wall_s']} s")
+    progress.message(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
+
+
+def _made(folder: Path, config: BaseModelConfig, progress: Progress) -> dict[str, Any]:
+    """The model in `folder`, with the report of its training."""
     with progress.count("base model", config.total_steps) as tick:
         report = train_base_model(
-            out,
+            folder,
             config,
             lambda _, stage, losses: tick(note=f"{stage}, loss " + " ".join(f"{loss:.3f}" for loss in losses)),
         )
-    report["figures"] = skill_figures(str(out))
-    (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
-    progress.message(f"{out}: {report['steps']} steps in {report['wall_s']} s")
-    progress.message(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
+    report["figures"] = skill_figures(str(folder))
+    (folder / "training.json").write_text(json.dumps(report, indent=2) + "\n")
+    return report
 
 
 def check(name: str, options: Mapping[str, Any]) -> Sequence[Finding]:

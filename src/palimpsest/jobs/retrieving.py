@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from palimpsest.engines.open import open_encoder
@@ -58,8 +56,6 @@ def serve_corpus(
     _check(backend, dense)
     with ExitStack() as stack:
         taken = stack.enter_context(bound(address.host, address.port))
-        before = signal.signal(signal.SIGTERM, _leave)  # while building: temporary folders go on the way out
-        stack.callback(signal.signal, signal.SIGTERM, before)
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))) / "index"
         index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense, progress)
@@ -96,7 +92,3 @@ def _dense(corpus: Path, folder: Path, dense: Dense, progress: Progress) -> Dens
             before = done
 
         return DenseIndex.of_corpus(corpus, folder, encoder, on_progress=on_progress)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

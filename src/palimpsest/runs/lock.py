@@ -17,6 +17,7 @@ from pathlib import Path
 
 import orjson
 
+from palimpsest import files
 from palimpsest.errors import RunError
 
 NAME = ".lock"
@@ -38,8 +39,9 @@ class FolderLock:
     def _acquire(self, folder: Path) -> None:
         holder = _holder(os.pread(self._descriptor, 4096, 0))
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            with files.naming(self.path):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             raise RunError(f"{folder} is in use by {_words(holder)}: wait for it, or choose another folder") from None
         if holder and holder["host"] != socket.gethostname():
             raise RunError(f"{folder} is in use by {_words(holder)}: if that process is gone, delete {self.path}")

@@ -157,8 +157,8 @@ def open_run(
     path = Path(path)
     if resume and force:
         raise RunError(f"{path}: --resume continues the run, --force replaces it; give one of them")
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file; a run needs a folder")
+    if os.path.lexists(path) and not path.is_dir():
+        raise RunError(f"{path} is {'a file' if path.exists() else 'a link to nothing'}; a run needs a folder")
     if path.exists() and not force and not (path / LOCK).exists():
         _check(path, config, resume)  # what is refused gains no lock
     path.mkdir(parents=True, exist_ok=True)

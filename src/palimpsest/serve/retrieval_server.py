@@ -8,7 +8,7 @@ Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full
 they take and the number of connections are bounded before a token is looked at (bounded.py), and bodies, queries, their
 number and length and topk after it; searching never blocks the event loop; queries of requests that wait are
 searched in one call (retrieval/coalesce.py), equal ones once; without a token only loopback is served,
-with one every path asks for it; SIGTERM and SIGINT let running requests finish.
+with one every path asks for it; SIGTERM, SIGINT and SIGHUP let running requests finish, a second one ends at once.
 Not covered: TLS (put a proxy before it); limits per client; pages of a browser on the same machine, which can send
 requests to a server without a token.
 """
@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import signal
 import socket
 import sys
 import time
@@ -27,6 +26,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import FrameType
 
 import orjson
 import uvicorn
@@ -40,6 +40,7 @@ from starlette.routing import Route
 from palimpsest.errors import ConfigError
 from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, Index
+from palimpsest.runs.signals import SIGNALS, end_at_once
 from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, with_limits
 from palimpsest.serve.cache import BytesCache
 
@@ -285,9 +286,15 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(AcceptErrors())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first lets running requests finish, the second ends the process at once."""
+        if self.should_exit:
+            end_at_once(sig)
+        self.should_exit = True
 
 
 def _answers(index: Index, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:

@@ -11,7 +11,7 @@ Not covered: several devices.
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
+from palimpsest.engines.embedded.heap import give_back_freed_memory
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
@@ -30,14 +31,39 @@ from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStat
 from palimpsest.text.codec import Codec
 
 
+class Weights:
+    """The learner's weights and the sampler's, the same or a copy, and the way from the one to the other.
+
+    Learner and engine both hold it, neither the other: an engine is gone with its memory as soon as nobody has it,
+    without waiting for a search for circles.
+    """
+
+    def __init__(self, learnt: Any, sampled: Any, learning: ComputeThread, sampling: ComputeThread) -> None:
+        self.learnt, self.sampled = learnt, sampled
+        self.version = 0
+        """That is published."""
+        self.sampler: EmbeddedSampler | None = None
+        """To be told of a version; None until something is sampled."""
+        self._learning, self._sampling = learning, sampling
+
+    async def publish(self, version: int) -> None:
+        """Have the sampler sample with what is learnt now."""
+        if self.sampled is not self.learnt:
+            await self._learning.run(self._copy)
+        self.version = version
+        if self.sampler is not None:
+            await self.sampler.publish(version)
+
+    def _copy(self) -> None:
+        """Called on the thread of the learner, done on that of the sampler."""
+        self._sampling.post(_copy, self.learnt, self.sampled).result()
+
+
 class EmbeddedLearner:
     """A `ForestLearner` on a compute thread. Satisfies `palimpsest.engines.protocol.Learner`."""
 
-    def __init__(
-        self, learner: ForestLearner, thread: ComputeThread, on_publish: Callable[[int], Awaitable[None]]
-    ) -> None:
-        """`on_publish` is told the version that the sampler is to have."""
-        self._learner, self._thread, self._on_publish = learner, thread, on_publish
+    def __init__(self, learner: ForestLearner, thread: ComputeThread, weights: Weights) -> None:
+        self._learner, self._thread, self._weights = learner, thread, weights
 
     @property
     def version(self) -> int:
@@ -62,7 +88,7 @@ class EmbeddedLearner:
 
     async def publish(self) -> int:
         """See `Learner.publish`."""
-        await self._on_publish(self.version)
+        await self._weights.publish(self.version)
         return self.version
 
 
@@ -81,15 +107,15 @@ class EmbeddedEngine:
         self._thread = self._sampling_thread = ComputeThread(settings.threads)
         self.model = trainable(config.model) if objective else load_model(config.model)
         self.codec = Codec.load(model_path(config.model))
-        self._sampled = self.model
-        self._published = 0
+        self._weights = Weights(self.model, self.model, self._thread, self._thread)
         self.learner: EmbeddedLearner | None = None
         if objective is None:
             self.model.requires_grad_(False)
             return
         if separate:
             self._sampling_thread = ComputeThread(settings.threads)
-            self._sampled = copy.deepcopy(self.model).requires_grad_(False)
+            sampled = copy.deepcopy(self.model).requires_grad_(False)
+            self._weights = Weights(self.model, sampled, self._thread, self._sampling_thread)
         steps_each = config.train.optimizer_steps if objective == "policy" else 1
         self.trainer = ForestLearner(
             self.model,
@@ -101,19 +127,21 @@ class EmbeddedEngine:
             total_steps=config.train.steps * steps_each,
             tokenizer=self.codec.tokenizer,
         )
-        self.learner = EmbeddedLearner(self.trainer, self._thread, self._publish)
+        self.learner = EmbeddedLearner(self.trainer, self._thread, self._weights)
 
     @cached_property
     def sampler(self) -> EmbeddedSampler:
         """Built when it is first asked for: imitation samples nothing."""
-        return EmbeddedSampler(
-            self._sampled,
+        sampler = EmbeddedSampler(
+            self._weights.sampled,
             thread=self._sampling_thread,
-            version=self._published,
+            version=self._weights.version,
             batch_slots=self._settings.batch_slots,
             prefill_tokens=self._settings.prefill_tokens,
             cache_tokens=self._settings.cache_tokens,
         )
+        self._weights.sampler = sampler
+        return sampler
 
     @property
     def limits(self) -> Limits:
@@ -123,22 +151,12 @@ class EmbeddedEngine:
         return Limits(vocab, context.tokens, self._settings.batch_slots, note)
 
     async def close(self) -> None:
-        """Cancel what is being sampled, and end the threads."""
+        """Cancel what is being sampled, end the threads, and let go of the memory that they kept."""
         if "sampler" in self.__dict__:
             await self.sampler.close()
         await self._sampling_thread.close()
         await self._thread.close()
-
-    async def _publish(self, version: int) -> None:
-        if self._sampled is not self.model:
-            await self._thread.run(self._copy_weights)
-        self._published = version
-        if "sampler" in self.__dict__:
-            await self.sampler.publish(version)
-
-    def _copy_weights(self) -> None:
-        """The learner's weights into the sampler's: called on the thread of the one, done on that of the other."""
-        self._sampling_thread.post(_copy, self.model, self._sampled).result()
+        give_back_freed_memory()
 
 
 @torch.no_grad()

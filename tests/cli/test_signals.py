@@ -1,0 +1,159 @@
+"""Signals outside of a training loop: how a command ends, what it says, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.interrupting import interrupted, quickstart, small
+
+PASSAGES = [{"id": str(n), "title": f"t{n}", "text": f"the colour of house {n} is red"} for n in range(9)]
+HOTPOT = {
+    "_id": "q0",
+    "question": "What colour is the house?",
+    "answer": "red",
+    "supporting_facts": [["House", 0]],
+    "context": [["House", ["The house is red. "]], ["Tree", ["The tree is tall."]]],
+}
+
+
+def evaluating(model: Path, out: Path) -> list[str]:
+    budgets = [
+        "chunk_size=64",
+        "memory_tokens=8",
+        "question_tokens=64",
+        "answer_tokens=8",
+    ]
+    sets = [word for budget in budgets for word in ("--set", budget)]
+    return [
+        "eval",
+        "--model",
+        str(model),
+        "--chunks",
+        "2",
+        "--limit",
+        "4",
+        *sets,
+        "--out",
+        str(out),
+    ]
+
+
+def training(model: Path, out: Path) -> list[str]:
+    return ["train", "memagent-quickstart", *small(model), "--out", str(out)]
+
+
+def inspecting(model: Path, out: Path) -> list[str]:
+    return ["data", "inspect", str(out.with_name("dev.json"))]
+
+
+def assembling(model: Path, out: Path) -> list[str]:
+    return [
+        "data",
+        "assemble",
+        str(out.with_name("dev.json")),
+        "--documents",
+        "2",
+        "--out",
+        str(out),
+    ]
+
+
+def base_model(model: Path, out: Path) -> list[str]:
+    return ["base-model", "--out", str(out)]
+
+
+def serving(model: Path, out: Path) -> list[str]:
+    return [
+        "retrieval",
+        "serve",
+        "--port",
+        "0",
+        "--index",
+        str(out),
+        "--corpus",
+        str(out.with_name("passages.json")),
+    ]
+
+
+RESUME, AGAIN = (
+    "palimpsest quickstart --resume {out} goes on",
+    "the same command begins again",
+)
+MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
+    "eval loads": (
+        evaluating,
+        "palimpsest.jobs.evaluation:open_engine",
+        "the same command goes on",
+    ),
+    "eval plays": (
+        evaluating,
+        "palimpsest.evaluation.samples:SampleLog.append",
+        "the same command goes on",
+    ),
+    "train loads": (training, "palimpsest.jobs.composing:open_engine", AGAIN),
+    "quickstart evaluates": (
+        quickstart,
+        "palimpsest.jobs.quickstart:play_shard",
+        RESUME,
+    ),
+    "data is read": (inspecting, "palimpsest.data.rows:sniff", AGAIN),
+    "data is written": (assembling, "palimpsest.data.problems:_eval_row", AGAIN),
+    "base-model trains": (base_model, "palimpsest.base.make:_step", AGAIN),
+    "an index is built": (
+        serving,
+        "palimpsest.retrieval.bm25:Bm25Index.of_corpus",
+        AGAIN,
+    ),
+}
+ONE_EACH = [
+    ("SIGINT", "eval plays"),
+    ("SIGTERM", "data is read"),
+    ("SIGHUP", "data is read"),
+]
+EVERY = [(name, moment) for moment in MOMENTS for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        *ONE_EACH,
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY if pair not in ONE_EACH),
+    ],
+)
+def test_a_signal_ends_a_command_tidily_and_says_how_to_go_on(
+    name: str, moment: str, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    (tmp_path / "dev.json").write_text(json.dumps([HOTPOT, {**HOTPOT, "_id": "q1"}]))
+    (tmp_path / "passages.json").write_text(json.dumps(PASSAGES))
+    command, place, again = MOMENTS[moment]
+    ended = interrupted(name, place, command(tiny_model_folder, tmp_path / "out"))
+    assert ended.status == 128 + signal.Signals[name], ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert f"{name}: ending; once more ends at once" in ended.stderr
+    assert ended.stderr.splitlines()[-1] == f"interrupted by {name}; {again.format(out=tmp_path / 'out')}"
+    assert ended.survivors == []
+    left = [path.name for path in tmp_path.rglob(".*") if path.name not in (".lock", ".out.lock")]
+    assert left == []
+    if again == AGAIN:
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        ("SIGINT", "eval loads"),
+        pytest.param("SIGTERM", "quickstart evaluates", marks=pytest.mark.slow),
+    ],
+)
+def test_a_second_signal_ends_at_once_what_the_first_could_not(
+    name: str, moment: str, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    command, place, _ = MOMENTS[moment]
+    ended = interrupted(name, place, command(tiny_model_folder, tmp_path / "out"), times=2)
+    assert ended.status == -signal.Signals[name]
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,169 @@
+"""Errors of the system and input that is out of all proportion: one line with what and where, exit status 2."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from palimpsest.runs.rows import append_row
+from support.small_run import small_run
+
+Refused = Callable[..., str]
+ROW = {
+    "_id": "q0",
+    "question": "What colour is the house?",
+    "answer": "red",
+    "supporting_facts": [["House", 0]],
+    "context": [["House", ["The house is red. "]], ["Tree", ["The tree is tall."]]],
+}
+LONG = "a" * 300
+
+
+@pytest.fixture
+def assemble(tmp_path: Path) -> list[str]:
+    (tmp_path / "dev.json").write_text(json.dumps([ROW]))
+    return ["data", "assemble", str(tmp_path / "dev.json"), "--documents", "2", "--out", str(tmp_path / "out.json")]
+
+
+def failing(number: int) -> Callable[[int], None]:
+    def call(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "free some room"),
+        (errno.EDQUOT, "free some room"),
+        (errno.EIO, "the disk fails"),
+        (errno.EROFS, "give a place that can be written to"),
+        (errno.EFBIG, "raise `ulimit -f`"),
+        (errno.EMFILE, "raise `ulimit -n`"),
+        (errno.ENFILE, "too many files open"),
+        (errno.ESTALE, "try again"),
+    ],
+)
+def test_an_error_of_the_system_is_a_line_with_file_and_fix(
+    number: int, fix: str, assemble: list[str], refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.fsync", failing(number))
+    message = refused(*assemble)
+    assert "out.json" in message
+    assert os.strerror(number) in message
+    assert fix in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.json"]
+
+
+def test_a_row_that_can_not_be_written_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.write", lambda *_: failing(errno.ENOSPC)(0))
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+        append_row(tmp_path / "metrics.jsonl", {"step": 1})
+
+
+@contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def test_a_file_that_may_not_grow_any_further_is_named(assemble: list[str], refused: Refused) -> None:
+    with limited(resource.RLIMIT_FSIZE, 40):
+        message = refused(*assemble)
+    assert "out.json: File too large" in message
+
+
+def test_a_process_without_descriptors_says_so(assemble: list[str], refused: Refused, tmp_path: Path) -> None:
+    refused(*assemble[:-1], str(tmp_path))  # everything is imported
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    with limited(resource.RLIMIT_NOFILE, free):
+        message = refused(*assemble)
+    assert "Too many open files" in message
+
+
+TRAIN = ["train", "memagent-quickstart", "--out"]
+HUGE: list[tuple[list[str], str]] = [
+    (["data", "inspect", LONG], LONG),
+    (["train", LONG], "File name too long"),
+    ([*TRAIN, LONG], "File name too long"),
+    (["eval", "--out", LONG, "--limit", "1"], "File name too long"),
+    ([*TRAIN, "link"], "link is a link to nothing"),
+    (["eval", "--out", "link", "--limit", "1"], "link is a link to nothing"),
+    (["train", "brackets.yaml"], "recipe brackets.yaml: not valid YAML (nested too deep)"),
+    ([*TRAIN, "x", "train.steps=" + "[" * 3000], "override train.steps=["),
+    (["data", "inspect", "deep.json"], "deep.json row 1: JSON that can't be read"),
+    (["data", "inspect", "deep.jsonl"], "deep.jsonl row 1: JSON that can't be read"),
+    (["retrieval", "serve", "--corpus", "deep.json", "--port", "0"], "deep.json row 1: JSON that can't be read"),
+    (["eval", "--policy", ":"], "policy.name=':': ':' is not of the form my_module:MyThing"),
+    (["check", ":"], "':' is not of the form my_module:MyThing"),
+    (["judge", "check", "--url", "http://127.0.0.1:99999/v1", "--model", "m"], "no port 99999"),
+    (
+        [
+            *TRAIN,
+            "x",
+            "reward.name=final_answer",
+            "reward.final_answer.match=judge",
+            "reward.judge={url: 'http://127.0.0.1:99999/v1', model: m}",
+        ],
+        "no port 99999",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "what"), HUGE, ids=[f"{words[0]}-{number}" for number, (words, _) in enumerate(HUGE)]
+)
+def test_input_out_of_proportion_is_a_line(
+    command: list[str],
+    what: str,
+    refused: Refused,
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("nowhere")
+    Path("brackets.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
+    Path("deep.json").write_text("[" * 50_000 + "]" * 50_000)
+    Path("deep.jsonl").write_text('{"a":' * 50_000 + "1" + "}" * 50_000 + "\n")
+    if command[:3] == TRAIN:
+        command = [*command, *(f"{key}={json.dumps(value)}" for key, value in small_run(tiny_model_folder).items())]
+    if command[0] == "eval" and "--policy" not in command:
+        command = [*command, "--model", str(tiny_model_folder), "--set", "chunk_size=64", "--chunks", "1"]
+    assert what in refused(*command)
+
+
+SINK = """import shutil
+
+def delete_the_run(step, metrics, timings, folder=None):
+    shutil.rmtree(folder)
+"""
+
+
+def test_a_run_whose_folder_is_deleted_ends_with_a_line_and_makes_no_new_one(
+    refused: Refused, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sinks_of_mine.py").write_text(SINK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = small_run(tiny_model_folder, steps=4, save_every=2) | {
+        "logging.sinks": ["sinks_of_mine:delete_the_run", "jsonl"]
+    }
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    message = refused(*TRAIN, "run", *words)
+    assert "run/" in message
+    assert "it was deleted or moved meanwhile" in message
+    assert not Path("run").exists()

@@ -1,0 +1,79 @@
+"""Commands that get a signal at a moment of their own, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.small_run import small_run
+
+CHILD = Path(__file__).with_name("signal_child.py")
+WAIT_S = 60
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that a signal ended."""
+
+    status: int
+    stderr: str
+    survivors: list[int]
+    """Process ids of its session."""
+
+
+def session(leader: int) -> list[int]:
+    """Processes of a session that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def survivors(leader: int) -> list[int]:
+    """Processes of a session that don't end by themselves within the time."""
+    deadline = time.monotonic() + WAIT_S
+    while (found := session(leader)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def interrupted(name: str, place: str, command: list[str], *, times: int = 1) -> Ended:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
+    child = subprocess.Popen(
+        [sys.executable, str(CHILD), name, str(times), place, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    _, stderr = child.communicate(timeout=240)
+    return Ended(child.returncode, stderr, survivors(child.pid))
+
+
+def small(model: Path, **changes: object) -> list[str]:
+    """Overrides of a run of seconds as words."""
+    return [f"{key}={json.dumps(value)}" for key, value in (small_run(model) | changes).items()]
+
+
+def quickstart(model: Path, out: Path) -> list[str]:
+    own = {
+        "evaluation.problems": 2,
+        "evaluation.multiples": [1, 2],
+        "evaluation.baselines": {},
+    }
+    return ["quickstart", "memagent", *small(model, **own), "--out", str(out)]
