@@ -273,9 +273,9 @@ def table(found: list[Trial]) -> list[str]:
         own = [trial for trial in found if trial.kind == kind]
         if own:
             counts = Counter(trial.verdict for trial in own)
-            tried_ = len(own) * (KILLS_A_RUN if kind == "kills" else 1)
+            each = KILLS_A_RUN if kind == "kills" else 1
             name = f"kills ({len(own)} runs)" if kind == "kills" else kind
-            cells = [f"{tried_:,}", *(f"{counts[verdict]:,}" for verdict in VERDICTS)]
+            cells = [f"{each * count:,}" for count in (len(own), *(counts[verdict] for verdict in VERDICTS))]
             lines.append(f"| {name} | {' | '.join(cells)} | {sum(bool(trial.left) for trial in own)} |")
     return lines
 

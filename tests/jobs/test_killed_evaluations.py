@@ -99,8 +99,7 @@ def test_two_trainings_at_once_are_refused_on_one_folder_and_fine_on_two(
 
     def begin(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(child), "fakes", str(tmp_path / name), "none"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, text=True, env=environment, **pipes)
+        return subprocess.Popen(command, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     first = begin("one")
     assert first.stdout is not None

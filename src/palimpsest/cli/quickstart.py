@@ -53,13 +53,17 @@ def quickstart(
         check_quickstart(method or "memagent")
     from palimpsest.jobs.quickstart import quickstart as run
 
-    folder = Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
-    with going_on(resumed(folder, force=force)):
+    with going_on(resumed(_folder(method, out, resume), force=force)):
         done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
     if done.finished:
         _show(done)
     else:
         Terminal().message(f"stopped after step {done.run.steps}; {resume_command(done.run)} goes on")
+
+
+def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
+    """Where the run is: with --resume what is named may be the run itself."""
+    return Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
 
 
 def _show(done: Quickstart) -> None:
