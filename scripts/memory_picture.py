@@ -21,7 +21,7 @@ from palimpsest.measures.trace import readings
 from palimpsest.text.codec import Codec
 
 WIDTH, LINE, GAP = 760, 18, 14  # pixels
-LEFT, RIGHT = 96, 470  # of the sections, of the memories
+LEFT, RIGHT = 96, 440  # of the sections, of the memories
 SERIF, MONO = "system-ui, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
 EVIDENCE, KEPT = "#b7e4c7", "#dbeafe"
 
@@ -78,13 +78,13 @@ def svg(episode: Told) -> str:
 
 def _height(episode: Told) -> int:
     rows = sum(max(len(section.sentences), 2) * LINE + GAP for section in episode.sections)
-    return 84 + rows + 2 * LINE + GAP
+    return 84 + rows + LINE + GAP
 
 
 def _drawn(episode: Told) -> Iterator[str]:
     yield _text(16, 30, f"Question: {episode.question}", size=16, weight=600)
     yield _text(LEFT, 62, "read, one section a turn", colour="#767676")
-    yield _text(RIGHT, 62, "memory after it: all that the next turn knows", colour="#767676")
+    yield _text(RIGHT, 62, "memory after it, all that the next turn knows", colour="#767676")
     y = 84
     for number, section in enumerate(episode.sections, 1):
         yield _text(16, y, f"section {number}", colour="#767676")
