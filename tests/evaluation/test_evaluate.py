@@ -282,16 +282,16 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
         shard.run(report)
         return shard, report.parts - before
 
-    _, first = play_with("evaluation.problems=2")
-    assert first == 2
+    begun, first = play_with("evaluation.problems=2")
+    assert first == begun.turns_played() >= 2
     grown, more = play_with("evaluation.problems=3")
-    assert more == 1
+    assert more == grown.turns_played() - first >= 1
     assert {name: len(samples) for name, samples in samples_of([grown]).items()} == {"agent@1": 3}
     shrunk, fewer = play_with("evaluation.problems=1")
     assert fewer == 0
     assert {name: len(samples) for name, samples in samples_of([shrunk]).items()} == {"agent@1": 1}
     warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
-    assert anew == 2
+    assert anew == warm.turns_played() >= 2
     assert [text.endswith("set aside and played anew") for text in report.messages] == [True]
     assert len(read_samples(warm.path / SAMPLES)[0]) == 2
     assert len(read_samples(tmp_path / "shard-1-of-1.old-1" / SAMPLES)[0]) == 3

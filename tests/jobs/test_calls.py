@@ -252,7 +252,7 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),
         (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
         (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
-        (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "'jsonl': must be a list, e.g. [jsonl]"),
+        (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "must be a list, each text, e.g. [js"),
         (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),
         (lambda: palimpsest.evaluate(None), "model=None: give a name, a folder or a Run"),
         (lambda: palimpsest.evaluate(policy=Echo()), "__main__:MyPolicy"),
@@ -306,9 +306,9 @@ def test_quiet_shows_nothing_and_otherwise_steps_are_told(
     settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
     palimpsest.train("memagent-quickstart", settings, out=tmp_path / "quiet", quiet=True)
     out, err = capfd.readouterr()
-    assert (out, "step 1/2" in err) == ("", False)
+    assert (out, "steps 1/2" in err) == ("", False)
     palimpsest.train("memagent-quickstart", settings, out=tmp_path / "told")
-    assert "step 2/2  reward" in capfd.readouterr().err
+    assert "steps 2/2  elapsed" in capfd.readouterr().err
 
 
 # ---- stopping ------------------------------------------------------------------------------------------------

@@ -132,3 +132,11 @@ def test_on_a_terminal_there_is_one_line_and_messages_stand_above_it() -> None:
     shown = stream.getvalue()
     assert shown.count("resumed [not markup]") == 1
     assert "steps 2/20" in shown
+
+
+def test_on_a_terminal_what_was_done_before_is_shown_from_the_beginning_of_a_stage() -> None:
+    stream = io.StringIO()
+    plan = [Stage("evaluation", 8, 1.0)]
+    with Terminal(stream, live=True).stages(plan) as staged, staged.count("evaluation", 8, done=4):
+        pass
+    assert "50% evaluation 4/8" in stream.getvalue()

@@ -21,7 +21,7 @@ class Told:
     messages: list[str] = field(default_factory=list)
 
     def part(self, count: int = 1) -> None:
-        self.parts += 1
+        self.parts += count
 
     def message(self, text: str) -> None:
         self.messages.append(text)

@@ -288,7 +288,8 @@ def _announced(method: Method, plan: Sequence[Stage], out: Path) -> str:
     """What is going to be done, and how long that took on the reference machine."""
     parts = ", ".join(f"{stage.name} ({stage.parts:,} {_UNITS.get(stage.name, 'steps')})" for stage in plan)
     minutes = sum(stage.parts * stage.seconds_each for stage in plan) / 60
-    return f"quickstart {method.name}: {parts}, report, into {out}; about {max(1, round(minutes))} minutes on two cores"
+    time_taken = "a minute or less" if minutes < 1.5 else f"about {minutes:.0f} minutes"
+    return f"quickstart {method.name}: {parts}, report, into {out}; {time_taken} on two cores"
 
 
 _UNITS = {"evaluation": "turns"}

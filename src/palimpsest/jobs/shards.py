@@ -94,13 +94,17 @@ async def play_shard(shard: Shard, report: Report) -> None:
         await using(engine, closing(reward, playing))
     finally:
         telling.cancel()
+        await asyncio.wait([telling])
 
 
 async def _tell_turns(sampler: Sampler, report: Report) -> None:
-    """Report the turns that were begun: long episodes go side by side and end at the same time."""
-    told = 0
-    while True:
-        await asyncio.sleep(_TELL_EVERY_S)
+    """Report the turns that were begun, until cancelled: long episodes go side by side and end at the same time."""
+    told, playing = 0, True
+    while playing:
+        try:
+            await asyncio.sleep(_TELL_EVERY_S)
+        except asyncio.CancelledError:
+            playing = False
         begun = sampler.stats().requests
         if begun > told:
             report.part(begun - told)

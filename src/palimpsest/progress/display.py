@@ -18,6 +18,10 @@ from palimpsest.progress.steps import summary_line
 class Line(Protocol):
     """Shows an `Overall`."""
 
+    def begin(self) -> None:
+        """A stage begins."""
+        ...
+
     def show(self) -> None:
         """Something has moved."""
         ...
@@ -92,6 +96,7 @@ class _Staged:
     @contextmanager
     def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
         self._overall.begin(label, total, done)
+        self._line.begin()
         counted = done
 
         def tick(done: int = 1, *, note: str | None = None) -> None:
@@ -115,6 +120,7 @@ class _Staged:
 class _Steps:
     def __init__(self, overall: Overall, line: Line, total: int, owner: Display | None = None) -> None:
         overall.begin("steps", total)
+        line.begin()
         self._overall, self._line, self._owner = overall, line, owner
         self._begun = False
 

@@ -38,6 +38,9 @@ class _Bar:
         self._shown = time.monotonic()
         self._output: Any = display(self._bundle(), raw=True, display_id=True)
 
+    def begin(self) -> None:
+        self._update()
+
     def show(self) -> None:
         """Change it, but not more than some times a second unless a stage is at its end."""
         if self._overall.at_an_end or time.monotonic() - self._shown > _EVERY_S:

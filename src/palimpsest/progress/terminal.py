@@ -59,6 +59,9 @@ class _Bar:
         self._task = self._bars.add_task("", total=1.0)
         self._bars.start()
 
+    def begin(self) -> None:
+        self.show()
+
     def show(self) -> None:
         self._bars.update(self._task, completed=self._overall.fraction)
 
@@ -75,6 +78,9 @@ class _Log:
         self._overall, self._stream = overall, stream
         self._place = overall.place
         self._printed = -_EVERY_S
+
+    def begin(self) -> None:
+        """Nothing has moved yet."""
 
     def show(self) -> None:
         begun = self._overall.place[0] != self._place[0]
