@@ -15,6 +15,7 @@ from torch import Tensor
 from palimpsest.config.schema import OptimConfig
 from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model import disable_noise
 from palimpsest.engines.embedded.probe import admit
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.errors import ModelError
@@ -34,6 +35,11 @@ FAST = (
     "RecurrentGemma",
     "GPTNeo",
 )
+CHECKPOINTED = [n for n, case in CASES.items() if not case.refused and not case.untrained and n != "DiffLlama"]
+"""DiffLlama refuses dropout itself."""
+DROPOUT = ("dropout", "attention_dropout", "hidden_dropout", "residual_dropout", "activation_dropout", "layerdrop")
+NOISY = dict.fromkeys((*DROPOUT, "resid_pdrop", "embd_pdrop", "attn_pdrop", "router_jitter_noise"), 0.3)
+NOISY["input_jitter_noise"] = 0.3
 LONGEST = 120  # tokens: five times the sliding windows
 
 
@@ -109,4 +115,22 @@ def test_a_class_is_computed_as_it_is_written_or_refused_in_words(name: str) -> 
     loss, wanted = apart(reference, batch)
     assert stats.loss == pytest.approx(loss, rel=1e-5)
     assert stats.reuse > 1.2
+    assert largest_error(gradients(model), wanted) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("OPT", "Phimoe") else pytest.mark.slow) for n in CHECKPOINTED]
+)
+def test_gradient_checkpointing_adds_no_noise_and_changes_no_gradient(name: str) -> None:
+    """It puts a model into training mode, where classes drop numbers out and blur their routers."""
+    model, draw = built(name, **NOISY), random.Random(0)
+    disable_noise(model)
+    admit(model)
+    reference = eager(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    head = ids(draw, 30)
+    batch = batch_of_rows([head + ids(draw, n) for n in (5, 10, 20)], draw)
+    stats = ForestLearner(model, optim=OptimConfig()).accumulate(batch)
+    loss, wanted = apart(reference, batch)
+    assert stats.loss == pytest.approx(loss, rel=1e-5)
     assert largest_error(gradients(model), wanted) < 1e-4

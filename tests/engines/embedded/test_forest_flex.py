@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -84,3 +85,16 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
             torch.testing.assert_close(found, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
         graphs.append(counters["stats"]["unique_graphs"])
     assert len(set(graphs[1:])) == 1, "after the first forest nothing is compiled anew"
+
+
+@pytest.mark.slow
+def test_the_compiled_kernel_with_a_window_is_the_reference() -> None:
+    forest = laid_out(0, 60)
+    plan = plan_of(forest, torch.float32, window=9)
+    query, key, value = tensors(plan)
+    with torch.no_grad():
+        blocks = forest_flex.block_mask(plan.exits, plan.places, forest.positions, 9)
+        found = forest_flex.flex(query, key, value, blocks, 0.3)
+        mask = plan.near == 0
+        wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)

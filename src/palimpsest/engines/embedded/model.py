@@ -25,6 +25,9 @@ from palimpsest.errors import ModelError
 
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
 
+NOISE = ("dropout", "drop_rate", "layerdrop", "jitter")
+"""In the names of what modules do to their numbers at random in training mode."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -50,7 +53,7 @@ def load_model(config: ModelConfig) -> Any:
     if (base := base_of(path)) is not None:
         return merged(load_model(config.model_copy(update={"path": base})), path)
     model = _read(config, path)
-    _disable_dropout(model)
+    disable_noise(model)
     model = model.to(pick_device(config.device)).eval()
     with _naming(path):
         admit(model)
@@ -109,13 +112,15 @@ def trainable(config: ModelConfig) -> Any:
     return adapted(model, config.lora, str(Path(config.path).resolve()) if is_folder else config.path)
 
 
-def _disable_dropout(model: Any) -> None:
-    """The learner must compute what the sampler computed, also in training mode."""
+def disable_noise(model: Any) -> None:
+    """Switch dropout and the noise of routers off: the learner must compute what the sampler computed, also in training
+    mode, where gradient checkpointing puts it."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and any(kind in name for kind in NOISE):
+                setattr(module, name, 0.0)
 
 
 def _check_folder(path: str) -> None:
