@@ -92,6 +92,28 @@ def test_the_papers_recipe_holds_the_papers_numbers() -> None:
     ]
 
 
+def test_what_the_scripts_do_to_their_data_and_when_they_validate_is_in_the_recipes() -> None:
+    for name in ("memagent-7b", "memagent-14b", "rememr1-3b", "rememr1-7b", "rememr1-code"):
+        config = load_recipe(name)
+        assert (config.data.shuffle, config.train.eval_first) == (False, True)
+    for name in ("rememr1-3b", "rememr1-7b", "rememr1-code"):
+        assert load_recipe(name).train.save_best == "accuracy"
+        for key in ("question_tokens", "memory_tokens", "answer_tokens", "max_chunks"):
+            (line,) = [text for text in recipe_text(name).splitlines() if text.strip().startswith(f"{key}:")]
+            assert "# config:" in line
+
+
+def test_the_larger_memagent_its_second_stage_and_the_cold_start_of_memact_are_recipes() -> None:
+    first, second = load_recipe("memagent-14b"), load_recipe("memagent-14b-stage2")
+    assert (first.train.prompts_per_step, first.train.optimizer_steps, first.train.group_size) == (256, 16, 16)
+    limit = second.policy.options["max_chunks"] * second.policy.options["chunk_size"]
+    assert (limit, second.model.path) == (60_000, "runs/memagent-14b-seed0")
+    start = load_recipe("memact-cold-start")
+    assert (start.optim.learning_rate, start.train.prompts_per_step, start.train.steps) == (6e-6, 256, 72)
+    vime = load_recipe("memagent-vime-qwen3-4b").train
+    assert (vime.prompts_per_step, vime.group_size, vime.optimizer_steps) == (8, 8, 1)
+
+
 def test_defaults_round_trip_as_plain_yaml() -> None:
     assert RunConfig.model_validate(yaml.safe_load(dump_config(RunConfig()))) == RunConfig()
 

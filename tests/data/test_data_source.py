@@ -1,6 +1,7 @@
 """Sources: problems as a pure function of (seed, step, round)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_an_epoch_shows_every_problem_once_and_the_next_in_another_order(ten: Pa
     for names in epochs:
         assert sorted(names) == [f"p{i}" for i in range(10)]
     assert len({tuple(names) for names in epochs}) == 3
+
+
+def test_a_file_may_be_read_as_it_stands(ten: Path) -> None:
+    source = replace(FileSource.open(ten, split="train"), shuffle=False)
+    assert [ids(source, step, 3) for step in range(4)] == [
+        ["p0", "p1", "p2"],
+        ["p3", "p4", "p5"],
+        ["p6", "p7", "p8"],
+        ["p0", "p1", "p2"],
+    ]
+    assert ids(source, 0, 3, round=1) != ids(source, 1, 3, round=1)  # others in place of dropped groups are drawn
+    assert build_source(DataConfig(source=str(ten), shuffle=False), split="train") == source
+    with pytest.raises(ValueError, match=r"data\.shuffle=false reads the rows of a file"):
+        DataConfig(source="synthetic", shuffle=False)
 
 
 def test_steps_are_the_same_in_any_order_and_in_another_process_object(ten: Path) -> None:

@@ -243,6 +243,12 @@ def test_a_tools_text_is_cut_with_a_mark() -> None:
     assert "z" * 51 not in script.text(1)
 
 
+def test_a_tools_text_may_be_cut_in_its_middle() -> None:
+    _, script = played(tricky(tool_chars=51, tool_cut="middle"), [call("tricky", how="flood")])
+    assert "z" * 26 + " [cut: 51 of 5000 characters] " + "z" * 25 in script.text(1)
+    assert "z" * 27 not in script.text(1)
+
+
 # --- limits ------------------------------------------------------------------------------------------------------
 
 

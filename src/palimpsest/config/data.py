@@ -115,6 +115,9 @@ class DataConfig(Strict):
     """File whose paragraphs join the distractors, or that document indices refer to."""
     limit: int | None = Field(None, ge=1)
     """Use only the first so many problems."""
+    shuffle: bool = True
+    """Of a file's rows for training, anew each epoch; false: as they stand. Groups that dynamic sampling plays in place
+    of others are drawn all the same."""
     seed: int = 0
     synthetic: SyntheticConfig = SyntheticConfig()
     search: SearchDataConfig | None = None
@@ -158,6 +161,16 @@ class DataConfig(Strict):
                 "is searched belongs to the tool, policy.options.tools.search.source"
             )
         return self._check_curriculum(searched)
+
+    @model_validator(mode="after")
+    def _order_of_a_file(self) -> DataConfig:
+        drawn = self.source in ("synthetic", "synthetic_search")
+        if not self.shuffle and (drawn or self.search is not None):
+            raise ValueError(
+                "data.shuffle=false reads the rows of a file as they stand, and these problems are drawn or combined: "
+                "set data.shuffle=true, or data.source to a file and data.search=null"
+            )
+        return self
 
     def _check_curriculum(self, searched: bool) -> DataConfig:
         if self.curriculum is None:

@@ -204,6 +204,10 @@ class TrainConfig(Strict):
     keep_checkpoints: int = Field(2, ge=1)
     eval_every: int | None = Field(None, ge=1)
     eval_problems: int = Field(64, ge=1)
+    eval_first: bool = False
+    """Evaluate before the first step too: as step 0 of the metrics."""
+    save_best: str | None = None
+    """Metric of these evaluations, e.g. accuracy: the weights with the highest are kept as checkpoints/best."""
     record_every: int = Field(1, ge=1)
     """Write the trajectories of every so many steps."""
     episode_timeout_s: float | None = Field(None, gt=0)
@@ -212,6 +216,13 @@ class TrainConfig(Strict):
     """Batches collected ahead: batch k is sampled with the weights after step k - 1 - ahead, while the learner takes a
     step. 0: every step learns from samples of its own weights. More than 1 gains no speed over 1 (training/loop.py)."""
     variant: VariantConfig | None = None
+
+    @model_validator(mode="after")
+    def _evaluations_to_look_at(self) -> TrainConfig:
+        if self.eval_every is None and (self.eval_first or self.save_best is not None):
+            wanted = "eval_first=true" if self.eval_first else f"save_best={self.save_best}"
+            raise ValueError(f"train.{wanted} needs evaluations: set train.eval_every, e.g. to 10")
+        return self
 
 
 class ColdStartConfig(Strict):

@@ -2,7 +2,7 @@
 
 Guaranteed: resuming needs no state, a step's problems are the same whenever they are asked for; a training step
 holds no problem twice; an epoch shows every problem once, but for the remainder that doesn't fill a step (another
-one each epoch, as each epoch is shuffled anew).
+one each epoch, as each epoch is shuffled anew; the file's last rows where `data.shuffle` is false).
 Not covered: files larger than memory. Contexts that a file fixes are held as text: MemAgent's 32,768 training rows
 are about 4 GB. Contexts assembled from paragraphs are built when asked for and share their paragraphs.
 """
@@ -10,7 +10,7 @@ are about 4 GB. Contexts assembled from paragraphs are built when asked for and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -56,7 +56,7 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
             seed=config.seed,
             format=named_format(config.format, config.format_options),
         )
-    return FileSource.open(
+    source = FileSource.open(
         name,
         split=split,
         documents=config.documents,
@@ -66,6 +66,7 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
         corpus=config.corpus,
         placing=Placing(config.order, config.min_distance),
     )
+    return replace(source, shuffle=config.shuffle)
 
 
 def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:
@@ -86,6 +87,8 @@ class FileSource:
     split: Split
     seed: int
     placing: Placing = ANYWHERE
+    shuffle: bool = True
+    """False: a training epoch is the file in its order."""
 
     @classmethod
     def open(
@@ -126,7 +129,8 @@ class FileSource:
         if self.split == "eval":
             return [self._problem(record) for record in self.records[:count]]
         (what, number), places = window(len(self), step=step, count=count, round=round, path=self.path)
-        order = shuffled(len(self), self.seed, what, number)
+        as_it_stands = not self.shuffle and round == 0
+        order = range(len(self)) if as_it_stands else shuffled(len(self), self.seed, what, number)
         return [self._problem(self.records[order[place]]) for place in places]
 
     def _problem(self, record: Record) -> Problem:

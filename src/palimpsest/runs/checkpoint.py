@@ -62,13 +62,15 @@ class Checkpoints:
         self._keep = keep
         self._warn = warn
 
-    async def save(self, step: int, write: Write, state: Mapping[str, Any]) -> Checkpoint:
+    async def save(self, step: int, write: Write, state: Mapping[str, Any], *, name: str | None = None) -> Checkpoint:
         """Publish a checkpoint: `write` puts the learner's files into an empty folder, `state` must be JSON.
+
+        One with a `name` of its own takes the place of the last so called; no run goes on from it, none removes it.
 
         Raises CheckpointError, leaving everything as it was, if the files can't be written, or are not what `write`
         says it wrote.
         """
-        path = self.folder / f"step-{step:06d}"
+        path = self.folder / (name or f"step-{step:06d}")
         self.folder.mkdir(exist_ok=True)
         files.remove_leftovers(self.folder)
         hidden = files.hidden_folder(path)
@@ -83,7 +85,8 @@ class Checkpoints:
             if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
                 raise
             raise CheckpointError(self._no_room(path, size, error)) from error
-        self.prune(step)
+        if name is None:
+            self.prune(step)
         return replace(saved, path=path)
 
     def latest(self) -> Checkpoint | None:

@@ -10,6 +10,7 @@ Not covered: a step cut in the middle. It is done again from the last checkpoint
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,16 @@ from typing import Any, Protocol
 
 from palimpsest import files
 from palimpsest.config.schema import TrainConfig
-from palimpsest.errors import PalimpsestError
+from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.loggers import LoggerSet
-from palimpsest.runs.run_folder import RunFolder
+from palimpsest.runs.rows import read_rows
+from palimpsest.runs.run_folder import METRICS, RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.types import Group
+
+BEST = "best"
+"""Name of the checkpoint that `train.save_best` keeps."""
 
 Evaluate = Callable[[int], Awaitable[Mapping[str, float]]]
 """Called with the step after which it measures; returns metrics, which are logged under `eval/`."""
@@ -101,6 +106,8 @@ class Driver:
         try:
             step, saved = await self._resume()
             with stop.watching(self._on_signal):
+                if saved is None and self.config.eval_first:
+                    await self._finish(0, {}, {})
                 while step < self.config.steps and not stop.requested:
                     await self._one(step + 1, saved)
                     step += 1
@@ -119,7 +126,7 @@ class Driver:
         found = self.folder.checkpoints.latest()
         step = found.step if found else 0
         self.folder.checkpoints.tidy(found)
-        self.folder.rewind(step)
+        self.folder.rewind(step if found else -1)
         if found is None:
             return 0, None
         await self.learner.load(found.path)
@@ -138,14 +145,39 @@ class Driver:
             if step > 1 and unsaved and self.learner.version == version:
                 await self._save(step - 1)
             raise
-        metrics = dict(report.metrics)
-        if self.evaluate is not None and self._due(self.config.eval_every, step):
-            found = await self.evaluate(step)
-            metrics |= {f"eval/{name}": value for name, value in found.items()}
         if report.groups and step % self.config.record_every == 0:
             self.folder.record(step, report.encoded or encode_groups(report.groups))
-        timings = {**report.timings, "sink_failures": float(self.loggers.failures)}
-        self.loggers.log(step, metrics, timings)
+        await self._finish(step, report.metrics, report.timings)
+
+    async def _finish(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+        """Evaluate if it is time, log the step, and keep its weights if none were better."""
+        measured: Mapping[str, float] = {}
+        if self.evaluate is not None and (step == 0 or self._due(self.config.eval_every, step)):
+            measured = {f"eval/{name}": value for name, value in (await self.evaluate(step)).items()}
+        self.loggers.log(step, {**metrics, **measured}, {**timings, "sink_failures": float(self.loggers.failures)})
+        if measured and self.config.save_best is not None:
+            await self._keep_best(step, self.config.save_best, measured)
+
+    async def _keep_best(self, step: int, name: str, measured: Mapping[str, float]) -> None:
+        """Save checkpoints/best if no evaluation before had a higher `eval/name`; RunError if there is no such metric.
+
+        What was measured before stands in metrics.jsonl, so a resumed run compares as an uninterrupted one.
+        """
+        key = f"eval/{name}"
+        if key not in measured:
+            if "eval/accuracy" not in measured:
+                return  # nothing was graded
+            known = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
+            raise RunError(f"train.save_best={name}: no metric of the evaluation; choose one of {known}")
+        rows = read_rows(self.folder.path / METRICS)
+        before = [row[key] for row in rows if row["step"] < step and row.get(key) is not None]
+        there = (self.folder.checkpoints.folder / BEST).is_dir()
+        if not math.isfinite(measured[key]) or (there and before and measured[key] <= max(before)):
+            return
+        self.folder.flush()
+        await self.folder.checkpoints.save(step, self._write, self.job.state(), name=BEST)
+        self.folder.event("best", step=step, metric=name, value=measured[key])
+        self.loggers.message(f"step {step}: best {name} so far, {measured[key]:.4g}, kept as checkpoints/{BEST}")
 
     async def _save(self, step: int) -> Path:
         self.folder.flush()

@@ -1,7 +1,7 @@
 """What may change in the configuration when a run is resumed.
 
-allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, record_every:
-          no past step would have come out otherwise
+allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, eval_first, save_best,
+          record_every: no past step would have come out otherwise
 warned    engine, optim, eval_sampling, policy.eval_options, data.eval_source, model.device,
           model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
           reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
@@ -41,6 +41,8 @@ _RULES: Mapping[str, Verdict] = {
     "train.save_every": "allowed",
     "train.keep_checkpoints": "allowed",
     "train.eval_every": "allowed",
+    "train.eval_first": "allowed",
+    "train.save_best": "allowed",
     "train.record_every": "allowed",
     "engine": "warned",
     "model.device": "warned",

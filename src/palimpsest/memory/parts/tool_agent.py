@@ -94,6 +94,8 @@ class ToolAgentPolicy(MemoryPolicy):
     """Of a prompt and its reply together; an episode that needs more ends as out_of_context."""
     tool_chars: int = 8192
     """Characters of a tool's text; what is cut off is marked."""
+    tool_cut: Literal["end", "middle"] = "end"
+    """Where a longer one is cut: its end, or its middle (MemAct's code)."""
     tool_timeout_s: float = 30.0
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
@@ -270,7 +272,11 @@ class ToolAgentPolicy(MemoryPolicy):
     def _cut(self, text: str) -> str:
         if len(text) <= self.tool_chars:
             return text
-        return f"{text[: self.tool_chars]} [cut: {self.tool_chars} of {len(text)} characters]"
+        mark = f"[cut: {self.tool_chars} of {len(text)} characters]"
+        if self.tool_cut == "end":
+            return f"{text[: self.tool_chars]} {mark}"
+        head = (self.tool_chars + 1) // 2
+        return f"{text[:head]} {mark} {text[len(text) - (self.tool_chars - head) :]}"
 
     def _result(self, episode: Episode, call: Found, said: Said) -> Result:
         """The result of a call under a new id, and the event that counts it."""
