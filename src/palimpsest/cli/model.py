@@ -33,8 +33,13 @@ def check(
         str, typer.Argument(help="A policy, or my_module:MyThing: policy, reward, layer of a reward, credit rule.")
     ],
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of it.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="What it is, if that doesn't show: policy, reward, layer, rule, format, sink, engine."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="With --kind format: a file that it reads.")] = None,
 ) -> None:
-    """Hold a memory policy, a reward or a credit rule against its contract and say in words what it breaks.
+    """Hold what a recipe names of one's own against its contract and say in words what it breaks.
 
     Exits with 1 if anything is broken.
 
@@ -44,12 +49,15 @@ def check(
       palimpsest check overwrite --set chunk_size=48
       palimpsest check my_module:my_reward
       palimpsest check my_module:MyRule --set decay=0.8
+      palimpsest check my_module:MyFormat --kind format --file questions.csv
+      palimpsest check my_module:MyEngine --kind engine
     """
     from palimpsest.cli.show import stdout
     from palimpsest.config.load import split_override
     from palimpsest.jobs.models import check as check_contract
 
-    findings = check_contract(name, dict(split_override(setting) for setting in settings or ()))
+    options = dict(split_override(setting) for setting in settings or ())
+    findings = check_contract(name, options, kind, file)
     console = stdout()
     for finding in findings:
         mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"

@@ -16,6 +16,7 @@ from palimpsest.config.models import model_path
 from palimpsest.config.schema import ModelConfig, PolicyConfig
 from palimpsest.credit.check import check_rule
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.jobs.own_checks import check_engine, check_format, check_sink
 from palimpsest.memory.check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.progress.progress import Progress
@@ -56,15 +57,30 @@ def _made(folder: Path, config: BaseModelConfig, progress: Progress) -> dict[str
     return report
 
 
-def check(name: str, options: Mapping[str, Any]) -> Sequence[Finding]:
+KINDS = ("policy", "reward", "layer", "rule", "format", "sink", "engine")
+"""What can be checked."""
+
+
+def check(
+    name: str, options: Mapping[str, Any], kind: str | None = None, file: Path | None = None
+) -> Sequence[Finding]:
     """What `name` is, with these options, held against each point of its contract.
 
     A policy, shipped or the user's own; a reward, a layer of one, or a credit rule of the user's own, told apart by
-    what they take: (problem, trajectory), (problem, trajectory, grade), (group).
+    what they take: (problem, trajectory), (problem, trajectory, grade), (group). `kind` says what it is where that
+    doesn't, and must for a data format, which reads `file`, a log sink and an engine.
     """
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"--kind {kind}: choose one of {', '.join(KINDS)}")
+    if file is not None and kind != "format":
+        raise ConfigError(f"--file {file}: is read by a data format: add --kind format, or leave it out")
     if dotted := [key for key in options if "." in key]:
         raise ConfigError(f"--set {dotted[0]}: options have plain names, e.g. chunk_size=48")
-    kind = _kind(name, options)
+    if kind == "format":
+        return check_format(name, options, file)
+    if kind in ("sink", "engine"):
+        return check_sink(name, options) if kind == "sink" else check_engine(name, options)
+    kind = kind or _kind(name, options)
     if kind == "rule":
         return check_rule(name, options)
     if kind in ("reward", "layer"):
@@ -85,7 +101,7 @@ def _kind(name: str, options: Mapping[str, Any]) -> str:
         if call is None and not hasattr(target, "run"):
             raise ConfigError(
                 f"check {name}: neither a policy (run), a credit rule (turn_advantages) nor a reward (grade); "
-                "data formats are tried by palimpsest data inspect FILE --format, engines and sinks by a run of a step"
+                "give --kind format --file FILE, --kind sink or --kind engine for one of these"
             )
         if call is None or hasattr(target, "run"):
             return "policy"
