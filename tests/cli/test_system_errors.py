@@ -110,16 +110,6 @@ HUGE: list[tuple[list[str], str]] = [
     (["eval", "--policy", ":"], "policy.name=':': ':' is not of the form my_module:MyThing"),
     (["check", ":"], "':' is not of the form my_module:MyThing"),
     (["judge", "check", "--url", "http://127.0.0.1:99999/v1", "--model", "m"], "no port 99999"),
-    (
-        [
-            *TRAIN,
-            "x",
-            "reward.name=final_answer",
-            "reward.final_answer.match=judge",
-            "reward.judge={url: 'http://127.0.0.1:99999/v1', model: m}",
-        ],
-        "no port 99999",
-    ),
 ]
 
 

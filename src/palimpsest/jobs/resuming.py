@@ -110,5 +110,6 @@ def resumable(run: Path, progress: Progress) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        progress.message(f"{resume_command(run)} goes on from the newest checkpoint")
+        if (run / CONFIG).is_file():  # it may be what was deleted
+            progress.message(f"{resume_command(run)} goes on from the newest checkpoint")
         raise
