@@ -34,8 +34,10 @@ def mask_mod(exits: Tensor, places: Tensor, depths: Tensor | None = None, window
     if depths is None:
         return sees
 
+    floors = depths[places] - window  # a tensor: as a number, the window would be a symbol that kernels can't take
+
     def near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees(batch, head, q, k) & (depths[places[q]] - depths[k] < window)
+        return sees(batch, head, q, k) & (depths[k] > floors[q])
 
     return near
 
