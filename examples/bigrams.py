@@ -26,10 +26,12 @@ class BigramEngine:
     version, max_context = 0, 32_768
 
     def __init__(self, config: RunConfig, *, objective: Objective | None, learning_rate: float = 100.0) -> None:
-        self.codec = Codec.load(model_path(config.model))
+        self.codec = Codec.load(config.model)
         self.limits = Limits(self.codec.vocab_size, self.max_context)
         self.sampler, self.learner = self, self if objective else None
         self._rate, self._scores = learning_rate, np.zeros((self.limits.vocab,) * 2, np.float32)
+        if (saved := Path(model_path(config.model)) / "bigrams.safetensors").is_file():
+            self._scores = load_file(saved)["scores"]  # a checkpoint of ours, to be evaluated or trained on
 
     async def close(self) -> None: ...
 
@@ -78,6 +80,7 @@ class BigramEngine:
 
     async def save(self, folder: Path) -> dict[str, str]:
         save_file({"scores": self._scores, "version": np.array(self.version)}, folder / "bigrams.safetensors")
+        self.codec.save(folder)
         return hashes(folder)
 
     async def load(self, folder: Path) -> None:

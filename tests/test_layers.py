@@ -15,7 +15,19 @@ import pytest
 from support.source import IMPORTS, MODULES, PACKAGE, Import
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("types", "events", "errors", "files", "seeding", "plugins", "endpoints", "config", "progress", "engines.protocol"),
+    (
+        "types",
+        "events",
+        "errors",
+        "files",
+        "seeding",
+        "plugins",
+        "endpoints",
+        "config",
+        "progress",
+        "model_files",
+        "engines.protocol",
+    ),
     ("text",),
     ("retrieval", "tools", "memory", "data"),
     ("measures", "reward", "rollout"),

@@ -164,6 +164,36 @@ def test_an_engine_of_ones_own_trains_a_recipe_and_resumes_to_the_same_bytes(
     assert weights[0] == weights[1]
 
 
+def test_the_run_of_an_engine_of_ones_own_is_evaluated_as_trained(own: str, tmp_path: Path, palimpsest: Run) -> None:
+    """Its checkpoint holds what it opens: weights and tokenizer."""
+    run = tmp_path / "run"
+    recipe = ("train", "memagent-quickstart", f"engine.name={own}", "engine.options.learning_rate=5", *TINY)
+    done = palimpsest(*recipe, "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    done = palimpsest("eval", "--model", str(run), "--limit", "2", "--out", str(tmp_path / "eval"))
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "eval" / "samples.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_engine_of_ones_own_is_opened_with_the_weights_it_saved(own: str, tmp_path: Path) -> None:
+    config = load_recipe("memagent-quickstart", [f"engine.name={own}"])
+
+    async def train(engine: Engine) -> float:
+        await learner_of(engine).update([step()])
+        await learner_of(engine).save(tmp_path)
+        return sum(await engine.sampler.score(PROMPT[:1], PROMPT[1:]))
+
+    async def score(engine: Engine) -> float:
+        return sum(await engine.sampler.score(PROMPT[:1], PROMPT[1:]))
+
+    first = open_engine(config, objective="policy")
+    before = asyncio.run(score(first))
+    trained = asyncio.run(using(first, train(first)))
+    model = config.model.model_copy(update={"path": str(tmp_path)})
+    again = open_engine(config.model_copy(update={"model": model}), objective=None)
+    assert asyncio.run(using(again, score(again))) == pytest.approx(trained) != pytest.approx(before)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -22,6 +22,7 @@ from palimpsest.jobs.settings import Agent, run_config
 from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.model_files.manifest import MANIFEST, sealed
 from palimpsest.plugins import own_class
 from palimpsest.text.template import user_turn
 from palimpsest.types import Problem
@@ -82,7 +83,7 @@ def test_tool_agents_take_their_texts_from_a_file_too() -> None:
     assert policy.shown("a1", "{id}") == "(a1) {id}"
 
 
-def test_a_system_message_comes_before_where_the_chat_template_has_one(tiny_codec: Any) -> None:
+def test_a_system_message_comes_before_where_the_chat_template_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = base_codec()
     read, answer = built({**TEXTS, "system": "Be {brief}.".replace("{brief}", "{{brief}}")}).templates(codec)
     for template in (read, answer):
@@ -97,9 +98,9 @@ def test_a_system_message_comes_before_where_the_chat_template_has_one(tiny_code
         def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
             return "".join(m["content"] for m in messages if m["role"] == "user")
 
-    codec_without: Any = type("C", (), {"tokenizer": WithoutSystem(codec.tokenizer), "encode_trusted": codec.encode})()
+    monkeypatch.setattr(codec, "tokenizer", WithoutSystem(codec.tokenizer))
     with pytest.raises(ConfigError, match="shows no system message"):
-        user_turn(codec_without, "{question}", ("question",), "Be brief.")
+        user_turn(codec, "{question}", ("question",), "Be brief.")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,9 @@ def test_a_runs_model_is_evaluated_under_the_wording_it_was_trained_under(tmp_pa
     config = run_config("memagent-quickstart", [f"policy.options.prompts={written(tmp_path)}"])
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text(dump_config(config))
+    (tmp_path / "run" / "checkpoints" / "step-000001" / MANIFEST).write_bytes(
+        sealed({"format": 1, "step": 1, "identity": "", "state": {}, "files": {}})
+    )
     for model in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-000001"):
         assert Agent(model).config({}).policy.options["prompts"] == TEXTS
     assert Agent(tmp_path / "run", overrides=["prompts=short"]).config({}).policy.options["prompts"] == "short"

@@ -92,7 +92,7 @@ def test_a_preset_is_taken_from_the_name_and_can_be_changed() -> None:
 
 def test_an_encoder_that_cannot_be_used_is_named_in_one_line(bert: Path, tmp_path: Path) -> None:
     for path, reading, said in (
-        (tmp_path, Reading(), "can't be loaded"),
+        (tmp_path, Reading(), "no tokenizer"),
         (bert, Reading(), "takes 64 tokens, 512 are"),
     ):
         with pytest.raises(ModelError, match=said) as caught:

@@ -37,6 +37,11 @@ class LetterCodec:
     """A token a character; id 0 stops."""
 
     stop_ids = (0,)
+    control_ids = frozenset({0})
+    thinking_ids: frozenset[int] = frozenset()
+
+    def encode_trusted(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]

@@ -102,9 +102,10 @@ def run(*, sizes: Sizes | None = None, model: str = "embedded", trl_python: str 
 
 def build_model(name: str, window: int) -> Any:
     """A model of the shape of `name` with random weights and a longer window."""
-    config = AutoConfig.from_pretrained(model_path(ModelConfig(path=name)))
+    config = AutoConfig.from_pretrained(model_path(ModelConfig(path=name)), trust_remote_code=False)
     config.max_position_embeddings = window
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
+    built = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+    return built.float().eval()
 
 
 def build_learner(net: Any, micro_batch_tokens: int) -> Any:

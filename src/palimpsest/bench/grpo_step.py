@@ -67,7 +67,7 @@ def _prepare(task: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
     config = ModelConfig(path=task["model"])
     set_threads(1)
     net = load_model(config)
-    codec = Codec.load(model_path(config))
+    codec = Codec.load(config)
     sampler = EmbeddedSampler(net)
     learner = ForestLearner(
         net,

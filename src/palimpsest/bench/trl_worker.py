@@ -54,8 +54,8 @@ def measured(task: dict[str, Any]) -> float:
         return [float(i % 2) for i in range(len(completions))]
 
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(task["model"]),
+        model=AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32, trust_remote_code=False),
+        processing_class=AutoTokenizer.from_pretrained(task["model"], trust_remote_code=False),
         reward_funcs=reward,
         args=config,
         train_dataset=Dataset.from_dict({"prompt": task["texts"] * task["steps"]}),

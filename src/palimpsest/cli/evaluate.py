@@ -92,8 +92,8 @@ def evaluate(
     from palimpsest.jobs.evaluation import evaluate_config  # after the configuration is known to be right
 
     terminal = Terminal()
-    if (told := agent.told()) is not None:
-        terminal.message(told)
+    for line in agent.told():
+        terminal.message(line)
     with going_on(
         lambda: "nothing is kept without --out" if out is None else RERUN + (", without --force" if force else "")
     ):

@@ -12,6 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.engine import EmbeddedEngineConfig, EngineConfig
+from palimpsest.config.model import AdapterConfig as AdapterConfig
+from palimpsest.config.model import ModelConfig as ModelConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
@@ -22,27 +24,6 @@ RULES = ("mean", "mean_std", "leave_one_out", STATE_MIX)
 
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
 """The shipped log sinks."""
-
-
-class AdapterConfig(Strict):
-    """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs the extra `lora`."""
-
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
-    """Adapters are scaled by alpha / rank."""
-    targets: tuple[str, ...] | None = None
-    """Names of the layers that get one, such as q_proj; None: every linear layer but the output projection."""
-
-
-class ModelConfig(Strict):
-    path: str = "embedded"
-    """`embedded` for the model inside the package, `embedded-tools` for the same after lessons in calling tools, a
-    Hugging Face folder, or a hub id such as Qwen/Qwen3-4B."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1"""
-    gradient_checkpointing: bool = False
-    lora: AdapterConfig | None = None
 
 
 class PolicyConfig(Strict):

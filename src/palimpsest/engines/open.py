@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from palimpsest import plugins
-from palimpsest.config.engine import OwnEngineConfig
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.engine import EmbeddedEngineConfig, OwnEngineConfig
+from palimpsest.config.models import SHIPPED, model_path
+from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.protocol import Engine, Objective
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
+from palimpsest.model_files.folder import check_name, opened
 
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
@@ -25,11 +28,30 @@ def open_engine(config: RunConfig, *, objective: Objective | None) -> Engine:
     `objective` is what its learner descends; None opens it for sampling alone. Raises ConfigError for an engine that
     isn't there or isn't one, ModelError for a model that can't be used. Whoever opens it closes it (`using`).
     """
+    check_models(config)
+    for path in _models(config):
+        if Path(path).is_dir() or isinstance(config.engine, EmbeddedEngineConfig):
+            opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
         return _own(config.engine, config, objective)
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
     return EmbeddedEngine(config, objective=objective, separate=objective == "policy" and config.train.ahead > 0)
+
+
+def check_models(config: RunConfig) -> None:
+    """Refuse at once a model that isn't there, of the run or of a role; what a user's own engine opens is its affair.
+
+    Raises ModelError.
+    """
+    if isinstance(config.engine, EmbeddedEngineConfig):
+        for path in _models(config):
+            check_name(path, SHIPPED)
+
+
+def _models(config: RunConfig) -> list[str]:
+    named = [config.model.path, *(role.model for role in config.roles.values() if role.model is not None)]
+    return [model_path(ModelConfig(path=path)) for path in named]
 
 
 def open_encoder(model: str, preset: str, changes: Mapping[str, Any], *, device: str) -> TextEncoder:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from palimpsest.data.tool_messages import Conversation, called, read_conversations
 from palimpsest.errors import DataError, ModelError
 from palimpsest.text.codec import Codec
+from palimpsest.text.rendering import Refusal
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
 
@@ -110,16 +111,13 @@ def _check_shown(conversation: Conversation, pieces: list[str]) -> None:
 
 def _render(conversation: Conversation, codec: Codec, count: int, **options: Any) -> str:
     """The first `count` messages."""
-    from jinja2 import TemplateError  # comes with the chat templates
-
     if conversation.enable_thinking is not None:
         options["enable_thinking"] = conversation.enable_thinking
-    messages = [dict(message) for message in conversation.messages[:count]]
     tools = [dict(tool) for tool in conversation.tools] or None
     try:
-        return str(codec.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options))
-    except TemplateError as error:
-        raise DataError(f"{conversation.where}: the model's chat template refuses its messages ({error})") from None
+        return codec.render(conversation.messages[:count], tools=tools, **options)
+    except Refusal as refusal:
+        raise DataError(f"{conversation.where}: the model's chat template refuses its messages ({refusal})") from None
 
 
 def _refuse_control_tokens(conversation: Conversation, codec: Codec) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from palimpsest.config.data import SearchDataConfig
-from palimpsest.config.models import model_path
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
 from palimpsest.engines.open import open_engine, using
@@ -107,7 +106,7 @@ async def cold_start_async(
             f"recipe {config.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
             "or imitate records with palimpsest sft"
         )
-    codec = Codec.load(model_path(config.model))
+    codec = Codec.load(config.model)
     return await run_cold_start(
         config,
         policy_of(config),

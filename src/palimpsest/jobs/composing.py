@@ -127,6 +127,7 @@ def evaluation_identity(
         "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
         "sampling": config.eval_sampling.model_dump(mode="json"),
         "seed": config.seed,
+        **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
         **({} if problems is None else {"problems": _fingerprint(problems)}),
     }
 

@@ -174,8 +174,8 @@ async def evaluate_async(
         limit=limit,
     )
     shown = progress or suitable_progress(quiet=quiet)
-    if (told := agent.told()) is not None:
-        shown.message(told)
+    for line in agent.told():
+        shown.message(line)
     return await evaluate_config_async(
         config,
         chunks=_numbers("chunks", chunks),

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.open import check_models, open_engine, using
 from palimpsest.imitate.conversations import load_conversations
 from palimpsest.imitate.imitated import Imitated
 from palimpsest.imitate.supervised import (
@@ -43,6 +42,7 @@ async def imitate_async(
 ) -> Finished:
     """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
     check_sinks(config)
+    check_models(config)
     chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     assert engine.learner is not None
@@ -90,7 +90,7 @@ def _conversations(config: RunConfig, imitated: Imitated, max_context: int, prog
     assert imitated.data is not None
     return load_conversations(
         imitated.data,
-        Codec.load(model_path(config.model)),
+        Codec.load(config.model),
         max_tokens=max_context,
         drop_too_long=imitated.drop_too_long,
         memory_first=imitated.memory_first,

@@ -12,7 +12,6 @@ from typing import Any
 from palimpsest import files, plugins
 from palimpsest.base.figures import skill_figures
 from palimpsest.base.make import BaseModelConfig, train_base_model
-from palimpsest.config.models import model_path
 from palimpsest.config.schema import ModelConfig, PolicyConfig
 from palimpsest.credit.check import check_rule
 from palimpsest.errors import ConfigError, RunError
@@ -84,9 +83,9 @@ def check(
     if kind == "rule":
         return check_rule(name, options)
     if kind in ("reward", "layer"):
-        return check_reward(name, options, Codec.load(model_path(ModelConfig())), layer=kind == "layer")
+        return check_reward(name, options, Codec.load(ModelConfig()), layer=kind == "layer")
     policy = build_policy(PolicyConfig(name=name, options=dict(options)))
-    return check_policy(policy, Codec.load(model_path(ModelConfig())), WINDOW)
+    return check_policy(policy, Codec.load(ModelConfig()), WINDOW)
 
 
 def _kind(name: str, options: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from palimpsest.events import DocumentTruncated
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.roles import open_roles
-from palimpsest.jobs.settings import Agent, Model, Recipe
+from palimpsest.jobs.settings import Agent, Model, Recipe, model_folder
 from palimpsest.jobs.table import Table
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
@@ -129,6 +130,7 @@ async def play_async(
     own = whole_policy(policy) if policy is not None and not isinstance(policy, str) else None
     agent = Agent(model, policy if isinstance(policy, str) else None, recipe, overrides, seed)
     config = agent.config({})
+    model_folder(model, lambda line: warnings.warn(line, stacklevel=3))
     asked = _problem(problem, context, answers, chunks, config)
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     window = engine.sampler.max_context

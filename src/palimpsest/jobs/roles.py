@@ -45,7 +45,7 @@ def open_roles(config: RunConfig, codec: Codec) -> Cast:
 
 
 def _with_model(config: RunConfig, path: str) -> RunConfig:
-    model = config.model.model_copy(update={"path": path, "lora": None})
+    model = config.model.model_copy(update={"path": path, "lora": None, "chat_template_kwargs": {}})
     return config.model_copy(update={"model": model})
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.errors import RunError
 from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
-from palimpsest.jobs.settings import newest_checkpoint
+from palimpsest.jobs.settings import model_folder, newest_checkpoint
 from palimpsest.jobs.table import Table
-from palimpsest.runs.origin import resume_command
 from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.types import Problem
@@ -49,11 +48,8 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The newest: a Hugging Face folder. Raises RunError if there is none."""
-        newest = newest_checkpoint(self.folder)
-        if newest is None:
-            raise RunError(f"{self.folder}: no checkpoint yet; {resume_command(self)} goes on")
-        return newest
+        """The newest that is intact, with a Python warning of damaged ones. Raises RunError if there is none."""
+        return Path(model_folder(self.folder, lambda line: warnings.warn(line, stacklevel=3)))
 
     @property
     def report(self) -> Path:

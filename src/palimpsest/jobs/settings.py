@@ -6,7 +6,7 @@ Light on purpose: a mistake in a recipe or an override is named before anything 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from palimpsest.config.load import Overrides, load_recipe, parse_config, quickst
 from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.errors import ConfigError, nearest
+from palimpsest.engines.open import check_models
+from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class
+from palimpsest.runs.checkpoint import newest_intact
+from palimpsest.runs.origin import resume_command
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 Recipe = str | Path | RunConfig
@@ -115,7 +118,7 @@ class Agent:
         changed = base.model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
-                "model": base.model.model_copy(update={"path": model_folder(self.model)}),
+                "model": base.model.model_copy(update={"path": model_folder(self.model, _unsaid)}),
                 "data": base.data.model_copy(update={**data, "seed": self.seed}),
                 "seed": self.seed,
                 "cold_start": None,
@@ -123,6 +126,7 @@ class Agent:
         )
         overrides = {**reward, **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
+        check_models(config)
         told = {**config.policy.options, **config.policy.eval_options}  # what is asked for here holds here
         return config.model_copy(update={"policy": PolicyConfig(name=config.policy.name, options=told)})
 
@@ -132,14 +136,16 @@ class Agent:
         texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
         return {PROMPTS: texts} if isinstance(texts, dict) else {}
 
-    def told(self) -> str | None:
-        """In words, what differs from the run that the model comes from, if anything does."""
-        run = _run_in(Path(self.model))
+    def told(self) -> list[str]:
+        """In words, what differs from the run that the model comes from, and which of its checkpoints are damaged."""
+        run, lines = _run_in(Path(self.model)), list[str]()
+        model_folder(self.model, lines.append)
         if run is None:
-            return None
+            return lines
         played = self.policy or (run if self.recipe is None else run_config(self.recipe)).policy.name
         trained = run.policy.name
-        return None if played == trained else f"{os.fspath(self.model)} was trained with {trained}, not {played}"
+        differs = [] if played == trained else [f"{os.fspath(self.model)} was trained with {trained}, not {played}"]
+        return lines + differs
 
     def known(self) -> RunConfig | None:
         """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
@@ -183,12 +189,22 @@ def evaluation_config(
     return agent.config(section, asked)
 
 
-def model_folder(path: Model) -> str:
-    """`path`, or the newest checkpoint if it is the folder of a run."""
+def model_folder(path: Model, warn: Callable[[str], None]) -> str:
+    """`path`, or the newest checkpoint if it is the folder of a run: of damaged ones the one before, with a warning.
+
+    Raises CheckpointError if all of its checkpoints are damaged, RunError if it has none.
+    """
     folder = Path(path)
     if not (folder / CONFIG).is_file():
         return str(folder) if isinstance(path, os.PathLike) else path
-    return str(newest_checkpoint(folder) or folder)
+    intact = newest_intact(folder / "checkpoints", warn)
+    if intact is None:
+        raise RunError(f"{folder}: no checkpoint yet; {resume_command(folder)} goes on")
+    return str(intact.path)
+
+
+def _unsaid(_: str) -> None:
+    """`Agent.told` says it."""
 
 
 def newest_checkpoint(run: Path) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import FileSource, ProblemSource, build_source
-from palimpsest.engines.open import using
+from palimpsest.engines.open import check_models, using
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.cold_start import run_cold_start
@@ -106,6 +106,7 @@ def prepare(config: RunConfig) -> Prepared:
     policy_of(config)  # cheap refusals come before the model is loaded
     build_policy(evaluated(config.policy))
     check_sinks(config)
+    check_models(config)
     source = build_source(config.data, split="train")
     first = source.problems(step=0, count=config.train.prompts_per_step)
     held_out = None

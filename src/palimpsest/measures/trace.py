@@ -5,7 +5,7 @@ that a prompt with a piece `memory` comes after. The memory after it is, the fir
 
     what the event `MemoryWritten` says
     the piece `memory` of the next prompt that has one
-    its reply without control tokens
+    its reply without control tokens and thinking
 
 so a policy that fills its prompts by `Template` and calls the slots memory and section tells all that is measured here,
 however its replies become the memory. Query, gates and malformed replies are known from the events of those names.
@@ -32,6 +32,7 @@ from palimpsest.events import (
     of_type,
 )
 from palimpsest.measures.texts import Text, Texts
+from palimpsest.text.tags import without_thinking
 from palimpsest.types import Trajectory, Turn
 
 E = TypeVar("E")
@@ -167,7 +168,10 @@ def _after(
         return texts.known(written.text, written.token_ids), written.changed
     if _last(told, EmptyMemoryKept):
         return before, False
-    reply = texts.codec.strip_stop(turn.completion.token_ids)
+    sampled = turn.completion.token_ids
+    reply = texts.codec.strip_stop(sampled)
+    if not texts.codec.thinking_ids.isdisjoint(sampled):
+        reply = tuple(without_thinking(sampled, texts.codec))
     ids = reply if later is None else later
     return texts.of(ids), ids == reply or ids != before.ids
 

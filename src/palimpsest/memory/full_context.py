@@ -100,7 +100,7 @@ class FullContextPolicy(MemoryPolicy):
             model.event(DocumentTruncated(len(document), len(kept), type(self).__name__))
         prompt = template.fill({"question": question, "document": kept})
         completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens)
-        return answered(completion, codec)
+        return answered(completion, codec, template.pieces[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,15 +107,15 @@ class GatedPolicy(TaggedPolicy):
             values = {"question": question, "memory": memory, "section": chunk}
             prompt = read.fill(values)
             completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index)
-            decision = self._decide(completion, model)
+            decision = self._decide(completion, model, read.pieces[-1])
             memory = self.next_memory_of(memory, decision.memory, model)
             if decision.exit and self.early_exit:
                 model.event(ReadingEnded(index, unread=len(chunks) - index - 1))
                 break
         return await self.answer(problem, {"memory": memory}, model)
 
-    def _decide(self, completion: Completion, model: Model) -> Decision:
-        decision = read_gates(completion.token_ids, model.codec)
+    def _decide(self, completion: Completion, model: Model, before: Sequence[int]) -> Decision:
+        decision = read_gates(completion.token_ids, model.codec, before)
         if isinstance(decision, Fault):
             model.event(ReplyMalformed(decision.reason))
             return Decision(None, False)
@@ -123,9 +123,9 @@ class GatedPolicy(TaggedPolicy):
         return decision
 
 
-def read_gates(ids: Sequence[int], codec: Codec) -> Decision | Fault:
+def read_gates(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> Decision | Fault:
     """Both gates of a reply, and the memory it writes where the first is open."""
-    cutter = Cutter.of(ids, codec)
+    cutter = Cutter.of(ids, codec, before)
     parts = find_parts(cutter.text, ("check", "update", "next"))
     if isinstance(parts, Fault):
         return parts

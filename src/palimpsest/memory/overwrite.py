@@ -10,8 +10,8 @@ Of a problem that asks several questions, all of them stand in the reading promp
 its own from the last memory.
 
 Differences from the authors' code, each on purpose: the memory enters the next prompt as the ids that were sampled
-(only control ids are taken out, wherever the model put them), document tokens equal to the padding id are kept, the
-answer turn has its own budget, episodes do not wait for each other, an empty document is an outcome.
+(control ids are taken out, wherever the model put them, and thinking), document tokens equal to the padding id are
+kept, the answer turn has its own budget, episodes do not wait for each other, an empty document is an outcome.
 
 Guaranteed: a prompt never exceeds `required_context`; no document token is dropped or repeated but by `overlong`.
 Not covered: stopping before the document ends (memory/gated policies do that).
@@ -30,6 +30,7 @@ from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
+from palimpsest.text.tags import thoughtful, without_thinking
 from palimpsest.text.template import Template
 from palimpsest.types import Completion, Outcome, Problem, StopReason
 
@@ -208,7 +209,7 @@ class OverwritePolicy(MemoryPolicy):
         for index, chunk in enumerate(self.document_chunks(document, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)
-            memory = self._next_memory(memory, completion, model)
+            memory = self._next_memory(memory, completion, model, read.pieces[-1])
         return await self.answer(problem, {"memory": memory}, model)
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
@@ -220,11 +221,12 @@ class OverwritePolicy(MemoryPolicy):
             prompt = template.fill({"question": codec.encode(asked.question), **values})
             notes: dict[str, Any] = {"question": number} if problem.questions else {}
             completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
-            answers.append(answered(completion, codec))
+            answers.append(answered(completion, codec, template.pieces[-1]))
         return Answered.all(answers) if problem.questions else answers[0]
 
-    def _next_memory(self, memory: list[int], completion: Completion, model: Model) -> list[int]:
-        written = list(model.codec.strip_stop(completion.token_ids))
+    def _next_memory(self, memory: list[int], completion: Completion, model: Model, before: Sequence[int]) -> list[int]:
+        """The memory after a reading turn, whose prompt ends with `before`: what it said, its thinking left out."""
+        written = without_thinking(completion.token_ids, model.codec, before)[: self.memory_tokens]
         if not written and self.empty_memory == "keep":
             model.event(EmptyMemoryKept())
             return memory
@@ -247,8 +249,11 @@ def question_length(problem: Problem, codec: Codec) -> int:
     return max(len(codec.encode(text)) for text in (problem.question, *(one.text for one in problem.questions)))
 
 
-def answered(completion: Completion, codec: Codec) -> Answered:
-    """The end of an episode whose last completion is the answer."""
+def answered(completion: Completion, codec: Codec, before: Sequence[int] = ()) -> Answered:
+    """The end of an episode whose last completion is the answer; `before` is our own text that its prompt ends with.
+
+    Thinking stays in the text between its tags, so that nothing in it is taken for the answer.
+    """
     truncated = completion.stop_reason is StopReason.LENGTH
-    text = codec.decode(completion.token_ids, control=False)
+    text = codec.decode(thoughtful(completion.token_ids, codec, before))
     return Answered(text, Outcome.ANSWER_TRUNCATED if truncated else Outcome.ANSWERED)

@@ -161,14 +161,15 @@ class RecallPolicy(TaggedPolicy):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
             prompt = read.fill({**values, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index)
-            reply = self._read_reply(completion, model)
+            reply = self._read_reply(completion, model, read.pieces[-1])
             recalled = self._look_back(reply, problem.question, history, model)
             memory = self._next(memory, reply, index, history, model)
         return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
 
-    def _read_reply(self, completion: Completion, model: Model) -> RecallReply | None:
+    def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:
         """The reply's parts, None if it's malformed."""
-        reply = read_recall_reply(completion.token_ids, model.codec, lenient=self.malformed == "accept")
+        lenient = self.malformed == "accept"
+        reply = read_recall_reply(completion.token_ids, model.codec, before=before, lenient=lenient)
         if isinstance(reply, Fault):
             model.event(ReplyMalformed(reply.reason))
             return None

@@ -50,7 +50,7 @@ class RetrievalPolicy(OverwritePolicy):
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)
             if index:  # the memory that is now overwritten becomes a past one
                 history.add(index - 1, memory, codec.decode(memory))
-            memory = self._next_memory(memory, completion, model)
+            memory = self._next_memory(memory, completion, model, read.pieces[-1])
         past = self._past(problem.question, memory, history, model)
         return await self.answer(problem, {"memory": _both(memory, past)}, model)
 

@@ -9,7 +9,7 @@ Difference from the paper, on purpose: it always leaves out the latest reply and
 so that the request fits; here they are left out only where it doesn't. Every reply is trained where it was sampled.
 
 Guaranteed: a prompt and its reply never exceed `context_tokens`; the summary enters the next prompt as the ids that
-were sampled, control tokens taken out. A summary counts as one of `max_turns`.
+were sampled, control tokens and thinking taken out. A summary counts as one of `max_turns`.
 Not covered: a summary that makes things up; the paper's masking of overlong rollouts, which is a matter of training.
 """
 
@@ -28,6 +28,7 @@ from palimpsest.memory.parts.tool_agent import Episode, ToolAgentPolicy
 from palimpsest.memory.parts.tool_prompts import QUERY, ToolPrompts
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
+from palimpsest.text.tags import without_thinking
 from palimpsest.types import Problem
 
 
@@ -109,7 +110,7 @@ class SummaryPolicy(ToolAgentPolicy):
             return  # the first results alone fill the context: the turn ends as out_of_context
         completion = await self.generate(episode, seen.ids_with_user(request), "summarise", self.summary_tokens)
         assert completion is not None
-        summary = codec.strip_stop(completion.token_ids)
+        summary = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
         episode.history = self.resumed(episode.problem, summary, codec)
         left_out = len(before.exchanges) - len(seen.exchanges)
         episode.model.event(SummedUp(len(summary), codec.decode(summary), left_out))

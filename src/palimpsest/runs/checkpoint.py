@@ -15,7 +15,6 @@ that).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,18 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from palimpsest import files
 from palimpsest.errors import CheckpointError
+from palimpsest.model_files.manifest import FORMAT, MANIFEST, read_manifest, sealed, verify_files
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 Write = Callable[[Path], Awaitable[Mapping[str, str]]]
 """Writes files into an empty folder; returns the SHA-256 of each by its path relative to it."""
 
 _NAME = re.compile(r"step-(\d{6,})")
-_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +90,10 @@ class Checkpoints:
         Warns of each damaged one it passes over. Raises CheckpointError if all are damaged, or if the newest good
         one belongs to another configuration.
         """
-        paths = self.paths()
-        for path in reversed(paths):
-            try:
-                found = verify(path)
-            except CheckpointError as error:
-                self._warn(f"{error}; falling back to the checkpoint before it")
-                continue
-            if found.identity != self._identity:
-                raise CheckpointError(f"{path} belongs to another configuration: start a new run folder")
-            return found
-        if paths:
-            raise CheckpointError(f"{self.folder}: none of {len(paths)} checkpoints verifies; start again with --force")
-        return None
+        found = newest_intact(self.folder, self._warn)
+        if found is not None and found.identity != self._identity:
+            raise CheckpointError(f"{found.path} belongs to another configuration: start a new run folder")
+        return found
 
     def tidy(self, newest: Checkpoint | None) -> None:
         """Remove what a kill left of a save or a prune, before a run goes on from `newest`."""
@@ -123,9 +109,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Checkpoint folders, oldest first, verified or not."""
-        if not self.folder.is_dir():
-            return []
-        return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+        return checkpoint_paths(self.folder)
 
     def _no_room(self, path: Path, written: int, error: Exception) -> str:
         needed = max((_size(old) for old in self.paths()), default=0)
@@ -140,6 +124,29 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first, verified or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+
+
+def newest_intact(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint in `folder` that verifies, None if there is none at all.
+
+    Warns of each damaged one it passes over. Raises CheckpointError if all are damaged.
+    """
+    paths = checkpoint_paths(folder)
+    for path in reversed(paths):
+        try:
+            return verify(path)
+        except CheckpointError as error:
+            warn(f"{error}; falling back to the checkpoint before it")
+    if paths:
+        raise CheckpointError(f"{folder}: none of {len(paths)} checkpoints verifies; start again with --force")
+    return None
+
+
 def _manifest(folder: Path, written: Mapping[str, str], step: int, identity: str, state: Mapping[str, Any]) -> bytes:
     """Manifest of the files in `folder`, whose SHA-256 is what their writer says.
 
@@ -152,12 +159,7 @@ def _manifest(folder: Path, written: Mapping[str, str], step: int, identity: str
         raise CheckpointError(f"{folder}: the learner's save() is at fault: {name} {what}")
     entries = {name: {"sha256": written[name], "size": sizes[name]} for name in sorted(sizes)}
     body = {"format": FORMAT, "step": step, "identity": identity, "state": dict(state), "files": entries}
-    return _sealed(body)
-
-
-def _sealed(body: Mapping[str, Any]) -> bytes:
-    digest = hashlib.sha256(orjson.dumps(body, option=_OPTIONS)).hexdigest()
-    return orjson.dumps({**body, "checksum": digest}, option=_OPTIONS)
+    return sealed(body)
 
 
 def verify(path: Path, *, step: int | None = None) -> Checkpoint:
@@ -165,40 +167,14 @@ def verify(path: Path, *, step: int | None = None) -> Checkpoint:
 
     `step` is what the manifest must say; None: what the folder's name says.
     """
-    body = _read_manifest(path / MANIFEST)
+    body = read_manifest(path / MANIFEST)
     if step is None:
         match = _NAME.fullmatch(path.name)
         step = int(match[1]) if match else body["step"]
     if body["step"] != step:
         raise CheckpointError(f"{path / MANIFEST} is of step {body['step']}, not {step}: the folder was renamed")
-    size = 0
-    for name, entry in body["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
-        if file.stat().st_size != entry["size"]:
-            raise CheckpointError(
-                f"{file} is damaged: {file.stat().st_size:,} bytes, the manifest says {entry['size']:,}"
-            )
-        if files.sha256(file) != entry["sha256"]:
-            raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's")
-        size += entry["size"]
+    size = verify_files(path, body["files"])
     return Checkpoint(path, body["step"], body["identity"], body["state"], size)
-
-
-def _read_manifest(file: Path) -> dict[str, Any]:
-    try:
-        data = file.read_bytes()
-        body: dict[str, Any] = orjson.loads(data)
-        body.pop("checksum", None)
-        intact = _sealed(body) == data  # canonical bytes: no flipped bit leaves them valid
-    except (OSError, orjson.JSONDecodeError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{file} can't be read ({type(error).__name__})") from None
-    if not intact:
-        raise CheckpointError(f"{file} is damaged: its checksum is wrong")
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{file} has format {body['format']}, this version reads {FORMAT}")
-    return body
 
 
 def _size(folder: Path) -> int:

@@ -24,21 +24,19 @@ chat-level id and name of a call, which are the same constants for all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError
-
 from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
+from palimpsest.text.rendering import Message, Refusal
 from palimpsest.text.template import Template, cut_at_marks, mark, marked_slots
 from palimpsest.text.tool_calls import CallStyle
 from palimpsest.types import Prompt
 
 Tokens = tuple[int, ...]
-Message = Mapping[str, Any]
 
 _CALL_ID = "call00000"  # nine letters and digits, as Mistral's templates demand
 _USER: Message = {"role": "user", "content": mark("user")}
@@ -54,8 +52,6 @@ _CALLING: Message = {
         }
     ],
 }
-_DATE = "26 Jul 2024"
-"""Llama's templates print a date, by default today's: the prompts of a run must not depend on the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ class ChatPieces:
 @lru_cache(maxsize=32)
 def chat_pieces(codec: Codec) -> ChatPieces:
     """The pieces of the model's chat template. Raises ModelError if it has none, or no way to show a result."""
-    if not getattr(codec.tokenizer, "chat_template", None):
+    if not codec.has_template:
         raise ModelError("the model has no chat template, which an agent with tools needs: take an instruction model")
     generation = _generation(codec)
     for reply in (_PLAIN, _CALLING):
@@ -205,16 +201,8 @@ def _parts(codec: Codec, messages: Sequence[Message], names: Sequence[str]) -> l
 def _rendered(codec: Codec, messages: Sequence[Message], *, speak: bool, tools: list[Any] | None = None) -> str | None:
     """The conversation as the template writes it, None if it refuses."""
     try:
-        return str(
-            codec.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=speak,
-                date_string=_DATE,
-            )
-        )
-    except (TemplateError, TypeError, ValueError, LookupError):  # what templates refuse with; they are foreign code
+        return codec.render(messages, tools=tools, add_generation_prompt=speak)
+    except Refusal:
         return None
 
 

@@ -3,6 +3,9 @@
 Two encoders over one tokenizer: `encode` for data (documents, questions, tool results), which can never produce a
 control token whatever the text says, and `encode_trusted` for our own templates, which may.
 
+Also what the model's folder says of a conversation: how it is rendered (rendering.py), and what ends a turn: the
+tokenizer's own end, the ends that generation_config.json names, and what the chat template puts after a reply.
+
 Guaranteed: no id of an added token (special or not: `<|im_end|>`, `<think>`, `<tool_call>`...) leaves `encode`;
 with a byte-level tokenizer without normaliser, decode(encode(x)) == x.
 Not covered: text that persuades the model; lone surrogates, which become U+FFFD.
@@ -11,14 +14,23 @@ Not covered: text that persuades the model; lone surrogates, which become U+FFFD
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from palimpsest.config.models import model_path
+from palimpsest.config.schema import ModelConfig
 from palimpsest.errors import ModelError
+from palimpsest.model_files.folder import adapters_of, open_tokenizer, opened
+from palimpsest.model_files.reading import read_object, refusing, token_ids
+from palimpsest.text.rendering import Message, Refusal, check_template, render
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+GENERATION = "generation_config.json"
+_REPLY = "\ue000reply\ue001"  # private-use characters: no template's own text holds them
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -36,35 +48,76 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 class Codec:
     """Token ids to text and back for one model."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer`: a transformers fast tokenizer (anything with a `backend_tokenizer`)."""
+    def __init__(
+        self, tokenizer: Any, *, ends: Iterable[int] = (), template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """`tokenizer`: a transformers fast tokenizer (anything with a `backend_tokenizer`); `ends`: further ids that
+        end a turn, if they are control tokens; `template_kwargs`: variables of its chat template."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: a tokenizer.json is needed")
         self.tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs or {})
         self._data = _without_added_tokens(backend)
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
-        stops = {tokenizer.eos_token_id}
+        stops = {tokenizer.eos_token_id, *self.control_ids.intersection(ends), *self._after_a_reply()}
         for token in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "</s>"):
             index = backend.token_to_id(token)
             if index in self.control_ids:
                 stops.add(index)
         self.stop_ids: tuple[int, ...] = tuple(sorted(i for i in stops if i is not None))
+        thinking = map(backend.token_to_id, ("<think>", "</think>", "<thinking>", "</thinking>"))
+        self.thinking_ids: frozenset[int] = self.control_ids.intersection(thinking)
+        """Those control tokens that begin or end thinking."""
 
     @classmethod
-    def load(cls, path: str | Path) -> Codec:
-        """Load the tokenizer of a Hugging Face folder or hub id."""
+    def load(cls, model: str | Path | ModelConfig) -> Codec:
+        """Load the tokenizer of a model: a section `model` of a configuration, a Hugging Face folder, or a hub id.
+
+        Raises ModelError for what can't be used, CheckpointError for a damaged checkpoint.
+        """
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        folder = Path(path)
+        config = model if isinstance(model, ModelConfig) else ModelConfig(path=str(model))
+        path = model_path(config)
+        folder = open_tokenizer(path)
+        # AutoTokenizer of transformers 5 may rebuild a known class and drop the saved pre-tokenizer.
+        loader: Any = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+        with refusing(f"model {path}: its tokenizer can't be loaded"):
+            tokenizer = loader.from_pretrained(str(folder), trust_remote_code=False)
+            check_template(path, tokenizer, config.chat_template_kwargs)
+            codec = cls(tokenizer, ends=_ends(path), template_kwargs=config.chat_template_kwargs)
+            if not codec.encode("a"):
+                raise ModelError(f"model {path}: no tokenizer: it has no tokens for a letter; save it with the model")
+        return codec
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` reads: the tokenizer, and the ends of a turn unless the folder names its own."""
+        self.tokenizer.save_pretrained(folder)
+        if not (folder / GENERATION).exists():
+            (folder / GENERATION).write_text(json.dumps({"eos_token_id": list(self.stop_ids)}) + "\n")
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """A conversation as the model's chat template writes it, with `model.chat_template_kwargs`. Raises Refusal."""
+        return render(self.tokenizer, messages, self._template_kwargs, **options)
+
+    def _after_a_reply(self) -> list[int]:
+        """The control token, if there is one, that the chat template puts right after what an assistant said."""
+        asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": _REPLY}
+        if not self.has_template:
+            return []
         try:
-            if (folder / "tokenizer.json").is_file():
-                # AutoTokenizer of transformers 5 may rebuild a known class and drop the saved pre-tokenizer.
-                return cls(PreTrainedTokenizerFast.from_pretrained(str(folder)))
-            return cls(AutoTokenizer.from_pretrained(str(path)))
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise ModelError(f"model {path}: no tokenizer ({reason}); expected a folder with tokenizer.json") from None
+            _, found, after = self.render([asked, said, asked]).partition(_REPLY)
+        except Refusal:
+            return []
+        ids = self.encode_trusted(after) if found else []
+        text = next((place for place, i in enumerate(ids) if i in self.control_ids or self.decode([i]).strip()), None)
+        return [] if text is None or ids[text] not in self.control_ids else [ids[text]]
 
     @property
     def vocab_size(self) -> int:
@@ -103,6 +156,15 @@ class Codec:
             ids = self._data.encode(half, add_special_tokens=False).ids
             result += ids if self.control_ids.isdisjoint(ids) else self._encode_by_halves(half)
         return result
+
+
+def _ends(path: str) -> tuple[int, ...]:
+    """Ids that end a turn, as a model's folder names them; an adapter's may be those of the model it belongs to."""
+    for folder in dict.fromkeys((opened(path), opened(adapters_of(path)[1]))):
+        for file in (GENERATION, "config.json"):
+            if found := token_ids(read_object(path, folder / file).get("eos_token_id")):
+                return found
+    return ()
 
 
 def _clean(text: str) -> str:

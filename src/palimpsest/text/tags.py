@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from palimpsest.text.codec import Codec
 from palimpsest.text.edges import Edges
-from palimpsest.text.thinking import spoken_spans, thoughts
+from palimpsest.text.thinking import left_open, native_spans, spoken_spans, thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,15 @@ class Cutter:
     """Cuts the ids of a reply at places of its text."""
 
     ids: tuple[int, ...]
-    """[T] without control tokens."""
+    """[T] without control tokens but those around thinking."""
     edges: Edges
     codec: Codec
 
     @classmethod
-    def of(cls, ids: Sequence[int], codec: Codec) -> Cutter:
-        """For the ids of a completion."""
-        kept = codec.strip_stop(ids)
+    def of(cls, ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> Cutter:
+        """For the ids of a completion; `before` is our own text that its prompt ends with. Thinking that this opens is
+        part of the reply's."""
+        kept = thoughtful(ids, codec, before)
         return cls(kept, Edges.of(kept, codec), codec)
 
     @property
@@ -141,7 +142,32 @@ class Cutter:
         for begin, end in (*spans, (len(self.text), len(self.text))):
             kept += self.cut(start, begin)
             start = end
-        return kept
+        return [i for i in kept if i not in self.codec.control_ids]
+
+
+def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> tuple[int, ...]:
+    """A reply without control tokens but those around thinking, which begins it if the end of its prompt opened it."""
+    opened = left_open(codec.decode(before)) if before else ""
+    return (
+        *(codec.encode_trusted(opened) if opened else ()),
+        *(i for i in ids if i not in codec.control_ids or i in codec.thinking_ids),
+    )
+
+
+def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> list[int]:
+    """What a reply says: its ids but control tokens and thinking, safe to put into another prompt.
+
+    `before`: our own text that its prompt ends with, which may open thinking. Blanks after thinking go with it.
+    """
+    kept = thoughtful(ids, codec, before)
+    text = codec.decode(kept)
+    spans = spoken_spans(text)
+    if spans == [(0, len(text))]:
+        return list(codec.strip_stop(ids))
+    cutter, said = Cutter.of(ids, codec, before), list[int]()
+    for start, end in spans:
+        said += cutter.cut(start + len(text[start:end]) - len(text[start:end].lstrip()) if start else 0, end)
+    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +177,22 @@ class RecallReply:
     update: list[int]
     """Ids inside `<update>`."""
     rest: list[int]
-    """Ids of the whole reply but `<recall>...</recall>`."""
+    """Ids of the whole reply but `<recall>...</recall>` and thinking in `<think>`."""
     query: str | None
     fault: str | None = None
     """Why it has no update, or several, of a reply that was accepted all the same."""
 
 
-def read_recall_reply(ids: Sequence[int], codec: Codec, *, lenient: bool = False) -> RecallReply | Fault:
+def read_recall_reply(
+    ids: Sequence[int], codec: Codec, *, before: Sequence[int] = (), lenient: bool = False
+) -> RecallReply | Fault:
     """Exactly one update, at most one recall; a blank query is none.
 
     `lenient` takes a reply whose update is missing, doubled or blank: its `update` is then the first that is not blank,
     as in the authors' code, or empty, and its `fault` says why. It drops any number of recalls but looks for a single
     one only.
     """
-    cutter = Cutter.of(ids, codec)
+    cutter = Cutter.of(ids, codec, before)
     parts = find_parts(cutter.text, ("update", "recall"))
     if lenient:
         return _accepted(cutter, [] if isinstance(parts, Fault) else parts)
@@ -193,7 +221,7 @@ def _reply(cutter: Cutter, update: Part | Fault, recalls: Sequence[Part]) -> Rec
     query = recalls[0].text.strip() if len(recalls) == 1 else ""
     return RecallReply(
         update=[] if isinstance(update, Fault) else cutter.cut(*update.inner),
-        rest=cutter.without([part.outer for part in recalls]),
+        rest=cutter.without(sorted([*(part.outer for part in recalls), *native_spans(cutter.text)])),
         query=query or None,
         fault=update.reason if isinstance(update, Fault) else None,
     )

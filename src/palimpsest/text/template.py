@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jinja2 import TemplateError
-
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, ModelError
 from palimpsest.text.codec import Codec
+from palimpsest.text.rendering import Refusal
 from palimpsest.types import Prompt
 
 _SLOT = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<slot>[a-z_]+)\}")
@@ -59,7 +58,7 @@ def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = 
     chat template shows no system message.
     """
     marked = marked_slots(message, slots)
-    if not getattr(codec.tokenizer, "chat_template", None):
+    if not codec.has_template:
         if system:
             raise ConfigError("the model has no chat template, so no system message: leave it out, or put it before")
         return cut_at_marks(codec, marked)
@@ -67,16 +66,19 @@ def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = 
     if system:
         messages.insert(0, {"role": "system", "content": system})
     try:
-        text = codec.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError:
+        text = codec.render(messages, add_generation_prompt=True)
+    except Refusal as refusal:
         if not system:
-            raise
-        text = None
-    if text is None or system.strip() not in text:
+            raise ModelError(f"the model's chat template refuses a user message ({refusal})") from None
+        text = ""
+    if system.strip() not in text:
         raise ConfigError(
             "the model's chat template shows no system message: leave the system text empty and put it into the others"
         )
-    return cut_at_marks(codec, text)
+    template = cut_at_marks(codec, text)
+    if sorted(template.slots) != sorted(slots):
+        raise ModelError("the model's chat template does not render a user message: check its chat_template")
+    return template
 
 
 def mark(name: str) -> str:

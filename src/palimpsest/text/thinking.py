@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _TAG = re.compile("<(/?)(think|thinking)>")
+_LEFT_OPEN = re.compile(r"<(?:think|thinking)>(?=\s*\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,29 @@ def spoken_spans(text: str) -> list[tuple[int, int]]:
         if thought.unclosed:
             return spans
     return [*spans, (begin, len(text))]
+
+
+def left_open(text: str) -> str:
+    """The tag of the thinking that a text ends on, as a prompt does after which the model goes on thinking, or "".
+
+    >>> left_open("<|assistant|>\\n<think>\\n"), left_open("Write <think> first."), left_open("<think>\\n</think>")
+    ('<think>', '', '')
+    """
+    found = _LEFT_OPEN.search(text)
+    return found[0] if found else ""
+
+
+def native_spans(text: str) -> list[tuple[int, int]]:
+    """Characters of thinking in `<think>`, the models' own; `<thinking>` may be a part of a reply's form.
+
+    >>> native_spans("<thinking>a</thinking>b<think>c")
+    [(23, 31)]
+    """
+    return [
+        (thought.start, thought.end)
+        for thought in thoughts(text)
+        if text.startswith("<think>", thought.start) or text.endswith("</think>", 0, thought.end)
+    ]
 
 
 def spoken(text: str) -> str:

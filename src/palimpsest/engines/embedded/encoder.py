@@ -26,6 +26,8 @@ import torch
 from palimpsest.engines.embedded.model import pick_device
 from palimpsest.errors import ConfigError, ModelError, nearest
 from palimpsest.files import sha256
+from palimpsest.model_files.folder import open_model, open_tokenizer
+from palimpsest.model_files.reading import refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class TextEncoder:
 
     def __init__(self, path: str, reading: Reading, *, device: str = "auto") -> None:
         """`path`: folder or hub id. Raises ModelError with the reason if it can't be used."""
-        self._tokenizer, self._model = _load(path)
+        self._tokenizer, self._model, folder = _load(path)
         self._reading, self._device = reading, pick_device(device)
         self._model.to(self._device)
         window = getattr(self._model.config, "max_position_embeddings", reading.max_tokens)
@@ -75,7 +77,7 @@ class TextEncoder:
             raise ModelError(
                 f"{path}: takes {window - offset} tokens, {reading.max_tokens} are wanted; lower --max-tokens"
             )
-        self.identity = asdict(reading) | {"weights": _digest(path, self._model)}
+        self.identity = asdict(reading) | {"weights": _digest(folder)}
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> np.ndarray:
@@ -98,31 +100,28 @@ class TextEncoder:
         return vectors
 
 
-def _load(path: str) -> tuple[Any, Any]:
+def _load(path: str) -> tuple[Any, Any, Path]:
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     loader: Any = AutoModel
     logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+    open_tokenizer(path)
+    folder, _ = open_model(path)
+    with refusing(f"--encoder {path}: can't be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         with torch.random.fork_rng():
             model, report = loader.from_pretrained(
-                path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+                folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"--encoder {path}: can't be loaded ({first:.200})") from None
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # which is not used
     if missing:  # transformers would go on with random numbers in their place
         raise ModelError(f"--encoder {path}: weight {missing[0]} is missing; save the model again")
     tokenizer.padding_side = "right"  # the first token must stand first
-    return tokenizer, model.eval().requires_grad_(False)
+    return tokenizer, model.eval().requires_grad_(False), folder
 
 
-def _digest(path: str, model: Any) -> str:
-    """Of the weights' files in a folder; of the commit where the hub gave one."""
-    files = sorted(Path(path).glob("*.safetensors")) + sorted(Path(path).glob("tokenizer.json"))
-    if not files:
-        return f"{path}@{getattr(model.config, '_commit_hash', None)}"
+def _digest(folder: Path) -> str:
+    """Of the weights' files and the tokenizer."""
+    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("tokenizer.json"))
     return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()

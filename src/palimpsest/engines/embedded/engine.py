@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from palimpsest.config.engine import EmbeddedEngineConfig
-from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.heap import give_back_freed_memory
@@ -28,6 +27,7 @@ from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.embedded.thread import ComputeThread, set_threads
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
+from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
 
 
@@ -105,8 +105,9 @@ class EmbeddedEngine:
         set_threads(settings.threads)
         self._settings = settings
         self._thread = self._sampling_thread = ComputeThread(settings.threads)
+        self.codec = Codec.load(config.model)
         self.model = trainable(config.model) if objective else load_model(config.model)
-        self.codec = Codec.load(model_path(config.model))
+        check_vocabulary(self.codec, self.limits.vocab, config.model.path)
         self._weights = Weights(self.model, self.model, self._thread, self._thread)
         self.learner: EmbeddedLearner | None = None
         if objective is None:
@@ -157,6 +158,16 @@ class EmbeddedEngine:
         await self._sampling_thread.close()
         await self._thread.close()
         give_back_freed_memory()
+
+
+def check_vocabulary(codec: Codec, rows: int, path: str) -> None:
+    """Refuse a tokenizer whose texts, or ends of a turn, have ids that the model has no row for."""
+    words = set(codec.tokenizer.get_vocab().values()) - codec.control_ids
+    if (largest := max((*words, *codec.stop_ids), default=0)) >= rows:
+        raise ModelError(
+            f"model {path}: its tokenizer has id {largest}, the model has {rows} rows of embeddings: take the model's "
+            "own tokenizer, or resize the embeddings"
+        )
 
 
 @torch.no_grad()

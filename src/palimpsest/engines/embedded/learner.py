@@ -16,9 +16,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
+from palimpsest.model_files.manifest import STATE_FOLDER
+from palimpsest.model_files.reading import refusing
 
 OldLogprobs = list[Tensor]
 """For each segment of a step, [N] nats of its trained tokens."""
-
-STATE_FOLDER = "learner"  # not beside the weights: engines that read *.safetensors would take it for one of them
 
 
 class ForestLearner:
@@ -77,6 +78,7 @@ class ForestLearner:
         self._reference: Any = None
         if objective == "policy" and self._loss_config.kl_coef > 0:
             self._reference = model if self._adapted else copy.deepcopy(model).requires_grad_(False)
+        check_savable(model, tokenizer)
         advantages_only = self._loss_config.kl_coef == 0 and self._loss_config.entropy_coef == 0
         self._skips_silent = objective == "policy" and advantages_only
 
@@ -249,13 +251,45 @@ class ForestLearner:
             p.copy_(theirs[name])
 
 
+def check_savable(model: Any, tokenizer: Any) -> None:
+    """Find out, before anything is trained, what would keep a checkpoint from being written. Raises ModelError.
+
+    All but the weights is written once. A generation_config that transformers wouldn't write again, such as one with a
+    temperature that its do_sample=false never uses, is given do_sample=true, or keeps its token ids alone.
+    """
+    generation = getattr(model, "generation_config", None)
+    with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
+        if generation is not None:
+            model.generation_config = _writable(generation, folder)
+        with refusing("model: it could be trained, but not saved"):
+            if hasattr(model, "peft_config"):
+                model.peft_config[model.active_adapter].save_pretrained(folder)
+            else:
+                model.save_pretrained(folder, state_dict={})
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+
+
+def _writable(generation: Any, folder: str) -> Any:
+    """`generation`, or one as near to it as can be written."""
+    sampling, plain = copy.deepcopy(generation), type(generation)()
+    sampling.do_sample = True
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(plain, name, getattr(generation, name, None))
+    for candidate in (generation, sampling):
+        with suppress(ValueError, TypeError, AttributeError):
+            candidate.save_pretrained(folder)
+            return candidate
+    return plain
+
+
 def _saved_weights(model: Any, folder: Path) -> dict[str, Tensor]:
     """What `save` wrote, by the names of `model`'s parameters; of a model wrapped by peft, its adapters."""
     if hasattr(model, "peft_config"):
         stored = load_file(folder / "adapter_model.safetensors")  # its names leave out the adapter's
         return {n: stored[s] for n, _ in model.named_parameters() if (s := _without_adapter(n, model)) in stored}
     with torch.random.fork_rng():
-        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, trust_remote_code=False)
     return dict(saved.named_parameters())
 
 

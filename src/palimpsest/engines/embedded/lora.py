@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from palimpsest.config.extras import install_line
 from palimpsest.config.schema import AdapterConfig
 from palimpsest.errors import ModelError
-
-SETTINGS = "adapter_config.json"
+from palimpsest.model_files.reading import refusing
+from palimpsest.model_files.weights import ADAPTER_SETTINGS
 
 
 def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
@@ -57,35 +56,18 @@ def save_adapter(model: Any, folder: Path) -> None:
     """peft's two files, with the same bytes in every process."""
     # peft would ask the hub about the base model's embeddings, and write sets in the order of their hashes.
     model.save_pretrained(folder, save_embedding_layers=False)
-    file = folder / SETTINGS
+    file = folder / ADAPTER_SETTINGS
     settings = json.loads(file.read_text())
     if isinstance(settings["target_modules"], list):
         settings["target_modules"].sort()
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def base_of(path: str) -> str | None:
-    """The model that the adapter in folder `path` belongs to; None if there is no adapter."""
-    file = Path(path) / SETTINGS
-    if not file.is_file():
-        return None
-    try:
-        base = json.loads(file.read_text())["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError):
-        base = None
-    if not isinstance(base, str):
-        raise ModelError(f"model {path}: {SETTINGS} does not name base_model_name_or_path")
-    return base
-
-
-def merged(model: Any, path: str) -> Any:
-    """`model` with the adapter of folder `path` added to its weights."""
+def merged(model: Any, folder: Path, path: str) -> Any:
+    """`model` with the adapter in `folder` added to its weights; `path` is what the user named."""
     peft = _peft(f"model {path}: an adapter")
-    try:
-        model = peft.PeftModel.from_pretrained(model, path).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"model {path}: its adapter does not fit the model it names ({reason})") from None
+    with refusing(f"model {path}: its adapter does not fit the model it names"):
+        model = peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     if hasattr(model, "peft_config"):  # left by peft; it stands for a model that has adapters still
         del model.peft_config
     return model.requires_grad_(True).eval()

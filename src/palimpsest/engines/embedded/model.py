@@ -1,12 +1,14 @@
 """Loads a causal language model from a Hugging Face folder or hub id.
 
-Guaranteed: weights come from safetensors alone, no code from the folder is run, the global random state is left as
-it was, and a model whose attention this engine can't follow is refused by name.
+Guaranteed: a folder is looked through before anything in it is loaded (model_files/folder.py), weights come from
+safetensors alone and are finite, no code from the folder is run, the global random state is left as it was, and a model
+whose attention this engine can't follow is refused by name.
 Not covered: quantised weights, encoder-decoder models, models over several devices.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,20 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.architecture import check_class, max_context
-from palimpsest.engines.embedded.lora import SETTINGS, adapted, base_of, merged
+from palimpsest.engines.embedded.lora import adapted, merged
 from palimpsest.engines.embedded.probe import admit
 from palimpsest.errors import ModelError
+from palimpsest.model_files.folder import adapters_of, open_model
+from palimpsest.model_files.reading import refusing
 
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
 
 NOISE = ("dropout", "drop_rate", "layerdrop", "jitter")
 """In the names of what modules do to their numbers at random in training mode."""
 
+_SLACK = 1 << 20  # weights that a configuration may describe beyond twice those of the files
+_ALIGNMENT = 64  # bytes, that of PyTorch's own allocations
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -50,12 +55,22 @@ def load_model(config: ModelConfig) -> Any:
     Of a folder with an adapter, the model it belongs to with the adapter merged. `config.lora` is `trainable`'s.
     """
     path = model_path(config)
-    if (base := base_of(path)) is not None:
-        return merged(load_model(config.model_copy(update={"path": base})), path)
+    adapters, base = adapters_of(path)
+    model = _load_whole(config, base)
+    for adapter in reversed(adapters):
+        model = merged(model, adapter, path)
+        _check_finite(model, path)
+    return model
+
+
+def _load_whole(config: ModelConfig, path: str) -> Any:
+    """A model that is no adapter."""
     model = _read(config, path)
     disable_noise(model)
+    _align(model)
     model = model.to(pick_device(config.device)).eval()
-    with _naming(path):
+    _check_finite(model, path)
+    with refusing(f"model {path}: it can't be computed"), _naming(path):
         admit(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -64,7 +79,7 @@ def load_model(config: ModelConfig) -> Any:
 
 def _read(config: ModelConfig, path: str) -> Any:
     """The model as transformers loads it."""
-    _check_folder(path)
+    folder, numbers = open_model(path)
     from huggingface_hub.utils import logging as hub_logging
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -72,26 +87,31 @@ def _read(config: ModelConfig, path: str) -> Any:
     loader: Any = AutoModelForCausalLM
     logging.disable_progress_bar()  # one bar per file would break the run's own display
     hub_logging.set_verbosity_error()  # its retries are many lines; the error below is one
-    try:
-        with _LOADING, torch.random.fork_rng():
-            described = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            with _naming(path):
-                check_class(described)
-            model, report = loader.from_pretrained(
-                path,
-                config=described,
-                dtype=DTYPES[config.dtype],
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = "" if Path(path).exists() else "no such folder here, and as a hub id "
-        raise ModelError(f"model {path}: {where}not loadable as a causal language model ({reason})") from None
+    with refusing(f"model {path}: not loadable as a causal language model"), _LOADING, torch.random.fork_rng():
+        described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with _naming(path):
+            check_class(described)
+            _check_size(loader, described, numbers)
+        model, report = loader.from_pretrained(
+            folder,
+            config=described,
+            dtype=DTYPES[config.dtype],
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
     return model
+
+
+def _check_size(loader: Any, described: Any, numbers: int) -> None:
+    """Refuse a configuration of more weights than the files hold, which would be made and filled at random."""
+    with torch.device("meta"):
+        built = loader.from_config(copy.deepcopy(described), trust_remote_code=False)
+    size = sum(weight.numel() for weight in built.parameters())
+    if size > 2 * numbers + _SLACK:
+        raise ModelError(f"config.json describes {size:,} weights, its files hold {numbers:,}")
 
 
 @contextmanager
@@ -112,6 +132,14 @@ def trainable(config: ModelConfig) -> Any:
     return adapted(model, config.lora, str(Path(config.path).resolve()) if is_folder else config.path)
 
 
+def _align(model: Any) -> None:
+    """Give weights that lie anywhere in a file's memory a place of their own: sums are taken in another order where
+    memory isn't aligned, so a copy of the model would compute other last bits."""
+    for weight in model.parameters():
+        if weight.data_ptr() % _ALIGNMENT:
+            weight.data = weight.data.clone()
+
+
 def disable_noise(model: Any) -> None:
     """Switch dropout and the noise of routers off: the learner must compute what the sampler computed, also in training
     mode, where gradient checkpointing puts it."""
@@ -123,17 +151,12 @@ def disable_noise(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
-def _check_folder(path: str) -> None:
-    folder = Path(path)
-    looks_like_path = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if not folder.exists():
-        if looks_like_path:
-            raise ModelError(f"model {path}: no such folder; give a Hugging Face folder or a hub id")
-        return
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model {path}: no config.json and no {SETTINGS}; expected a Hugging Face folder")
-    if not list(folder.glob("*.safetensors")):
-        raise ModelError(f"model {path}: no *.safetensors weights; save them with save_pretrained")
+@torch.no_grad()
+def _check_finite(model: Any, path: str) -> None:
+    """Refuse weights that are no numbers: everything they touch would be none."""
+    for name, weight in model.named_parameters():
+        if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):  # NaN is both of its ends
+            raise ModelError(f"model {path}: weight {name} is not finite; take another copy of the model")
 
 
 def check_budget(model: Any, tokens: int, what: str) -> None:

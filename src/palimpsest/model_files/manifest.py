@@ -1,0 +1,98 @@
+"""The manifest of a checkpoint: size and SHA-256 of every file in its folder, sealed by a checksum of its own.
+
+Guaranteed: a flipped bit or a missing byte anywhere in the files, the manifest included, is found; a folder is read
+again only where a size or a time of change says that it differs from what this process verified before.
+Not covered: an attacker who rewrites the hashes as well; files that the manifest doesn't name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from palimpsest import files
+from palimpsest.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE_FOLDER = "learner"
+"""Optimiser state of a checkpoint. Not beside the weights: engines that read *.safetensors would take it for one."""
+
+_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+_OURS = b'"sha256"'  # once a file: no flipped bit takes all of them out
+_Stamp = tuple[tuple[str, int, int], ...]
+_verified: dict[Path, _Stamp] = {}
+_SETTLED_NS = 2_000_000_000  # a file changed so lately may change again under the same time
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest; `checksum` is the SHA-256 of the manifest without it."""
+    digest = hashlib.sha256(orjson.dumps(body, option=_OPTIONS)).hexdigest()
+    return orjson.dumps({**body, "checksum": digest}, option=_OPTIONS)
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """What `sealed` wrote. Raises CheckpointError if it isn't that any more."""
+    try:
+        data = file.read_bytes()
+        body: dict[str, Any] = orjson.loads(data)
+        body.pop("checksum", None)
+        intact = sealed(body) == data  # canonical bytes: no flipped bit leaves them valid
+    except (OSError, orjson.JSONDecodeError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{file} can't be read ({type(error).__name__})") from None
+    if not intact:
+        raise CheckpointError(f"{file} is damaged: its checksum is wrong")
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"{file} has format {body['format']}, this version reads {FORMAT}")
+    return body
+
+
+def verify_files(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> int:
+    """Compare every byte with a manifest's `files`; the bytes of all. Raises CheckpointError naming the damaged one."""
+    size, stamp = 0, _stamp(folder, entries)
+    for name, entry in entries.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        if file.stat().st_size != entry["size"]:
+            raise CheckpointError(
+                f"{file} is damaged: {file.stat().st_size:,} bytes, the manifest says {entry['size']:,}"
+            )
+        if files.sha256(file) != entry["sha256"]:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's")
+        size += entry["size"]
+    if all(time.time_ns() - changed > _SETTLED_NS for _, _, changed in stamp):
+        _verified[folder.resolve()] = stamp
+    return size
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether `folder` is a checkpoint of ours; other people's models may have a manifest.json too."""
+    try:
+        return _OURS in (folder / MANIFEST).read_bytes()
+    except OSError:
+        return False
+
+
+def verify_folder(folder: Path) -> None:
+    """Verify a folder that a model is opened from, if it is a checkpoint of ours. Raises CheckpointError.
+
+    A folder inside it that was taken out whole, such as the optimiser's state, is not missed.
+    """
+    if not has_manifest(folder):
+        return
+    named = read_manifest(folder / MANIFEST)["files"]
+    entries = {name: entry for name, entry in named.items() if (folder / name).parent.is_dir()}
+    if _verified.get(folder.resolve()) != _stamp(folder, entries):
+        verify_files(folder, entries)
+
+
+def _stamp(folder: Path, entries: Mapping[str, Any]) -> _Stamp:
+    """Size and time of change of every file that is there."""
+    stats = {name: (folder / name).stat() for name in sorted(entries) if (folder / name).is_file()}
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

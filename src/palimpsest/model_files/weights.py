@@ -1,0 +1,137 @@
+"""Which files hold a model's weights, and what their headers say, without reading a weight.
+
+Guaranteed: every file is a plain name in the folder that ends in .safetensors, an adapter's is
+adapter_model.safetensors; sizes in config.json that the weights don't bear out are refused before a model is built
+from them, so a configuration of a few bytes can't ask for more memory than its weights have.
+Not covered: whether the weights are those of the model that the configuration describes; loading says that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest.errors import ModelError
+from palimpsest.model_files.reading import read_object, sections
+
+ADAPTER_SETTINGS, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+MAX_LAYERS = 1024
+MAX_HEADER_BYTES = 100 << 20  # what the format itself allows
+_WIDTHS = frozenset(
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "head_dim",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "n_embd",
+        "n_head",
+        "n_inner",
+        "d_model",
+    ]
+)
+_LAYERS = frozenset(["num_hidden_layers", "n_layer", "num_layers"])
+_COUNTS = _WIDTHS | _LAYERS | {"max_position_embeddings", "n_positions"}
+_LANGUAGE = ("", "text_config.")  # sections that describe the language model
+_MAX_COUNT = 1 << 31
+_PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of every weight by its name."""
+
+
+def weight_names(name: str, folder: Path) -> tuple[str, ...]:
+    """Names of the files with the weights. Raises ModelError for an index that names anything else."""
+    if (folder / ADAPTER_SETTINGS).is_file():
+        return (ADAPTER,)
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return (WEIGHTS,)
+    named = read_object(name, folder / INDEX).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise ModelError(f"model {name}: {INDEX} holds no weight_map; save the model again")
+    for weight, file in named.items():
+        if not isinstance(file, str) or not _PLAIN.fullmatch(file) or file.startswith("."):
+            raise ModelError(
+                f"model {name}: {INDEX} says that {weight[:80]} is in {file!r:.80}; only *.safetensors files in the "
+                "folder itself are opened"
+            )
+    return tuple(sorted(set(named.values())))
+
+
+def check_weights(name: str, folder: Path) -> Shapes:
+    """The shapes that the weights' files declare. Raises ModelError for a file that is missing, torn or none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_names(name, folder):
+        path = folder / file
+        if not path.is_file():
+            there = "; pickled weights are not read" if [*folder.glob("*.bin"), *folder.glob("*.pt*")] else ""
+            what = f"no {file}" if file != WEIGHTS else "no *.safetensors weights"
+            raise ModelError(f"model {name}: {what}{there}; save them with save_pretrained")
+        shapes.update(_shapes(name, path))
+    return shapes
+
+
+def _shapes(name: str, file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+            raise ModelError(f"model {name}: {file.name} is cut short or no safetensors file; save the model again")
+        header = stream.read(length)
+    try:
+        tensors = json.loads(header)
+        found = {key: tensor["shape"] for key, tensor in tensors.items() if key != "__metadata__"}
+        ends = [int(tensor["data_offsets"][1]) for key, tensor in tensors.items() if key != "__metadata__"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        raise ModelError(f"model {name}: {file.name} has a damaged header; save the model again") from None
+    if max(ends, default=0) != size - 8 - length:
+        raise ModelError(f"model {name}: {file.name} is cut short, or longer than its header says; save it again")
+    yield from ((key, tuple(shape)) for key, shape in found.items())
+
+
+def check_sizes(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse sizes that no model has, or that the weights don't bear out."""
+    widest = max((side for shape in shapes.values() for side in shape), default=0)
+    for prefix, section in sections(config):
+        for key in sorted(_COUNTS & section.keys()):
+            for value in section[key] if isinstance(section[key], list) else [section[key]]:
+                _check_count(name, f"{prefix}{key}", value)
+                if key in _WIDTHS and value is not None and prefix in _LANGUAGE and value > widest:
+                    raise ModelError(
+                        f"model {name}: config.json says {key}={value}, but no weight is wider than {widest}"
+                    )
+
+
+def _check_count(name: str, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ModelError(f"model {name}: config.json says {key}={value!r:.60}; a whole number is needed")
+    most = MAX_LAYERS if key.rpartition(".")[2] in _LAYERS else _MAX_COUNT
+    if not 1 <= value <= most:
+        raise ModelError(f"model {name}: config.json says {key}={value}; it must be from 1 to {most}")
+
+
+def check_layers(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse more layers than the weights are numbered for."""
+    held = max((int(found[1]) + 1 for weight in shapes for found in _LAYER.finditer(weight)), default=None)
+    for prefix, section in sections(config):
+        for key in sorted(_LAYERS & section.keys()) if prefix in _LANGUAGE else ():
+            if held is not None and section[key] is not None and section[key] > held:
+                raise ModelError(
+                    f"model {name}: config.json says {prefix}{key}={section[key]}, the weights hold {held} layers"
+                )
+
+
+def count(shapes: Shapes | Sequence[tuple[int, ...]]) -> int:
+    """Numbers in all weights."""
+    return sum(math.prod(shape) for shape in (shapes.values() if isinstance(shapes, Mapping) else shapes))
