@@ -171,7 +171,6 @@ async def run_quickstart(
     """`quickstart` of a configuration."""
     started = time.monotonic()
     plan = _plan(method, config)
-    progress.message(_announced(method, plan, out))
     prepared = await asyncio.to_thread(prepare, config)
     _admit(method, config, prepared)
     with (
@@ -182,6 +181,7 @@ async def run_quickstart(
         WorkerPool(max(1, config.evaluation.processes - 1)) as pool,
         progress.stages(plan) as staged,
     ):
+        progress.message(_announced(method, plan, out))
         workers = Workers(pool, staged)
         rivals = _rivals(config, out)
         trained = {name: workers.begin(task) for name, task in rivals.items()}
