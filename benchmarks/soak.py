@@ -1,6 +1,6 @@
 """Whether anything leaks: training, evaluation and a retrieval server in turn, for as long as `--minutes` says.
 
-    PYTHONPATH=src:tests python benchmarks/soak.py --minutes 45 --out soak
+    python benchmarks/soak.py --minutes 45 --out soak
 
 One process trains a tiny run and evaluates it over and over, as a notebook would; a server process answers queries,
 some of them no JSON, in between. After each round resident memory, open descriptors and threads of both are read.
@@ -14,148 +14,10 @@ residuals of neighbours correlate by r. Not covered: what grows slower than that
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import sys
 from pathlib import Path
-from typing import Any
 
-import httpx
-import numpy as np
-import psutil
-
-import palimpsest
-from palimpsest.bench.retrieval import Sizes, queries_of, serving, write_corpus
-from support.models import build_llama, build_tokenizer
-from support.small_run import small_run
-
-MEASURES = ("resident_mb", "descriptors", "threads")
-SIZES = Sizes(passages=2000, queries=64)
-REQUESTS_A_CONNECTION = 16
-BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What a process held after a round."""
-
-    process: str
-    """`client`, which trains and evaluates, or `server`."""
-    minutes: float
-    """Since the start."""
-    resident_mb: float
-    descriptors: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """A measure over the samples that count."""
-
-    first: float
-    last: float
-    greatest: float
-    slope: float
-    """An hour."""
-    error: float
-    """Standard error of the slope."""
-
-
-def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
-    """A straight line through values over time.
-
-    >>> line = trend([0, 30, 60, 90], [5.0, 6.0, 7.0, 8.0])
-    >>> round(line.slope, 6), round(line.error, 6)
-    (2.0, 0.0)
-    """
-    hours, found = np.asarray(minutes) / 60, np.asarray(values, float)
-    centred = hours - hours.mean()
-    spread = float(centred @ centred)
-    slope = float(centred @ found) / spread
-    rest = found - found.mean() - slope * centred
-    power = float(rest @ rest)
-    together = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.99) if power > 0 else 0.0
-    error = (power / max(len(rest) - 2, 1) / spread) ** 0.5 * ((1 + together) / (1 - together)) ** 0.5
-    return Trend(float(found[0]), float(found[-1]), float(found.max()), slope, error)
-
-
-def work(model: Path, folder: Path, url: str, number: int) -> None:
-    """A round: train, evaluate, search."""
-    out = folder / f"run-{number}"
-    run = palimpsest.train("memagent-quickstart", small_run(model), out=out, seed=number, quiet=True)
-    run.evaluate(chunks=2, limit=4, out=out.with_name(f"{out.name}-eval"), quiet=True)
-    queries = queries_of(SIZES, number)
-    for at in range(0, len(queries), REQUESTS_A_CONNECTION):
-        with httpx.Client(base_url=url, timeout=60) as client:
-            for query in queries[at : at + REQUESTS_A_CONNECTION]:
-                client.post("/retrieve", json={"queries": [query], "topk": 3}).raise_for_status()
-            client.post("/retrieve", content=b"{")
-
-
-def soak(folder: Path, minutes: float) -> Iterator[Sample]:
-    """Rounds until the time is over, with what both processes hold after each."""
-    model = folder / "model"
-    tokenizer = build_tokenizer()
-    build_llama(len(tokenizer)).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    write_corpus(folder / "passages.jsonl", SIZES)
-    started, number = time.monotonic(), 0
-    with serving(folder / "passages.jsonl", folder / "index") as url:
-        (server,) = psutil.Process().children()
-        while (passed := (time.monotonic() - started) / 60) < minutes:
-            with tempfile.TemporaryDirectory(dir=folder) as rounds:
-                work(model, Path(rounds), url, number)
-            yield held("client", psutil.Process(), passed)
-            yield held("server", server, passed)
-            number += 1
-
-
-def held(name: str, process: psutil.Process, minutes: float) -> Sample:
-    """What a process holds now."""
-    resident = process.memory_info().rss / 2**20
-    return Sample(name, minutes, resident, process.num_fds(), process.num_threads())
-
-
-def trends(samples: Sequence[Sample], skip: float) -> dict[str, dict[str, Trend]]:
-    """Of each process and measure, over the samples after the first share of `skip`."""
-    found: dict[str, dict[str, Trend]] = {}
-    for name in ("client", "server"):
-        own = [sample for sample in samples if sample.process == name]
-        own = own[int(skip * len(own)) :]
-        minutes = [sample.minutes for sample in own]
-        found[name] = {key: trend(minutes, [float(getattr(sample, key)) for sample in own]) for key in MEASURES}
-    return found
-
-
-def draw(samples: Sequence[Sample], path: Path) -> None:
-    """A panel a measure, a line a process."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from palimpsest.report.plots import STYLES
-
-    figure = Figure(figsize=(6.4, 2.4), dpi=100, layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(MEASURES)), MEASURES, strict=True):
-        for (color, _), name in zip(STYLES, ("client", "server"), strict=False):
-            own = [sample for sample in samples if sample.process == name]
-            label = "trains, evaluates" if name == "client" else "serves"
-            axes.plot([s.minutes for s in own], [getattr(s, key) for s in own], color=color, linewidth=1, label=label)
-        axes.set(xlabel="minutes", title=key.replace("_mb", " memory, MB"))
-        axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small")
-    FigureCanvasAgg(figure).print_png(str(path))
-
-
-def table(found: dict[str, dict[str, Trend]]) -> list[str]:
-    """Lines of Markdown."""
-    lines = ["| | first | last | greatest | slope an hour |", "|---|---|---|---|---|"]
-    for name, measures in found.items():
-        for key, line in measures.items():
-            slope = f"{line.slope:+.2f} ± {line.error:.2f}"
-            lines.append(f"| {name}, {key} | {line.first:,.0f} | {line.last:,.0f} | {line.greatest:,.0f} | {slope} |")
-    return lines
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "tests")]
 
 
 def main() -> None:
@@ -164,19 +26,9 @@ def main() -> None:
     parser.add_argument("--skip", type=float, default=1 / 3, help="share of the samples left out of the slope")
     parser.add_argument("--out", type=Path, default=Path("soak"), help="folder for the figures")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    samples = []
-    with tempfile.TemporaryDirectory() as folder, (options.out / "samples.jsonl").open("w") as log:
-        for sample in soak(Path(folder), options.minutes):
-            samples.append(sample)
-            print(json.dumps(asdict(sample)), file=log, flush=True)
-    found = trends(samples, options.skip)
-    rounds = sum(sample.process == "client" for sample in samples)
-    figures: dict[str, Any] = {name: {key: asdict(line) for key, line in own.items()} for name, own in found.items()}
-    (options.out / "soak.json").write_text(json.dumps({"rounds": rounds, **figures}, indent=2) + "\n")
-    draw(samples, options.out / "soak.png")
-    print(f"{rounds} rounds in {samples[-1].minutes:.0f} minutes\n")
-    print("\n".join(table(found)))
+    from support.soak import run  # after `--help`: it imports torch
+
+    run(options)
 
 
 if __name__ == "__main__":

@@ -54,12 +54,14 @@ def test_an_evaluation_goes_on_beside_files_of_the_users_own(tmp_path: Path, tin
 
 
 @pytest.mark.parametrize("names", [["notes.txt"], ["samples.jsonl", "summary.json"]])
-def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(tmp_path: Path, names: list[str]) -> None:
+def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(
+    tmp_path: Path, tiny_model_folder: Path, names: list[str]
+) -> None:
     for name in names:
         (tmp_path / name).write_text("{}\n")
     before = contents(tmp_path)
     with pytest.raises(RunError, match=r"but no evaluation\.json: not an evaluation"):
-        evaluated(tmp_path / "no-model", tmp_path)
+        evaluated(tiny_model_folder, tmp_path)
     assert contents(tmp_path) == before
 
 

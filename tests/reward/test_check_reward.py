@@ -106,7 +106,5 @@ def test_the_command_tells_the_kinds_apart(name: str, kind: str) -> None:
     "name", ["examples.own_format:CsvFormat", "examples.own_sink:CsvSink", "examples.bigrams:BigramEngine"]
 )
 def test_what_is_of_another_kind_is_refused_with_what_tries_it(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"neither a policy \(run\).* data formats are tried by palimpsest data inspect"
-    ):
+    with pytest.raises(ConfigError, match=r"neither a policy \(run\).* give --kind format --file FILE, --kind sink or"):
         _kind(name, {})

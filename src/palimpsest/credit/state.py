@@ -106,8 +106,17 @@ def state_advantages(per_turn: Sequence[Sequence[float]], *, raw_if_alone: bool 
     """
     longest = max(map(len, per_turn), default=0)
     steps = [[rewards[t] for rewards in per_turn if t < len(rewards)] for t in range(longest)]
-    means = [fmean(step) if len(step) > 1 else 0.0 if raw_if_alone else step[0] for step in steps]
+    means = [0.0 if raw_if_alone and len(step) == 1 else _mean(step) for step in steps]
     return [[reward - mean for reward, mean in zip(rewards, means, strict=False)] for rewards in per_turn]
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    """Of equal rewards that reward itself, which a sum of them divided by their number need not be.
+
+    >>> _mean([0.2] * 3), fmean([0.2] * 3) == 0.2
+    (0.2, False)
+    """
+    return rewards[0] if min(rewards) == max(rewards) else fmean(rewards)
 
 
 def mixed(

@@ -122,11 +122,11 @@ def test_a_class_is_computed_as_it_is_written_or_refused_in_words(name: str) -> 
     "name", [pytest.param(n, marks=() if n in ("OPT", "Phimoe") else pytest.mark.slow) for n in CHECKPOINTED]
 )
 def test_gradient_checkpointing_adds_no_noise_and_changes_no_gradient(name: str) -> None:
-    """It puts a model into training mode, where classes drop numbers out and blur their routers."""
+    """It asks for training mode, where classes drop numbers out, blur their routers or choose at random."""
     model, draw = built(name, **NOISY), random.Random(0)
+    reference = eager(model)
     disable_noise(model)
     admit(model)
-    reference = eager(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     head = ids(draw, 30)
     batch = batch_of_rows([head + ids(draw, n) for n in (5, 10, 20)], draw)

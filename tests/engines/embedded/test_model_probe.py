@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from palimpsest.config.schema import ModelConfig, OptimConfig
@@ -211,6 +212,6 @@ def test_a_folder_of_another_kind_of_model_is_refused_before_its_weights_are_rea
 ) -> None:
     name = words.partition(" ")[0]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [name]}))
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=f"{tmp_path}: {words}"):
         load_model(ModelConfig(path=str(tmp_path)))

@@ -37,6 +37,7 @@ from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import save_adapter
+from palimpsest.engines.embedded.model import recomputing
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
@@ -105,7 +106,7 @@ class ForestLearner:
         forests = self._lay_out(batch)
         sums: dict[str, float] = {}
         loss = largest_gap = 0.0
-        self._model.train(bool(getattr(self._model, "is_gradient_checkpointing", False)))
+        recomputing(self._model)
         try:
             for forest in forests:
                 part, parts, gap = self._micro_step(forest, old)

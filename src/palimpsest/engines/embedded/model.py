@@ -28,8 +28,9 @@ from palimpsest.model_files.reading import refusing
 
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
 
-NOISE = ("dropout", "drop_rate", "layerdrop", "jitter")
-"""In the names of what modules do to their numbers at random in training mode."""
+NOISE = ("dropout", "drop_rate", "layerdrop")
+"""In the names of what layers do to their numbers at random in training mode, and of nothing else: the jitter of
+Phi-MoE's router is also a threshold that decides who is chosen."""
 
 _SLACK = 1 << 20  # weights that a configuration may describe beyond twice those of the files
 _ALIGNMENT = 64  # bytes, that of PyTorch's own allocations
@@ -141,14 +142,24 @@ def _align(model: Any) -> None:
 
 
 def disable_noise(model: Any) -> None:
-    """Switch dropout and the noise of routers off: the learner must compute what the sampler computed, also in training
-    mode, where gradient checkpointing puts it."""
+    """Switch dropout off: the learner must compute what the sampler computed, also in layers that `recomputing` puts
+    into training mode."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
             if isinstance(value, float) and any(kind in name for kind in NOISE):
                 setattr(module, name, 0.0)
+
+
+def recomputing(model: Any) -> None:
+    """Training mode for the modules that ask for it before they recompute their activations, for no other.
+
+    Routers and attention draw noise in training mode, and some compute otherwise; what stands inside of a layer that is
+    recomputed stays in evaluation mode. Without gradient checkpointing, all does.
+    """
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
 
 
 @torch.no_grad()
