@@ -16,6 +16,7 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.rules import build_rule, unread
+from palimpsest.credit.state import state_advantages
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.rollout.record import grade_from_json, grade_to_json
 from palimpsest.types import Grade, Group, Problem, SpanReward
@@ -254,3 +255,10 @@ def test_a_rule_that_looks_at_the_outcome_alone_leaves_spans_out_and_says_so() -
 def test_spans_are_in_the_record() -> None:
     grade = Grade(1.0, per_turn=(0.0,), spans=(SpanReward(0, 1, 2, 0.5),))
     assert grade_from_json(grade_to_json(grade)) == grade
+
+
+@pytest.mark.parametrize("value", [0.2, 1 / 9, 0.1, 1 / 3, 0.7])
+def test_equal_rewards_of_turns_have_no_advantage_at_all(value: float) -> None:
+    """A mean of them that is off in its last bit would take an optimiser step."""
+    for size in range(2, 26):
+        assert state_advantages([[value, value]] * size) == [[0.0, 0.0]] * size

@@ -138,6 +138,12 @@ def test_an_agent_that_was_never_shown_a_state_has_no_foretold_accuracy() -> Non
     assert counted((" none", "Bo owns cats.", " Bo owns cats.")).expected_accuracy(4, 0.1) is None
 
 
+def test_nothing_is_foretold_of_keeping_that_was_never_seen() -> None:
+    taken = counted((" none", "Bo owns cats.", " none"), (" none", EVIDENCE, " " + EVIDENCE))
+    assert taken.expected_accuracy(1, 0.1) == 1.0
+    assert taken.expected_accuracy(2, 0.1) is None
+
+
 def test_the_share_of_near_misses_is_that_of_the_documents() -> None:
     quiet = [make_problem(0, "eval", i, chunks=32, near_misses=0) for i in range(20)]
     full = [make_problem(0, "eval", i, chunks=32, near_misses=60) for i in range(20)]

@@ -80,6 +80,13 @@ def test_what_did_best_before_training_is_kept_too(tmp_path: Path) -> None:
 def test_a_metric_that_is_not_measured_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"train\.save_best=f2: no metric of the evaluation; choose one of accuracy"):
         train(tmp_path / "run", config(save_best="f2"), evaluate=scores)
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "what was learnt until then is kept"
+
+
+@pytest.mark.parametrize("name", ["ungraded", "documents_cut"])
+def test_the_most_of_what_is_bad_is_not_best(name: str) -> None:
+    with pytest.raises(ValueError, match=f"save_best={name} would keep the worst"):
+        config(save_best=name)
 
 
 @pytest.mark.parametrize("setting", [{"save_best": "accuracy"}, {"eval_first": True}])

@@ -174,6 +174,9 @@ class VariantConfig(Strict):
     """What differs from policy.options, e.g. {prune: false}."""
 
 
+_LOWER_IS_BETTER = ("ungraded", "documents_cut")
+
+
 class TrainConfig(Strict):
     steps: int = Field(100, ge=1)
     """Rollout batches."""
@@ -203,6 +206,10 @@ class TrainConfig(Strict):
         if self.eval_every is None and (self.eval_first or self.save_best is not None):
             wanted = "eval_first=true" if self.eval_first else f"save_best={self.save_best}"
             raise ValueError(f"train.{wanted} needs evaluations: set train.eval_every, e.g. to 10")
+        if self.save_best in _LOWER_IS_BETTER:
+            raise ValueError(
+                f"train.save_best={self.save_best} would keep the worst: the highest is kept; use accuracy"
+            )
         return self
 
 

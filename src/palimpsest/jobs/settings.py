@@ -6,6 +6,7 @@ Light on purpose: a mistake in a recipe or an override is named before anything 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,16 @@ def run_config(
         config = parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes, read_files=False)
     else:
         config = load_recipe(recipe, changes, read_files=False)
+    config = _from_checkpoint(config)
     return with_texts(config, _run_in(Path(out or default_folder(config))) if resume else None)
+
+
+def _from_checkpoint(config: RunConfig) -> RunConfig:
+    """`config` with the newest intact checkpoint in place of a run that it names as its model."""
+    if not (Path(config.model.path) / CONFIG).is_file():
+        return config
+    path = model_folder(config.model.path, warnings.warn)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 def _run_in(folder: Path) -> RunConfig | None:
@@ -184,7 +194,7 @@ def evaluation_config(
         if source == "synthetic":
             section["search"] = None
         if source in ("synthetic", "synthetic_search"):
-            section |= {"format": None, "format_options": {}}
+            section |= {"format": None, "format_options": {}, "shuffle": True}  # what only files have
     asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
     return agent.config(section, asked)
 

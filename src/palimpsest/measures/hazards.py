@@ -99,29 +99,53 @@ class Hazards:
 
         `near_miss_share` is q of the module's formula, `pieces` the number of facts a question needs.
         """
-        quiet, near, evidence = (self._matrix(sight) for sight in Sight)
-        if quiet is None or near is None or evidence is None or sections < 1:
+        evidence = self._after_evidence()
+        step = self._between(near_miss_share, needs_keeping=sections > 1)
+        if evidence is None or step is None or sections < 1:
             return None
-        q = near_miss_share
-        step = [[(1 - q) * a + q * b for a, b in zip(*rows, strict=True)] for rows in zip(quiet, near, strict=True)]
         held = expected_held(step, evidence, sections) ** pieces
         by_held = {known: self._right(known) for known in (True, False)}
         return held * by_held[True] + (1 - held) * by_held[False]
 
-    def _matrix(self, sight: Sight) -> list[list[float]] | None:
-        """[holds before, holds after] rates. A state never seen stays as it is; None if nothing was ever in it."""
-        if not any(self.reads(before, sight) for before in Holds):
+    def _between(self, near_miss_share: float, *, needs_keeping: bool) -> list[list[float]] | None:
+        """T of the module's formula [before, after]; None where what it needs was never seen.
+
+        What one of the two sights lacks is taken from the other; an invention that was never read with stays.
+        """
+        quiet, near = (self._rows(sight) for sight in (Sight.NOTHING, Sight.NEAR_MISS))
+        rows = []
+        for before in Holds:
+            a, b = quiet.get(before) or near.get(before), near.get(before) or quiet.get(before)
+            if a is None or b is None:
+                if needs_keeping and before is not Holds.FALSE:
+                    return None
+                a = b = [float(before is after) for after in Holds]
+            rows.append([(1 - near_miss_share) * x + near_miss_share * y for x, y in zip(a, b, strict=True)])
+        return rows
+
+    def _after_evidence(self) -> list[list[float]] | None:
+        """E of the module's formula; None if no evidence came by an agent that held nothing.
+
+        An invention that no evidence ever met is taken to give way as nothing does.
+        """
+        rows = self._rows(Sight.EVIDENCE)
+        nothing = rows.get(Holds.NOTHING)
+        if nothing is None:
             return None
-        return [[_known(self.rate(a, sight, b), float(a is b)) for b in Holds] for a in Holds]
+        return [nothing, rows.get(Holds.FALSE) or nothing, rows.get(Holds.TRUE) or [0.0, 0.0, 1.0]]
+
+    def _rows(self, sight: Sight) -> dict[Holds, list[float]]:
+        """[after] rates of the states that were seen."""
+        return {
+            before: [self.transitions[before, sight, after] / reads for after in Holds]
+            for before in Holds
+            if (reads := self.reads(before, sight))
+        }
 
     def _right(self, held: bool) -> float:
         """Share of right answers among episodes that ended so; without any, as if the memory decided."""
         count = self.answers[held, True] + self.answers[held, False]
         return self.answers[held, True] / count if count else float(held)
-
-
-def _known(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
 
 
 def expected_held(step: Sequence[Sequence[float]], evidence: Sequence[Sequence[float]], sections: int) -> float:

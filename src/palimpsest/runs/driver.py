@@ -168,6 +168,8 @@ class Driver:
             if "eval/accuracy" not in measured:
                 return  # nothing was graded
             known = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
+            if step:
+                await self._save(step)  # a mistyped name costs nothing that was learnt
             raise RunError(f"train.save_best={name}: no metric of the evaluation; choose one of {known}")
         rows = read_rows(self.folder.path / METRICS)
         before = [row[key] for row in rows if row["step"] < step and row.get(key) is not None]
