@@ -129,6 +129,11 @@ MODELS: dict[str, tuple[Change, str]] = {
     "a header without end": (write("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "cut short"),
     "not numbers": (weights(nan), "model.layers.1.mlp.up_proj.weight is not finite"),
     "a weight too few": (weights(lambda held: held.pop("model.norm.weight")), "model.norm.weight is missing"),
+    "layers left out": (edit("config.json", num_hidden_layers=1), "without the weight model.layers.1."),
+    "a weight too many": (
+        weights(lambda held: held.update({"model.layers.0.mlp.gate.weight": torch.zeros(3)})),
+        "without the weight model.layers.0.mlp.gate.weight, which the files hold",
+    ),
     "a link out": (link("generation_config.json", "/etc/passwd"), "generation_config.json is a link out"),
     "a link in a circle": (link("merges.txt", "merges.txt"), "merges.txt is a link out"),
     "a pipe": (pipe, "generation_config.json is no plain file"),
@@ -184,6 +189,12 @@ def test_a_configuration_asks_for_no_more_than_its_weights_have(folder: Path) ->
     edit("config.json", hidden_size=1 << 17, intermediate_size=1 << 17)(folder)
     with pytest.raises(ModelError, match=r"config\.json describes .* weights, its files hold 131,072"):
         load_model(ModelConfig(path=str(folder)))
+
+
+def test_weights_beside_the_language_model_do_no_harm(folder: Path) -> None:
+    names = ("model.layers.0.self_attn.rotary_emb.inv_freq", "v_head.summary.weight", "visual.blocks.0.attn.qkv.weight")
+    weights(lambda held: held.update({name: torch.zeros(3) for name in names}))(folder)
+    load_model(ModelConfig(path=str(folder)))
 
 
 def test_a_tokenizer_with_more_words_than_the_model_has_rows_is_refused(tiny_codec: Codec) -> None:

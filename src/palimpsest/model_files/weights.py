@@ -3,7 +3,8 @@
 Guaranteed: every file is a plain name in the folder that ends in .safetensors, an adapter's is
 adapter_model.safetensors; sizes in config.json that the weights don't bear out are refused before a model is built
 from them, so a configuration of a few bytes can't ask for more memory than its weights have.
-Not covered: whether the weights are those of the model that the configuration describes; loading says that.
+Not covered: whether the weights are those of the model that the configuration describes; loading says that, by way of
+`check_used` too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ _LANGUAGE = ("", "text_config.")  # sections that describe the language model
 _MAX_COUNT = 1 << 31
 _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
+_DISPENSABLE = re.compile(
+    r"(?:^|[._])(?:inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids|version|cos_cached|sin_cached)$"
+    r"|(?:^|\.)(?:lm_head|score|classifier|v_head|value_head|mtp)\."  # heads for other uses; one tied to the embedding
+    r"|(?:^|[._])(?:visual|vision|audio|speech|image|video|multi_?modal|mm)(?=[._])"
+)
+"""Names of weights that the language model is whole without."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of every weight by its name."""
@@ -130,6 +137,16 @@ def check_layers(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
                 raise ModelError(
                     f"model {name}: config.json says {prefix}{key}={section[key]}, the weights hold {held} layers"
                 )
+
+
+def check_used(name: str, unused: Iterable[str]) -> None:
+    """Refuse weights that the model has no place for: it would be another than the one they were saved from."""
+    if foreign := sorted(weight for weight in unused if not _DISPENSABLE.search(weight)):
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ModelError(
+            f"model {name}: config.json describes a model without the weight {foreign[0]:.100}{more}, which the files "
+            "hold; take the config.json that was saved with them"
+        )
 
 
 def count(shapes: Shapes | Sequence[tuple[int, ...]]) -> int:

@@ -25,6 +25,7 @@ from palimpsest.engines.embedded.probe import admit
 from palimpsest.errors import ModelError
 from palimpsest.model_files.folder import adapters_of, open_model
 from palimpsest.model_files.reading import refusing
+from palimpsest.model_files.weights import check_used
 
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
 
@@ -103,6 +104,7 @@ def _read(config: ModelConfig, path: str) -> Any:
         )
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
+    check_used(path, report["unexpected_keys"])
     return model
 
 
