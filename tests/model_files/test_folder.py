@@ -159,6 +159,7 @@ def test_a_model_that_is_hostile_or_broken_is_refused_in_one_line(name: str, fol
 
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+SHOUTING = "{% for message in messages %}<s>{{ message['content']|upper }}</s>{% endfor %}"
 TOKENIZERS: dict[str, tuple[Change, str]] = {
     "an array for settings": (write("tokenizer_config.json", "[]"), "tokenizer_config.json holds an array"),
     "none": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
@@ -168,6 +169,14 @@ TOKENIZERS: dict[str, tuple[Change, str]] = {
     "a template without end": (write("chat_template.jinja", LOOPS), "doesn't end within"),
     "a template of gigabytes": (write("chat_template.jinja", "{{ 'a' * 10**11 }}"), "chat template"),
     "a template that floods": (write("chat_template.jinja", "{{ 'a' * 10**7 }}"), "writes more than"),
+    "an empty template": (write("chat_template.jinja", ""), "its chat template is empty"),
+    "a template without messages": (write("chat_template.jinja", "hello"), "shows a user message not as it stands"),
+    "a template that rewrites": (write("chat_template.jinja", SHOUTING), "shows a user message not as it stands"),
+    "a template that escapes": (write("chat_template.jinja", SHOUTING.replace("upper", "e")), "not as it stands"),
+    "a template that repeats": (
+        write("chat_template.jinja", SHOUTING.replace("|upper", "*2")),
+        "a user message 2 times",
+    ),
     "an oversized template": (write("chat_template.jinja", b" " * (1 << 21)), "more than the"),
 }
 

@@ -15,7 +15,6 @@ from palimpsest.data.tool_messages import Conversation
 from palimpsest.errors import ConfigError, ModelError
 from palimpsest.imitate.conversations import trajectory_of
 from palimpsest.jobs.composing import evaluation_identity
-from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.runs.resume_rules import changes
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
@@ -150,8 +149,8 @@ def test_a_saved_codec_ends_turns_as_the_one_that_saved_it(folder: Path, tmp_pat
 
 def test_a_template_that_drops_the_message_is_refused(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[0]['role'] }}")
-    with pytest.raises(ModelError, match="does not render a user message"):
-        OverwritePolicy().templates(Codec.load(folder))
+    with pytest.raises(ModelError, match="shows a user message not as it stands"):
+        Codec.load(folder)
 
 
 def test_no_prompt_depends_on_the_clock(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """A model's chat template: tried before it is trusted, then rendered with the same variables for every prompt.
 
-Guaranteed: a template that can't be compiled, never ends, takes memory without end, or raises on a plain user message
-is refused when the tokenizer is loaded, in one line; whatever it raises later is a `Refusal`; what it shows doesn't
-depend on the clock.
+Guaranteed: a template that can't be compiled, never ends, takes memory without end, raises on a plain user message, or
+doesn't show it once as it stands, is refused when the tokenizer is loaded, in one line; whatever it raises later is a
+`Refusal`; what it shows doesn't depend on the clock.
 Not covered: a template that goes wrong on other texts than those it is tried on (template_probe.py).
 """
 
@@ -27,9 +27,11 @@ _PATIENCE_S = 120.0  # on a busy machine; the probe bounds its own computing
 _MOST_CHARACTERS = 1 << 20
 _TOOL = {"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": {"text": "a"}}}
+_MARKER = 'A "text" of <b>{one\'s}</b> & two lines,\nas it stands: \u00e9'
+"""What a template that escapes, cuts or rewrites a message would show otherwise."""
 _USER = {"role": "user", "content": "a"}
 _TRIES: list[list[Any]] = [
-    [[_USER], None, True],
+    [[{"role": "user", "content": _MARKER}], None, True],
     [[_USER], None, False],
     [[{"role": "system", "content": "a"}, _USER], None, True],
     [[_USER, {"role": "assistant", "content": "a"}, _USER], None, True],
@@ -63,6 +65,8 @@ def render(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, 
 def check_template(name: str, tokenizer: Any, variables: Mapping[str, Any]) -> None:
     """Refuse a template that isn't fit for use, and variables that it doesn't know. Raises ModelError."""
     templates = getattr(tokenizer, "chat_template", None)
+    if templates == "":
+        raise ModelError(f"model {name}: its chat template is empty; remove it if the model has none")
     if not templates:
         if any(variables.values()):
             raise ModelError(f"model {name}: {KEY} is given, but the model has no chat template; leave it out")
@@ -90,6 +94,7 @@ def _texts_of(tokenizer: Any) -> str:
 def _probed(template: str, variables: str, special: str) -> frozenset[str] | str:
     """The variables that a template looks up, or what is wrong with it. A process, once for each template."""
     task = {"template": template, "variables": json.loads(special) | json.loads(variables), "tries": _TRIES}
+    task["marker"] = _MARKER
     command = [sys.executable, "-P", template_probe.__file__]
     try:
         done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_PATIENCE_S)
@@ -104,4 +109,7 @@ def _probed(template: str, variables: str, special: str) -> frozenset[str] | str
         return f"writes more than {_MOST_CHARACTERS:,} characters around a message of a word"
     if any("MemoryError" in (error or "") for error in answer["errors"]):
         return f"takes more than {template_probe.MEMORY >> 20} MiB"
+    if answer["shown"][0] != 1:
+        times = f"{answer['shown'][0]} times" if answer["shown"][0] else "not as it stands, or not at all"
+        return f"shows a user message {times}"
     return frozenset(answer["names"])

@@ -4,8 +4,9 @@ The sandbox of jinja2 keeps a template from everything but time and memory, and 
 (`"a" * 10**10`, loops in loops) that nothing in the same process could stop. So a template is tried here first, on
 conversations of every shape that prompts have. Run as a file: a JSON object on stdin, one on stdout.
 
-    {"template": ..., "variables": {...}, "tries": [[messages, tools, speak], ...]}
-    {"names": [variables that the template looks up], "lengths": [characters, or null], "errors": [null, or why]}
+    {"template": ..., "variables": {...}, "tries": [[messages, tools, speak], ...], "marker": text of a message}
+    {"names": [variables that the template looks up], "lengths": [characters, or null], "errors": [null, or why],
+     "shown": [how often the marker stands in the result]}
 
 Guaranteed: it ends within `CPU_S` seconds of computing and, where the system counts address space, `MEMORY` bytes.
 Not covered: a template that goes wrong on other texts than those it is tried on.
@@ -52,18 +53,22 @@ def probe(task: dict[str, Any]) -> dict[str, Any]:
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: "26 Jul 2024"}
     lengths: list[int | None] = []
+    shown: list[int] = []
     errors: list[str | None] = []
     template = environment.from_string(task["template"])
     for messages, tools, speak in task["tries"]:
         try:
-            shown = {"messages": messages, "tools": tools, "add_generation_prompt": speak}
-            lengths.append(len(template.render(**shown, **task["variables"])))
+            given = {"messages": messages, "tools": tools, "add_generation_prompt": speak}
+            text = template.render(**given, **task["variables"])
+            shown.append(text.count(task["marker"]))
+            lengths.append(len(text))
             errors.append(None)
         except Exception as error:  # noqa: BLE001  a template is foreign code: whatever it raises is told
+            shown.append(0)
             lengths.append(None)
             errors.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
     names = sorted(find_undeclared_variables(environment.parse(task["template"])))
-    return {"names": names, "lengths": lengths, "errors": errors}
+    return {"names": names, "lengths": lengths, "errors": errors, "shown": shown}
 
 
 if __name__ == "__main__":
