@@ -53,6 +53,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug_leaves:VALUE", r"importing plug_leaves raised SystemExit: 0 \(plug_leaves.py, line 3\)"),
         ("plug_lazy:Thing", r"plug_lazy:Thing raised OSError: no weights \(plug_lazy.py, line 3\)"),
         ("plug_fine:Thin", r"credit.rule: plug_fine has no 'Thin'; did you mean Thing\?"),
+        ("../plug_fine:Thing", "credit.rule: '../plug_fine' is no module's name; give one as my_module:MyThing"),
+        (".plug_fine:Thing", "credit.rule: '.plug_fine' is no module's name"),
+        ("..:Thing", "credit.rule: '..' is no module's name"),
         ("plug_fine:", "credit.rule: 'plug_fine:' is not of the form my_module:MyThing"),
     ],
 )

@@ -120,6 +120,8 @@ def own(name: str, where: str, kind: str = "") -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{where}: {name!r} is not of the form my_module:MyThing")
+    if not all(map(str.isidentifier, module_name.split("."))):
+        raise ConfigError(f"{where}: {module_name!r} is no module's name; give one as my_module:MyThing")
     module = _imported(module_name, where)
     try:
         return getattr(module, attribute)
