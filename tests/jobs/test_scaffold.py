@@ -48,6 +48,12 @@ def test_a_scaffold_is_written_as_the_library_is(kind: str, tmp_path: Path) -> N
         (("policy", "My-Policy"), "give a name of small letters, digits and _, such as my_policy"),
         (("tool", "class"), "such as my_tool"),
         (("tool", "json"), "a module of that name is there already"),
+        *((("policy", name), "give a name of small letters, digits and _") for name in ("_", "__", "__init__")),
+        *(
+            (("policy", name), "look for files of that name")
+            for name in ("conftest", "setup", "sitecustomize", "test_x")
+        ),
+        *((("reward", name), "a module of that name is there") for name in ("torch", "yaml", "pytest", "palimpsest")),
         (("reward", "taken"), "taken.yaml is there already"),
     ],
 )
@@ -57,6 +63,13 @@ def test_a_scaffold_that_can_not_be_is_refused_before_anything_is_written(
     (tmp_path / "taken.yaml").write_text("mine")
     assert message in refused("new", *words, "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["taken.yaml"]
+
+
+def test_a_scaffold_replaces_no_link_to_nothing(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").symlink_to("nowhere.py")
+    assert "mine.py is there already" in refused("new", "policy", "mine", "--out", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+    assert (tmp_path / "mine.py").is_symlink()
 
 
 def test_the_command_says_what_to_do_next(palimpsest: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
