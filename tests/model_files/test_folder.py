@@ -129,6 +129,19 @@ MODELS: dict[str, tuple[Change, str]] = {
     "a header without end": (write("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "cut short"),
     "not numbers": (weights(nan), "model.layers.1.mlp.up_proj.weight is not finite"),
     "a weight too few": (weights(lambda held: held.pop("model.norm.weight")), "model.norm.weight is missing"),
+    "no configuration at all": (write("config.json", "null"), "config.json holds null, a JSON object is needed"),
+    "a number as text": (edit("config.json", rms_norm_eps="x"), "'rms_norm_eps': TypeError: Field"),
+    "kinds of too few layers": (
+        edit("config.json", layer_types=["full_attention"]),
+        "'validate_layer_type': ValueError",
+    ),
+    "an activation of no name": (edit("config.json", hidden_act="nope"), "(KeyError: 'nope')"),
+    "an architecture by number": (edit("config.json", architectures=3), "architectures=3; a list of names is needed"),
+    "fewer rows than the weights": (edit("config.json", vocab_size=10), "vocab_size=10, but embed_tokens has 375 rows"),
+    "weights in whole numbers": (
+        weights(lambda held: held.update({"model.norm.weight": held["model.norm.weight"].to(torch.int8)})),
+        "model.norm.weight is of I8 numbers; weights of F16, BF16, F32, F64 are read",
+    ),
     "layers left out": (edit("config.json", num_hidden_layers=1), "without the weight model.layers.1."),
     "a weight too many": (
         weights(lambda held: held.update({"model.layers.0.mlp.gate.weight": torch.zeros(3)})),

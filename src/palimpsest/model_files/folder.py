@@ -18,7 +18,15 @@ from palimpsest.errors import ModelError, nearest
 from palimpsest.model_files.hub import cached, hub_folder
 from palimpsest.model_files.manifest import verify_folder
 from palimpsest.model_files.reading import check_entries, read_object
-from palimpsest.model_files.weights import ADAPTER_SETTINGS, Shapes, check_layers, check_sizes, check_weights, count
+from palimpsest.model_files.weights import (
+    ADAPTER_SETTINGS,
+    Shapes,
+    check_layers,
+    check_rows,
+    check_sizes,
+    check_weights,
+    count,
+)
 
 _TOKENIZERS = (
     "tokenizer.json",
@@ -76,11 +84,15 @@ def open_model(name: str) -> tuple[Path, int]:
     if not config:
         run = f"; it is a run: give {folder}/checkpoints/step-..." if (folder / "config.yaml").is_file() else ""
         raise ModelError(f"model {name}: no config.json and no {ADAPTER_SETTINGS}; expected a Hugging Face folder{run}")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise ModelError(f"model {name}: config.json says architectures={names!r:.60}; a list of names is needed")
     if config.get("quantization_config"):
         raise ModelError(f"model {name}: its weights are quantised, which is not supported; take the model they are of")
     shapes = check_weights(name, folder)
     check_sizes(name, config, shapes)
     check_layers(name, config, shapes)
+    check_rows(name, config, shapes)
     return folder, count(shapes)
 
 

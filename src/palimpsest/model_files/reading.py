@@ -17,6 +17,7 @@ from palimpsest.errors import ModelError, PalimpsestError
 
 MAX_BYTES = {"tokenizer.json": 128 << 20, "vocab.json": 64 << 20, "chat_template.jinja": 1 << 20}
 """Largest size of a file by its name; the largest tokenizer.json in use has about 35 MB."""
+_WORDY = 20  # characters; shorter reasons, such as that of a KeyError, need the kind of error beside them
 MAX_JSON_BYTES = 32 << 20
 """Of every other JSON file."""
 
@@ -60,7 +61,7 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
 
 
 def _kind(value: object) -> str:
-    return "an array" if isinstance(value, list) else f"a {type(value).__name__}"
+    return {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
 
 
 def token_ids(value: object) -> tuple[int, ...]:
@@ -91,5 +92,5 @@ def refusing(what: str) -> Iterator[None]:
     except BaseException as error:  # a panic of the libraries in Rust is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{what} ({reason:.300})") from None
+        kind, reason = type(error).__name__, " ".join(str(error).split())  # of several lines, the first may say little
+        raise ModelError(f"{what} ({kind + ': ' if len(reason) < _WORDY else ''}{reason:.300})") from None

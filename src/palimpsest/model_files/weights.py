@@ -41,6 +41,8 @@ _WIDTHS = frozenset(
 )
 _LAYERS = frozenset(["num_hidden_layers", "n_layer", "num_layers"])
 _COUNTS = _WIDTHS | _LAYERS | {"max_position_embeddings", "n_positions"}
+_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
+_NUMBERS = ("F16", "BF16", "F32", "F64")
 _LANGUAGE = ("", "text_config.")  # sections that describe the language model
 _MAX_COUNT = 1 << 31
 _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
@@ -97,11 +99,17 @@ def _shapes(name: str, file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     try:
         tensors = json.loads(header)
         found = {key: tensor["shape"] for key, tensor in tensors.items() if key != "__metadata__"}
+        kinds = {key: str(tensor["dtype"]) for key, tensor in tensors.items() if key in found}
         ends = [int(tensor["data_offsets"][1]) for key, tensor in tensors.items() if key != "__metadata__"]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise ModelError(f"model {name}: {file.name} has a damaged header; save the model again") from None
     if max(ends, default=0) != size - 8 - length:
         raise ModelError(f"model {name}: {file.name} is cut short, or longer than its header says; save it again")
+    for key, kind in kinds.items():  # tables of whole numbers, such as masks, have other names
+        if key.endswith(".weight") and kind not in _NUMBERS:
+            raise ModelError(
+                f"model {name}: {key:.100} is of {kind} numbers; weights of {', '.join(_NUMBERS)} are read"
+            )
     yield from ((key, tuple(shape)) for key, shape in found.items())
 
 
@@ -137,6 +145,14 @@ def check_layers(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
                 raise ModelError(
                     f"model {name}: config.json says {prefix}{key}={section[key]}, the weights hold {held} layers"
                 )
+
+
+def check_rows(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse a vocabulary of another size than the embedding that the weights hold."""
+    for weight, shape in shapes.items():
+        size = config.get("vocab_size")
+        if weight in _EMBEDDINGS and len(shape) == 2 and size is not None and size != shape[0]:
+            raise ModelError(f"model {name}: config.json says vocab_size={size}, but embed_tokens has {shape[0]} rows")
 
 
 def check_used(name: str, unused: Iterable[str]) -> None:
