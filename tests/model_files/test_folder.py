@@ -108,6 +108,10 @@ def nan(held: dict[str, Any]) -> None:
     held["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
 
 
+def overflowing(held: dict[str, Any]) -> None:
+    held["model.norm.weight"].fill_(3e38)
+
+
 MODELS: dict[str, tuple[Change, str]] = {
     "no heads": (edit("config.json", num_attention_heads=0), "num_attention_heads=0; it must be from 1"),
     "no heads of keys": (edit("config.json", num_key_value_heads=0), "num_key_value_heads=0"),
@@ -128,6 +132,7 @@ MODELS: dict[str, tuple[Change, str]] = {
     "a torn file": (write("model.safetensors", b"\x00" * 20), "cut short or no safetensors file"),
     "a header without end": (write("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "cut short"),
     "not numbers": (weights(nan), "model.layers.1.mlp.up_proj.weight is not finite"),
+    "numbers that overflow": (weights(overflowing), "its weights give logits that are not finite"),
     "a weight too few": (weights(lambda held: held.pop("model.norm.weight")), "model.norm.weight is missing"),
     "no configuration at all": (write("config.json", "null"), "config.json holds null, a JSON object is needed"),
     "a number as text": (edit("config.json", rms_norm_eps="x"), "'rms_norm_eps': TypeError: Field"),

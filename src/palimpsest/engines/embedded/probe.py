@@ -103,6 +103,11 @@ def _check_causal(model: Any) -> None:
     vocab = model.get_output_embeddings().weight.shape[0]
     start, rest, other = (tuple(t * 7919 % vocab for t in row) for row in (ROWS[0][:half], ROWS[0][half:], ROWS[1]))
     (one,), (two,) = (own_logits(model, [start + end]) for end in (rest, other[: len(rest)]))
+    if any(bool((logits.isnan() | logits.isposinf()).any()) for logits in (one, two)):  # a class may mask with -inf
+        raise ModelError(
+            f"{type(model).__name__} can't be sampled: its weights give logits that are not finite; take another copy "
+            "of the model, or model.dtype=float32"
+        )
     if not gap(two[:half], one[:half]) < _AHEAD.get(model.dtype, 0.1):
         raise ModelError(
             f"{type(model).__name__} can't be sampled: its tokens see those behind them, as in an encoder; use a "
