@@ -219,7 +219,8 @@ def test_a_configuration_asks_for_no_more_than_its_weights_have(folder: Path) ->
 
 
 def test_weights_beside_the_language_model_do_no_harm(folder: Path) -> None:
-    names = ("model.layers.0.self_attn.rotary_emb.inv_freq", "v_head.summary.weight", "visual.blocks.0.attn.qkv.weight")
+    rotary, head = "model.layers.0.self_attn.rotary_emb.inv_freq", "v_head.summary.weight"
+    names = (rotary, head, "visual.blocks.0.attn.qkv.weight", "model.mtp_layers.0.input_proj.weight")
     weights(lambda held: held.update({name: torch.zeros(3) for name in names}))(folder)
     load_model(ModelConfig(path=str(folder)))
 

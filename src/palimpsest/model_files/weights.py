@@ -49,7 +49,7 @@ _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _DISPENSABLE = re.compile(
     r"(?:^|[._])(?:inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids|version|cos_cached|sin_cached)$"
-    r"|(?:^|\.)(?:lm_head|score|classifier|v_head|value_head|mtp)\."  # heads for other uses; one tied to the embedding
+    r"|(?:^|\.)(?:lm_head|score|classifier|v_head|value_head|mtp\w*)\."  # heads: of other uses, or tied
     r"|(?:^|[._])(?:visual|vision|audio|speech|image|video|multi_?modal|mm)(?=[._])"
 )
 """Names of weights that the language model is whole without."""
