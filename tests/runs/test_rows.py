@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from palimpsest.runs.rows import append_row, read_rows
+from palimpsest.runs.rows import append_row, encode_row, read_rows
 from palimpsest.runs.run_folder import RunFolder, open_run
 from support.fakes import small_config
 
@@ -98,6 +99,56 @@ def test_rows_of_an_earlier_version_get_a_checksum_when_their_run_goes_on(tmp_pa
         folder.append_metrics(3, {"reward/mean": 0.25})
     assert [row["step"] for row in read_rows(file)] == [1, 3]
     assert "holds 1 of 2 steps" in warnings[0]
+
+
+def replaced(line: bytes, **changes: Any) -> bytes:
+    """A row with other values and a checksum that fits."""
+    row = json.loads(line)
+    del row["crc32"]
+    return encode_row({**row, **changes})
+
+
+@pytest.mark.parametrize(
+    ("order", "kept", "told"),
+    [
+        ([1, 1, -2, 3, 4], [1, 3, 4], ["holds 3 of 4 steps before the checkpoint, not 2", "1 rows repeat a step"]),
+        ([1, 1, 3, 4], [1, 3, 4], ["3 of 4 steps", "not 2"]),
+        ([1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4], ["4 rows repeat a step"]),
+        ([4, 3, 2, 1], [1, 2, 3, 4], ["out of order"]),
+        ([3], [3], ["holds 1 of 4 steps before the checkpoint, not 1-2, 4"]),
+    ],
+)
+def test_rows_end_unique_and_in_order_and_what_is_missing_is_told(
+    tmp_path: Path, order: list[int], kept: list[int], told: list[str]
+) -> None:
+    """A negative step is a damaged line."""
+    warnings: list[str] = []
+    with begun(tmp_path / "run", warnings) as folder:
+        file = folder.path / "metrics.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True)
+        new = [lines[step - 1] if step > 0 else lines[-step - 1].replace(b"step", b"stop") for step in order]
+        file.write_bytes(b"".join(new))
+        folder.rewind(4)
+        folder.rewind(4)
+    assert [row["step"] for row in read_rows(file)] == kept
+    assert all(words in warnings[0] for words in told), warnings
+    aside = file.with_name("metrics.jsonl.damaged")
+    held = file.read_bytes() + (aside.read_bytes() if aside.exists() else b"")
+    assert sorted(held.splitlines(keepends=True)) == sorted(new)
+
+
+@pytest.mark.parametrize("step", [0, -1, True, 1.0, "1", None])
+def test_what_is_no_step_is_no_row(tmp_path: Path, step: Any) -> None:
+    warnings: list[str] = []
+    with begun(tmp_path / "run", warnings) as folder:
+        file = folder.path / "metrics.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True)
+        strange = replaced(lines[0], step=step)
+        file.write_bytes(b"".join([strange, *lines[1:]]))
+        folder.rewind(4)
+    assert [row["step"] for row in read_rows(file)] == [2, 3, 4]
+    assert "holds 3 of 4 steps before the checkpoint, not 1" in warnings[0]
+    assert file.with_name("metrics.jsonl.damaged").read_bytes() == strange
 
 
 def test_an_event_after_a_line_that_was_cut_stands_on_a_line_of_its_own(tmp_path: Path) -> None:

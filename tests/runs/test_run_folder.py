@@ -245,3 +245,35 @@ def test_lines_lost_before_the_checkpoint_are_told(tmp_path: Path) -> None:
         folder.append_metrics(1, {})
         folder.rewind(3)
     assert "holds 1 of 3 steps" in warnings[0]
+
+
+@pytest.mark.parametrize("missing", ["folder", "its content"])
+def test_a_run_whose_checkpoints_are_gone_is_refused_and_left_as_it_is(tmp_path: Path, missing: str) -> None:
+    with quiet(tmp_path / "run") as folder:
+        folder.append_metrics(1, {})
+        folder.event("saved", step=1)
+        if missing == "its content":
+            (folder.path / "checkpoints").mkdir()
+    before = {file: file.read_bytes() for file in folder.path.iterdir() if file.is_file()}
+    with pytest.raises(
+        RunError, match=r"holds no checkpoint, though one was saved after step 1: put it back, .*--force"
+    ):
+        quiet(tmp_path / "run", resume=True)
+    assert {file: file.read_bytes() for file in folder.path.iterdir() if file.is_file()} == before
+    with quiet(tmp_path / "run", force=True):
+        assert (tmp_path / "run.old-1" / "metrics.jsonl").exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_and_keeps_what_it_had(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    with open_run(tmp_path / "run", CONFIG, on_warning=warnings.append) as folder:
+        folder.begin_again()
+        assert warnings == []
+        folder.append_metrics(1, {"reward/mean": 0.5})
+        folder.record(1, b"one")
+    with open_run(tmp_path / "run", CONFIG, resume=True, on_warning=warnings.append) as folder:
+        folder.begin_again()
+        assert read_rows(folder.path / "metrics.jsonl") == []
+    assert [row["step"] for row in read_rows(folder.path / "metrics.jsonl.old-1")] == [1]
+    assert (folder.path / "trajectories.old-1" / "step-000001.jsonl.zst").read_bytes() == b"one"
+    assert "begins again; what its steps left is kept as metrics.jsonl.old-1, trajectories.old-1" in warnings[0]

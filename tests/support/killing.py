@@ -53,9 +53,10 @@ def killed_often(kind: str, path: Path, model: str, *, kills: int, step_s: float
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Everything of a run but its log and its clocks."""
+    """Everything of a run but its log, its clocks, and what a kill before its first checkpoint had it keep aside."""
     differs = {"events.jsonl", "timings.jsonl", ".lock"}
     files = [file for file in path.rglob("*") if file.is_file() and file.name not in differs]
+    files = [file for file in files if ".old-" not in str(file.relative_to(path))]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 

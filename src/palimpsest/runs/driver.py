@@ -22,7 +22,7 @@ from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.rows import read_rows
-from palimpsest.runs.run_folder import METRICS, RunFolder
+from palimpsest.runs.run_folder import METRICS, SAVED, RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.types import Group
 
@@ -126,9 +126,10 @@ class Driver:
         found = self.folder.checkpoints.latest()
         step = found.step if found else 0
         self.folder.checkpoints.tidy(found)
-        self.folder.rewind(step if found else -1)
         if found is None:
+            self.folder.begin_again()
             return 0, None
+        self.folder.rewind(step)
         await self.learner.load(found.path)
         await self.learner.publish()
         self.job.restore(found.state, found.path)
@@ -184,7 +185,7 @@ class Driver:
     async def _save(self, step: int) -> Path:
         self.folder.flush()
         saved = await self.folder.checkpoints.save(step, self._write, self.job.state())
-        self.folder.event("saved", step=step, bytes=saved.size)
+        self.folder.event(SAVED, step=step, bytes=saved.size)
         return saved.path
 
     async def _write(self, folder: Path) -> Mapping[str, str]:

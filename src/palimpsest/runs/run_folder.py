@@ -13,7 +13,8 @@ process at a time; on resume everything behind the checkpoint is cut off, so tha
 trajectories and checkpoints end as the same bytes as those of a run that was never interrupted.
 A folder without config.yaml but with other files (a half-written run, or not a run at all) is never written into; one
 that is refused is left as it is. A damaged row of metrics costs that row: a resume keeps it in metrics.jsonl.damaged
-and tells.
+and tells. A run whose checkpoints are gone is refused; one that was killed before its first begins again, with what it
+had kept aside (metrics.jsonl.old-1, ...) and told.
 Not covered: events.jsonl and timings.jsonl, which tell what really happened and so differ.
 """
 
@@ -29,18 +30,20 @@ from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.runs.checkpoint import Checkpoints
+from palimpsest.runs.checkpoint import Checkpoints, checkpoint_paths
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.origin import EVENTS, STARTED, Origin, resume_command
 from palimpsest.runs.resume_rules import Change, changes, identity
-from palimpsest.runs.rows import append_row, encode_row, end_line, read_lines, read_rows
+from palimpsest.runs.rewind import cut
+from palimpsest.runs.rows import append_row, end_line, read_rows
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
-DAMAGED = ".damaged"
-"""Behind the name of a file of rows: its lines that could not be read, kept by a resume."""
+TRAJECTORIES = "trajectories"
+SAVED = "saved"
+"""The event of a checkpoint that was published."""
 
 
 class RunFolder:
@@ -89,7 +92,7 @@ class RunFolder:
 
     def record(self, step: int, encoded: bytes) -> Path:
         """Write the trajectories of one step (`encode_groups`), as one file that is there whole or not at all."""
-        path = self.path / "trajectories" / f"step-{step:06d}.jsonl.zst"
+        path = self.path / TRAJECTORIES / f"step-{step:06d}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
         files.write_file(path, encoded)
         return path
@@ -101,42 +104,28 @@ class RunFolder:
                 files.sync(self.path / name)
 
     def rewind(self, step: int) -> None:
-        """Remove everything that belongs to steps after `step`."""
+        """Remove everything that belongs to steps after `step`. Rows that are no steps' are kept aside, and told."""
+        first = 0 if self.config.train.eval_first else 1
         for name in (METRICS, TIMINGS):
-            self._cut(self.path / name, step)
-        folder = self.path / "trajectories"
+            if told := cut(self.path / name, step, first=first):
+                self.warn(told)
+        folder = self.path / TRAJECTORIES
         files.remove_leftovers(folder)
         for file in sorted(folder.glob("step-*.jsonl.zst")):
             if _step_of(file) > step:
                 file.unlink()
 
-    def _cut(self, file: Path, step: int) -> None:
-        """Keep the rows of steps up to `step`. Of lines that can't be read some may have been such rows: these are
-        kept beside the file, and told."""
-        if not file.exists():
-            return
-        lines = [(line.data, line.row, _step(line.row)) for line in read_lines(file)]
-        kept = [row for _, row, at in lines if row is not None and at is not None and at <= step]
-        if len(kept) < step:
-            damaged = b"".join(data for data, _, at in lines if at is None)
-            what = f"lines that can't be read are kept in {_keep(file, damaged)}" if damaged else "lines are missing"
-            self.warn(f"{file} holds {len(kept)} of {step} steps before the checkpoint: {what}")
-        files.write_file(file, b"".join(map(encode_row, kept)))
+    def begin_again(self) -> None:
+        """Make room for the first step of a run that has no checkpoint: what steps left is kept aside, and told."""
+        left = [self.path / name for name in (METRICS, TIMINGS, TRAJECTORIES) if _holds(self.path / name)]
+        if left:
+            kept = ", ".join(files.set_aside(path).name for path in left)
+            self.warn(f"{self.path} has no checkpoint: it begins again; what its steps left is kept as {kept}")
 
 
-def _step(row: Mapping[str, Any] | None) -> int | None:
-    """The step of a row; None if it can't be read."""
-    step = None if row is None else row.get("step")
-    return step if isinstance(step, int) else None
-
-
-def _keep(file: Path, damaged: bytes) -> Path:
-    """Add lines to those that were kept before, once if a kill has it done twice."""
-    aside = file.with_name(file.name + DAMAGED)
-    before = aside.read_bytes() if aside.exists() else b""
-    if not before.endswith(damaged):
-        files.write_file(aside, before + damaged)
-    return aside
+def _holds(path: Path) -> bool:
+    """Whether a file or folder of a run has anything in it."""
+    return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
 
 
 def open_run(
@@ -211,6 +200,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
             "(in Python resume=True, force=True)"
         )
     changed = changes(load_config(path), config)
+    _refuse_lost_checkpoints(path)
     refused = [change for change in changed if change.verdict == "refused"]
     if refused:
         rest = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
@@ -218,6 +208,17 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
             f"{path / CONFIG}: a resumed run can't change {refused[0]}{rest}; set it back or start a new run"
         )
     return changed
+
+
+def _refuse_lost_checkpoints(path: Path) -> None:
+    """Refuse a run that has saved checkpoints and has none: to begin again is not what --resume is for."""
+    saved = [row.get("step") for row in read_rows(path / EVENTS) if row.get("kind") == SAVED]
+    folder = path / "checkpoints"
+    if saved and not checkpoint_paths(folder):
+        raise RunError(
+            f"{folder} holds no checkpoint, though one was saved after step {saved[-1]}: put it back, or begin anew "
+            "with --force, which sets the folder aside"
+        )
 
 
 def load_config(path: str | Path) -> RunConfig:
