@@ -11,7 +11,11 @@ import pytest
 import palimpsest
 from palimpsest.errors import RunError
 from palimpsest.jobs.evaluation import Evaluation
-from palimpsest.jobs.evaluation_folder import check_folder
+from palimpsest.jobs.evaluation_folder import check_folder, move_aside
+from palimpsest.jobs.models import make_base_model
+from palimpsest.progress.progress import Silent
+from palimpsest.runs.run_folder import RunFolder, open_run
+from support.fakes import small_config
 from support.small_run import small_run
 
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
@@ -75,3 +79,51 @@ def test_an_evaluation_in_use_is_not_moved_aside(tmp_path: Path) -> None:
         fcntl.flock(log, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="being written by another process"):
             check_folder(tmp_path, model="embedded", force=True)
+
+
+def begun_run(folder: Path) -> RunFolder:
+    return open_run(folder, small_config(), on_warning=lambda _: None)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_holds_runs_or_is_a_part_of_one_is_not_moved_aside(tmp_path: Path, running: bool) -> None:
+    run = begun_run(tmp_path / "runs" / "deep" / "first")
+    (run.path / "checkpoints" / "step-000002").mkdir(parents=True)
+    (run.path / "eval").mkdir()
+    (run.path / "eval" / "notes.txt").write_text("mine")
+    if not running:
+        run.close()
+    before = contents(tmp_path)
+    for out in (tmp_path / "runs", run.path.parent, run.path / "checkpoints", run.path / "eval"):
+        words = "is in use by process" if running else "holds the run" if out in run.path.parents else "part of the run"
+        with pytest.raises(RunError, match=words):
+            check_folder(out, model="embedded", force=True)
+        with pytest.raises(RunError, match=words):
+            move_aside(out, print)
+        with pytest.raises(RunError, match=words):
+            open_run(out, small_config(), force=True)
+        with pytest.raises(RunError, match=words):
+            make_base_model(out, seed=0, force=True, progress=Silent())
+    assert contents(tmp_path) == before
+
+
+def test_an_evaluation_in_a_run_is_moved_aside_unless_the_run_goes_on(tmp_path: Path) -> None:
+    run = begun_run(tmp_path / "run")
+    out = run.path / "eval"
+    out.mkdir()
+    (out / "evaluation.json").write_text("{}")
+    with pytest.raises(RunError, match="is in use by process"):
+        check_folder(out, model="embedded", force=True)
+    run.close()
+    check_folder(out, model="embedded", force=True)
+    move_aside(out, print)
+    assert (run.path / "eval.old-1" / "evaluation.json").exists()
+    check_folder(run.path, model="embedded", force=True)  # a run as a whole may be moved
+
+
+def test_a_folder_with_an_evaluation_in_use_below_it_is_not_moved_aside(tmp_path: Path) -> None:
+    (tmp_path / "evals" / "first").mkdir(parents=True)
+    with (tmp_path / "evals" / "first" / "samples.jsonl").open("w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="being written by another process"):
+            check_folder(tmp_path / "evals", model="embedded", force=True)

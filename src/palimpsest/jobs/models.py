@@ -20,6 +20,7 @@ from palimpsest.memory.check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.progress.progress import Progress
 from palimpsest.reward.check import check_reward
+from palimpsest.runs.moving import refuse_moving
 from palimpsest.text.codec import Codec
 
 WINDOW = 32_768
@@ -30,6 +31,8 @@ def make_base_model(out: Path, *, seed: int, force: bool, progress: Progress) ->
     """Train the embedded base model; `out` appears whole, or not at all."""
     if out.exists() and any(out.iterdir()) and not force:
         raise RunError(f"{out} is not empty: give another --out, or --force to move it aside")
+    if out.exists():
+        refuse_moving(out, whole=False)
     out = out.absolute()
     aside = files.hidden_folder(out)
     try:

@@ -31,21 +31,11 @@ class FolderLock:
         self.path = folder / NAME
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            self._acquire(folder)
+            _claim(self._descriptor, folder)
+            self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}))
         except BaseException:
             os.close(self._descriptor)
             raise
-
-    def _acquire(self, folder: Path) -> None:
-        holder = _holder(os.pread(self._descriptor, 4096, 0))
-        try:
-            with files.naming(self.path):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder} is in use by {_words(holder)}: wait for it, or choose another folder") from None
-        if holder and holder["host"] != socket.gethostname():
-            raise RunError(f"{folder} is in use by {_words(holder)}: if that process is gone, delete {self.path}")
-        self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}))
 
     def release(self) -> None:
         """Give the lock back, once or more.
@@ -61,6 +51,30 @@ class FolderLock:
     def _write(self, text: bytes) -> None:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Raise RunError naming pid and host if another process has `folder`; its lock file stays as it is."""
+    if not (folder / NAME).is_file():
+        return
+    with files.naming(folder / NAME):
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _claim(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _claim(descriptor: int, folder: Path) -> None:
+    """Lock the file for as long as it is open. Raises RunError if another process has it."""
+    holder = _holder(os.pread(descriptor, 4096, 0))
+    try:
+        with files.naming(folder / NAME):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{folder} is in use by {_words(holder)}: wait for it, or choose another folder") from None
+    if holder and holder["host"] != socket.gethostname():
+        raise RunError(f"{folder} is in use by {_words(holder)}: if that process is gone, delete {folder / NAME}")
 
 
 def _holder(text: bytes) -> dict[str, object]:

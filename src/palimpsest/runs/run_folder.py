@@ -33,12 +33,13 @@ from palimpsest.errors import ConfigError, RunError
 from palimpsest.runs.checkpoint import Checkpoints, checkpoint_paths
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
+from palimpsest.runs.moving import CONFIG as CONFIG
+from palimpsest.runs.moving import is_run, refuse_moving
 from palimpsest.runs.origin import EVENTS, STARTED, Origin, resume_command
 from palimpsest.runs.resume_rules import Change, changes, identity
 from palimpsest.runs.rewind import cut
 from palimpsest.runs.rows import append_row, end_line, read_rows
 
-CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 TRAJECTORIES = "trajectories"
@@ -140,8 +141,8 @@ def open_run(
     """Start a run in `path`, or with `resume` go on with the one there (a missing or empty folder starts one).
 
     `origin` is written down where a run begins: how it was asked for. `force` starts anew and renames a folder that is
-    in the way to `NAME.old-1`, `NAME.old-2`... Raises RunError if the folder is in use, holds something else, or its
-    run has a configuration that can't be changed to `config`.
+    in the way to `NAME.old-1`, `NAME.old-2`..., unless it holds runs or is a part of one. Raises RunError if the folder
+    is in use, holds something else, or its run has a configuration that can't be changed to `config`.
     """
     path = Path(path)
     if resume and force:
@@ -150,6 +151,8 @@ def open_run(
         raise RunError(f"{path} is {'a file' if path.exists() else 'a link to nothing'}; a run needs a folder")
     if path.exists() and not force and not (path / LOCK).exists():
         _check(path, config, resume)  # what is refused gains no lock
+    if path.exists() and force and not _empty(path):
+        refuse_moving(path, whole=is_run(path))
     path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path)
     try:
