@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.imitate.imitated import Imitated
 from palimpsest.jobs.quickstart_config import asked_quickstart, quickstart_config
 from palimpsest.jobs.resuming import asked_cold_start, asked_run
 from palimpsest.progress.progress import Silent
@@ -113,6 +114,29 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
     assert done.returncode == 2
     assert "palimpsest train --resume runs/x goes on from the newest checkpoint" in done.stderr
     assert "no episode could be graded" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"command": "train", "detail": 5},
+        {"command": "train", "detail": "ab"},
+        {"command": ["x"]},
+        {"command": None},
+        {"command": "sft; rm -rf /"},
+        {"kind": ["started"], "command": "sft"},
+    ],
+)
+def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path, strange: dict[str, Any]) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "started", **strange}) + "\n")
+    assert origin_of(tmp_path) == Origin()
+    assert resume_command(tmp_path) == f"palimpsest train --resume {tmp_path}"
+
+
+@pytest.mark.parametrize("detail", [{"records": 5}, {"records": "a", "data": "b"}, {"per_problem": 1}, {"x": 1}])
+def test_a_run_that_does_not_say_what_it_imitates_is_refused_in_words(detail: dict[str, Any]) -> None:
+    with pytest.raises(palimpsest.PalimpsestError, match=r"events\.jsonl doesn't say what it imitates: give --from"):
+        Imitated.from_json(detail)
 
 
 def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from palimpsest.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Imitated:
@@ -31,11 +35,16 @@ class Imitated:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Imitated:
-        """What `to_json` gave.
+        """What `to_json` gave. Raises ConfigError for anything else.
 
         >>> asked = Imitated(Path("runs/first"), min_grade=0.5)
         >>> Imitated.from_json(asked.to_json()) == asked
         True
         """
-        paths = {key: Path(row[key]) for key in ("records", "data") if row.get(key) is not None}
-        return cls(**{**row, **paths})
+        try:
+            imitated = TypeAdapter(cls).validate_python(dict(row))
+        except ValidationError:
+            imitated = cls()
+        if (imitated.records is None) == (imitated.data is None):
+            raise ConfigError("the run's events.jsonl doesn't say what it imitates: give --from or --data again")
+        return imitated

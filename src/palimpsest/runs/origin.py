@@ -1,6 +1,7 @@
 """Which command began a run, and the one that goes on with it.
 
-It stands in the first line of the run's events.jsonl. A run whose events are lost counts as one of `palimpsest train`.
+It stands in the first line of the run's events.jsonl. A run whose events are lost, or don't say it in the way they are
+written, counts as one of `palimpsest train`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from palimpsest.runs.rows import read_rows
 
 EVENTS = "events.jsonl"
 STARTED = "started"
+COMMANDS = ("train", "quickstart", "sft", "cold-start")
+"""Those of `palimpsest` that begin a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Origin:
     """How a run was asked for, besides its configuration."""
 
     command: str = "train"
-    """Of `palimpsest`: train, quickstart, sft or cold-start."""
+    """One of `COMMANDS`."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """JSON of what the command was given and the configuration doesn't say."""
 
@@ -31,7 +34,8 @@ class Origin:
 def origin_of(run: str | os.PathLike[str]) -> Origin:
     """What was written down when the run began."""
     first = next((row for row in read_rows(Path(run) / EVENTS) if row.get("kind") == STARTED), {})
-    return Origin(str(first.get("command", "train")), dict(first.get("detail", {})))
+    command, detail = first.get("command", "train"), first.get("detail", {})
+    return Origin(command, detail) if command in COMMANDS and isinstance(detail, dict) else Origin()
 
 
 def resume_command(run: str | os.PathLike[str]) -> str:
