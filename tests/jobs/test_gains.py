@@ -13,9 +13,12 @@ import typer
 import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.config.schema import RunConfig
-from palimpsest.jobs.gains import gained, next_steps, training_results
+from palimpsest.jobs.gains import gained, next_steps, report_training, training_results
 from palimpsest.report.report import visible
+from palimpsest.runs.rows import append_row
+from palimpsest.runs.run_folder import open_run
 from support.command import Run
+from support.fakes import small_config
 from support.small_run import small_run
 
 
@@ -55,6 +58,27 @@ def test_a_gain_is_told_with_its_noise(told: list[dict[str, Any]], words: list[s
     sentence = gained(told, RunConfig())
     for each in words:
         assert each in sentence
+
+
+@pytest.mark.parametrize("value", [None, "x", [1], True])
+def test_a_metric_that_is_no_number_is_left_out_of_the_report(tmp_path: Path, value: Any) -> None:
+    numbers = {"curriculum/chunks": 2, "tool/prunes": 1.0, "eval/accuracy": 0.5, "eval/ungraded": 0}
+    strange = dict.fromkeys(numbers, value)
+    open_run(tmp_path, small_config(), on_warning=print).close()
+    told = [
+        *rows(0.25, **numbers),
+        {"step": 2, "reward/mean": value, **numbers},
+        {"step": 3, "reward/mean": 0.5, **strange},
+        {"step": 4, "reward/mean": 0.5, **numbers, "eval/ungraded": value},
+    ]
+    for row in told:
+        append_row(tmp_path / "metrics.jsonl", row)
+    results = report_training(tmp_path)
+    assert [row["step"] for row in results.rows] == [1, 3, 4]
+    assert "Held-out accuracy" in results.gain
+    assert "after step 1" in results.gain
+    assert "0.500 at last" in repr(palimpsest.Run(tmp_path))
+    assert gained([{"step": 1, "reward/mean": value}], RunConfig()) == "No step has a reward."
 
 
 def test_the_next_steps_are_commands_that_there_are() -> None:

@@ -15,7 +15,7 @@ from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.methods import Method
 from palimpsest.jobs.shards import set_name
 from palimpsest.report.report import Cell, Results, write_report
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, RunFolder
 
 SUMMARY = "summary.json"
@@ -53,7 +53,7 @@ def _results(
     samples: Sequence[Sample],
     wall_s: float,
 ) -> Results:
-    rows = [row for row in read_rows(folder.path / METRICS) if "reward/mean" in row]
+    rows = with_number(read_rows(folder.path / METRICS), "reward/mean")
     axis = method.axis
     first, sizes, planned = min(axis.points(config)), axis.sizes(config, rows), axis.planned(config)
     return Results(

@@ -25,7 +25,7 @@ from palimpsest.measures.trace import memories
 from palimpsest.report.training import ToldEpisode, TrainingResults, write_training_report
 from palimpsest.rollout.record import read_groups
 from palimpsest.runs.origin import resume_command
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.rows import read_rows, whole, with_number
 from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -52,14 +52,14 @@ def training_results(folder: Path) -> TrainingResults:
     """What the report of the run in `folder` tells."""
     config = load_config(folder)
     rows = read_rows(folder / METRICS)
-    rewarded = [row for row in rows if "reward/mean" in row]
+    rewarded = with_number(rows, "reward/mean")
     unit = config.data.curriculum.unit if config.data.curriculum else "chunks"
     return TrainingResults(
         title=f"{config.recipe}: {len(rows)} of {config.train.steps} steps",
         gain=gained(rows, config),
         facts=[("seed", str(config.seed)), ("model", config.model.path), ("policy", config.policy.name)],
         rows=rewarded,
-        sizes=[int(row.get(f"curriculum/{unit}", 1)) for row in rewarded],
+        sizes=[whole(row, f"curriculum/{unit}", 1) for row in rewarded],
         searched=unit == "objectives",
         episodes=_episodes(folder, config),
         next_steps=next_steps(folder, config, len(rows)),
@@ -81,11 +81,11 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     >>> gained(rows, RunConfig())
     'Reward 0.25 in step 1, 0.38 in step 2: too few steps to tell gain from noise.'
     """
-    held_out = [row for row in rows if "eval/accuracy" in row]
+    held_out = with_number(rows, "eval/accuracy")
     if len(held_out) > 1:
         first, last = (_held_out(row, config.train.eval_problems) for row in (held_out[0], held_out[-1]))
         return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
-    rewarded = [row for row in rows if "reward/mean" in row]
+    rewarded = with_number(rows, "reward/mean")
     if not rewarded:
         return "No step has a reward."
     ends = min(ENDS, len(rewarded) // 2)
@@ -97,7 +97,7 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
 
 
 def _held_out(row: Row, problems: int) -> Level:
-    mean, counted = float(row["eval/accuracy"]), max(1, problems - int(row.get("eval/ungraded", 0)))
+    mean, counted = float(row["eval/accuracy"]), max(1, problems - whole(row, "eval/ungraded", 0))
     return Level(mean, *wilson(mean * counted, counted), f"after step {row['step']}")
 
 
@@ -118,7 +118,7 @@ def _verdict(first: Level, last: Level) -> str:
 def _harder(rows: Sequence[Row]) -> str:
     """What a curriculum changed meanwhile."""
     for unit, word in (("chunks", "chunks"), ("objectives", "questions")):
-        sizes = [int(row[key]) for row in (rows[0], rows[-1]) if (key := f"curriculum/{unit}") in row]
+        sizes = [whole(row, key, 0) for row in (rows[0], rows[-1]) if (key := f"curriculum/{unit}") in row]
         if len(set(sizes)) > 1:
             return f", while problems grew from {sizes[0]} to {sizes[1]} {word}"
     return ""

@@ -21,6 +21,7 @@ from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.report.words import DOCUMENTS, QUESTIONS, Words, times
+from palimpsest.runs.rows import whole
 from palimpsest.types import Problem
 
 Summaries = Mapping[str, Mapping[int, EvalSummary]]
@@ -98,7 +99,7 @@ class Lengths:
         return min(self.points(config))  # a longer document takes more turns, not larger ones
 
     def sizes(self, config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        return [int(row.get("curriculum/chunks", config.data.synthetic.chunks)) for row in rows]
+        return [whole(row, "curriculum/chunks", config.data.synthetic.chunks) for row in rows]
 
     def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
         return point * self.planned(config) + 1 if "chunk_size" in policy.options else 1
@@ -138,7 +139,7 @@ class Objectives:
         return max(self.points(config))  # all questions stand in the first prompt
 
     def sizes(self, config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        return [int(row.get("curriculum/objectives", self.planned(config))) for row in rows]
+        return [whole(row, "curriculum/objectives", self.planned(config)) for row in rows]
 
     def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
         return point + 1  # a search a question, and the answer

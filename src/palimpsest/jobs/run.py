@@ -11,7 +11,7 @@ from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.settings import model_folder, newest_checkpoint
 from palimpsest.jobs.table import Table
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.types import Problem
 
@@ -80,8 +80,7 @@ class Run:
         return await play_async(problem, context, model=self.model, **self._options(options))
 
     def __repr__(self) -> str:
-        metrics = self.metrics
-        reward = [row["reward/mean"] for row in metrics if "reward/mean" in row]
+        reward = [row["reward/mean"] for row in with_number(read_rows(self.folder / METRICS), "reward/mean")]
         learnt = f", reward {reward[0]:.3f} at first, {reward[-1]:.3f} at last" if reward else ""
         state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}: {self.steps} of {self.config.train.steps} steps, {state}{learnt})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.report.plots import STYLES, figure_and_axes, png
+from palimpsest.runs.rows import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,13 @@ def training_figures(rows: Sequence[Mapping[str, Any]], *, smooth: int = 5) -> l
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Step and value of each row that has the key; rows without a step are counted from 1.
+    """Step and value of each row that has a number there; rows without a step are counted from 1.
 
     >>> _points([{"step": 1, "a": 2.0}, {"step": 2}, {"step": 3, "a": 4.0}], "a")
     [(1.0, 2.0), (3.0, 4.0)]
     """
     numbered = ((float(row.get("step", place)), row.get(key)) for place, row in enumerate(rows, start=1))
-    return [(step, float(value)) for step, value in numbered if value is not None]
+    return [(step, float(value)) for step, value in numbered if value is not None and is_number(value)]
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float]:

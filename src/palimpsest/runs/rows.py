@@ -11,9 +11,10 @@ are.
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -72,6 +73,26 @@ def read_lines(file: str | Path) -> list[Line]:
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
     """The rows of a file, without those that are damaged; a missing file has none."""
     return [line.row for line in read_lines(file) if line.row is not None]
+
+
+def with_number(rows: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
+    """The rows of a step whose `key` is a finite number: a mean of nothing is written as null.
+
+    >>> with_number([{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": None}, {"step": 3}], "reward/mean")
+    [{'step': 1, 'reward/mean': 0.5}]
+    """
+    return [row for row in rows if type(row.get("step")) is int and is_number(row.get(key))]
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(row: Mapping[str, Any], key: str, default: int) -> int:
+    """A count in a row; `default` where there is none."""
+    value = row.get(key)
+    return int(value) if value is not None and is_number(value) else default
 
 
 def end_line(file: Path) -> None:
