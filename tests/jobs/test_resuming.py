@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.cli.going_on import resumed
 from palimpsest.imitate.imitated import Imitated
 from palimpsest.jobs.quickstart_config import asked_quickstart, quickstart_config
 from palimpsest.jobs.resuming import asked_cold_start, asked_run
+from palimpsest.jobs.settings import model_folder
 from palimpsest.progress.progress import Silent
 from palimpsest.rollout.record import encode_groups
-from palimpsest.runs.origin import Origin, origin_of, resume_command
+from palimpsest.runs.origin import Origin, how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from support.command import Run
+from support.fakes import small_config
 from support.groups import sample_groups
 from support.small_run import small_run
 
@@ -112,7 +115,7 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
     texts = [f"{key}={json.dumps(value)}" for key, value in recipe.items()]
     done = palimpsest("train", "memagent-quickstart", *texts, "reward.name=grading:fails", "--out", "runs/x")
     assert done.returncode == 2
-    assert "palimpsest train --resume runs/x goes on from the newest checkpoint" in done.stderr
+    assert "palimpsest train --resume runs/x begins again: there is no checkpoint yet" in done.stderr
     assert "no episode could be graded" in done.stderr
 
 
@@ -137,6 +140,18 @@ def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path,
 def test_a_run_that_does_not_say_what_it_imitates_is_refused_in_words(detail: dict[str, Any]) -> None:
     with pytest.raises(palimpsest.PalimpsestError, match=r"events\.jsonl doesn't say what it imitates: give --from"):
         Imitated.from_json(detail)
+
+
+def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> None:
+    open_run(tmp_path, small_config(), on_warning=print).close()
+    begins = f"palimpsest train --resume {tmp_path} begins again: there is no checkpoint yet"
+    assert how_to_resume(tmp_path) == resumed(tmp_path, force=False)() == begins
+    with pytest.raises(palimpsest.PalimpsestError, match=r"holds no checkpoint to start from; .* begins again"):
+        model_folder(tmp_path, print)
+    for folder in ("cold-start/checkpoints", "checkpoints"):
+        (tmp_path / folder / "step-000001").mkdir(parents=True)
+        assert how_to_resume(tmp_path).endswith("goes on from the newest checkpoint")
+        (tmp_path / folder / "step-000001").rmdir()
 
 
 def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:

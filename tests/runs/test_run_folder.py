@@ -47,7 +47,8 @@ def test_a_folder_with_a_run_is_refused_without_resume_or_force(tmp_path: Path) 
     with quiet(tmp_path / "run") as folder:
         folder.append_metrics(1, {"reward/mean": 0.5})
     with pytest.raises(
-        RunError, match=r"holds a run \(1 steps, no checkpoint\): palimpsest train --resume \S+ continues it, --force"
+        RunError,
+        match=r"holds a run \(1 steps, no checkpoint\): palimpsest train --resume \S+ begins it again, --force",
     ):
         quiet(tmp_path / "run")
 

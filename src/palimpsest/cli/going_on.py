@@ -26,11 +26,11 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
     """Of a command that writes a run folder: with --resume, if there is a run, and with `force` one of this process."""
 
     def again() -> str:
-        from palimpsest.runs.origin import EVENTS, resume_command
+        from palimpsest.runs.origin import EVENTS, how_to_resume
         from palimpsest.runs.rows import read_rows
 
         rows = read_rows(run / EVENTS)
         own = any(row.get("pid") == os.getpid() for row in rows)
-        return f"{resume_command(run)} goes on" if own or (rows and not force) else BEGIN
+        return how_to_resume(run) if own or (rows and not force) else BEGIN
 
     return again

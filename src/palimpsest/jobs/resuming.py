@@ -20,7 +20,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.jobs.settings import Recipe, default_folder, run_config
 from palimpsest.progress.progress import Progress
-from palimpsest.runs.origin import origin_of, resume_command
+from palimpsest.runs.origin import how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 QUICKSTART = "quickstart"
@@ -111,5 +111,5 @@ def resumable(run: Path, progress: Progress) -> Iterator[None]:
         yield
     except BaseException:
         if (run / CONFIG).is_file():  # it may be what was deleted
-            progress.message(f"{resume_command(run)} goes on from the newest checkpoint")
+            progress.message(how_to_resume(run))
         raise

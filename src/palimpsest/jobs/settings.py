@@ -20,7 +20,7 @@ from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class
 from palimpsest.runs.checkpoint import newest_intact
-from palimpsest.runs.origin import resume_command
+from palimpsest.runs.origin import how_to_resume
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 Recipe = str | Path | RunConfig
@@ -209,7 +209,7 @@ def model_folder(path: Model, warn: Callable[[str], None]) -> str:
         return str(folder) if isinstance(path, os.PathLike) else path
     intact = newest_intact(folder / "checkpoints", warn)
     if intact is None:
-        raise RunError(f"{folder}: no checkpoint yet; {resume_command(folder)} goes on")
+        raise RunError(f"{folder}: holds no checkpoint to start from; {how_to_resume(folder)}")
     return str(intact.path)
 
 

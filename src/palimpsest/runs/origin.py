@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palimpsest.runs.checkpoint import checkpoint_paths
 from palimpsest.runs.rows import read_rows
 
 EVENTS = "events.jsonl"
@@ -45,3 +46,14 @@ def resume_command(run: str | os.PathLike[str]) -> str:
     "palimpsest train --resume 'runs/my first'"
     """
     return f"palimpsest {origin_of(run).command} --resume {shlex.quote(os.fspath(run))}"
+
+
+def how_to_resume(run: str | os.PathLike[str]) -> str:
+    """`resume_command` and what it will do: a run, or its cold start, without a checkpoint begins again."""
+    does = "goes on from the newest checkpoint" if has_checkpoint(run) else "begins again: there is no checkpoint yet"
+    return f"{resume_command(run)} {does}"
+
+
+def has_checkpoint(run: str | os.PathLike[str]) -> bool:
+    """Whether a run, or its cold start, has anything to go on from."""
+    return any(checkpoint_paths(folder / "checkpoints") for folder in (Path(run), Path(run) / "cold-start"))

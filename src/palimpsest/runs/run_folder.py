@@ -35,7 +35,7 @@ from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.moving import CONFIG as CONFIG
 from palimpsest.runs.moving import is_run, refuse_moving
-from palimpsest.runs.origin import EVENTS, STARTED, Origin, resume_command
+from palimpsest.runs.origin import EVENTS, STARTED, Origin, has_checkpoint, resume_command
 from palimpsest.runs.resume_rules import Change, changes, identity
 from palimpsest.runs.rewind import cut
 from palimpsest.runs.rows import append_row, end_line, read_rows
@@ -197,13 +197,14 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
         raise RunError(
             f"{path} holds {found} but no {CONFIG}: not a run, or a half-written one; --force moves it aside"
         )
+    _refuse_lost_checkpoints(path)
     if not resume:
+        does = "continues it" if has_checkpoint(path) else "begins it again"
         raise RunError(
-            f"{path} holds a run ({_progress(path)}): {resume_command(path)} continues it, --force moves it aside "
+            f"{path} holds a run ({_progress(path)}): {resume_command(path)} {does}, --force moves it aside "
             "(in Python resume=True, force=True)"
         )
     changed = changes(load_config(path), config)
-    _refuse_lost_checkpoints(path)
     refused = [change for change in changed if change.verdict == "refused"]
     if refused:
         rest = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
