@@ -198,6 +198,61 @@ def test_a_damaged_line_is_counted_and_its_episode_played_again(tiny_codec: Code
     assert warnings == [f"{tmp_path / SAMPLES}: lines that can't be read: 1; what they told is played again"]
 
 
+EDITED = [
+    ("value", "NaN"),
+    ("value", "true"),
+    ("value", "1e999"),
+    ("turns", '"2"'),
+    ("turns", "-1"),
+    ("prompt_tokens", "1" + "0" * 400),
+    ("metrics", "[]"),
+    ("metrics", '{"em": "1"}'),
+    ("id", '["a"]'),
+    ("answers", '"a"'),
+    ("questions", "[{}]"),
+    ("crc33", "1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sealed"),
+    [("value", "7", True), *((*edit, sealed) for edit in EDITED for sealed in (True, False))],
+)
+def test_an_edited_line_is_no_result(field: str, value: str, sealed: bool, tiny_codec: Codec, tmp_path: Path) -> None:
+    whole = play(tiny_codec, tmp_path)
+    first, *rest = (tmp_path / SAMPLES).read_text("utf-8").splitlines(keepends=True)
+    values = json.loads(first)
+    if field == "crc33" or not sealed:
+        del values["crc32"]
+    edited = json.dumps({**values, field: "HERE"}).replace('"HERE"', value)
+    (tmp_path / SAMPLES).write_text("".join([edited, "\n", *rest]), "utf-8")
+    found, unreadable = read_samples(tmp_path / SAMPLES)
+    assert (len(found), unreadable) == (5, 1)
+    assert play(tiny_codec, tmp_path) == whole
+
+
+def test_lines_without_checksums_are_taken_before_the_first_that_has_one(tiny_codec: Codec, tmp_path: Path) -> None:
+    play(tiny_codec, tmp_path)
+    mixed = [
+        {key: value for key, value in line.items() if key != "crc32" or at in (2, 3)}
+        for at, line in enumerate(lines(tmp_path))
+    ]
+    (tmp_path / SAMPLES).write_text("".join(json.dumps(line) + "\n" for line in mixed), "utf-8")
+    found, unreadable = read_samples(tmp_path / SAMPLES)
+    assert (len(found), unreadable) == (4, 2)
+
+
+def test_what_is_nested_too_deep_is_unreadable(tiny_codec: Codec, tmp_path: Path) -> None:
+    whole = play(tiny_codec, tmp_path, identity={"seed": 0})
+    with (tmp_path / SAMPLES).open("a") as log:
+        log.write("[" * 100_000 + "\n")
+    assert read_samples(tmp_path / SAMPLES)[1] == 1
+    assert play(tiny_codec, tmp_path, identity={"seed": 0}) == whole
+    (tmp_path / IDENTITY).write_text("[" * 100_000)
+    with pytest.raises(RunError, match="not readable"):
+        play(tiny_codec, tmp_path, identity={"seed": 0})
+
+
 def test_a_log_of_another_evaluation_is_not_continued(tiny_codec: Codec, tmp_path: Path) -> None:
     play(tiny_codec, tmp_path, identity={"model": "a", "seed": 0})
     play(tiny_codec, tmp_path, identity={"model": "a", "seed": 0})

@@ -1,9 +1,11 @@
 """The log of an evaluation: `samples.jsonl`, one line an episode, written as episodes finish.
 
 Guaranteed: a process killed anywhere loses at most the episodes in flight; a torn last line is cut off and its
-episode played again; a line that can't be read is ignored and counted, never taken for a result; two processes
-can't write to one log; a log is continued only under the identity (model, policy, data...) it was begun with.
-Not covered: power loss (lines are flushed to the system, not to the disk), network file systems.
+episode played again; a line that can't be read, has a wrong checksum or holds something else than a sample is ignored
+and counted, never taken for a result; two processes can't write to one log; a log is continued only under the identity
+(model, policy, data...) it was begun with.
+Not covered: power loss (lines are flushed to the system, not to the disk), network file systems; lines of earlier
+versions, before the first with a checksum, whose values are checked for their form alone.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +25,10 @@ from palimpsest.errors import RunError
 
 SAMPLES = "samples.jsonl"
 IDENTITY = "evaluation.json"
+CHECKSUM = "crc32"
+"""Of a line's other fields, under this name beside them."""
+_LARGEST = 2**53
+"""Beyond it a number in a line is damage: no count and no reward is that large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,8 @@ class SampleLog:
 
     def append(self, sample: Sample) -> None:
         """Write one line."""
-        line = (json.dumps(asdict(sample), ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        values = asdict(sample)
+        line = _json({**values, CHECKSUM: zlib.crc32(_json(values))}) + b"\n"
         with files.naming(self.path):
             while line:
                 line = line[os.write(self._file, line) :]
@@ -113,9 +121,11 @@ def read_samples(path: Path) -> tuple[list[Sample], int]:
 
 def _parse(data: bytes) -> tuple[list[Sample], int]:
     samples: dict[tuple[str, str], Sample] = {}
-    unreadable = 0
+    unreadable, sealed = 0, False
     for line in data.splitlines():
-        sample = _sample(line)
+        values = _object(line)
+        sealed = sealed or CHECKSUM in values
+        sample = _sample(values, sealed)
         if sample is None:
             unreadable += 1
         else:
@@ -123,14 +133,77 @@ def _parse(data: bytes) -> tuple[list[Sample], int]:
     return list(samples.values()), unreadable
 
 
-def _sample(line: bytes) -> Sample | None:
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False, sort_keys=True).encode("utf-8", "replace")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """Empty if the line is none."""
     try:
         values = json.loads(line)
-        known = {f.name for f in fields(Sample)}
-        sample = Sample(**{name: value for name, value in values.items() if name in known})
-        return Sample(**{**asdict(sample), "answers": tuple(sample.answers)})
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _sample(values: dict[str, Any], sealed: bool) -> Sample | None:
+    """The sample of a line, None if it is damaged; `sealed`: whether it must have a checksum."""
+    digest = values.pop(CHECKSUM, None)
+    try:
+        if sealed and digest != zlib.crc32(_json(values)):
+            return None
+        if not sealed and not values.keys() <= _FORMS.keys():
+            return None
+        known = {name: value for name, value in values.items() if name in _FORMS}
+        if not all(_FORMS[name](value) for name, value in known.items()):
+            return None
+        return Sample(**{**known, "answers": tuple(known["answers"])})
+    except (TypeError, KeyError, RecursionError):
         return None
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # False for NaN as well
+
+
+def _or_none(form: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or form(value)
+
+
+def _all(form: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(form, value))
+
+
+def _named(form: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(form, value.values()))
+
+
+def _asked(value: Any) -> bool:
+    return isinstance(value, dict) and all(form(value[name]) for name, form in _ASKED_FORMS.items())
+
+
+_ASKED_FORMS = {"question": _text, "answers": _all(_text), "answer": _or_none(_text), "value": _or_none(_number)}
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("name", "id", "question", "outcome"), _text),
+    **dict.fromkeys(("answer", "memory", "reason"), _or_none(_text)),
+    **dict.fromkeys(("turns", "prompt_tokens", "sampled_tokens"), _count),
+    **dict.fromkeys(("metrics", "measures"), _named(_number)),
+    "answers": _all(_text),
+    "value": _or_none(_number),
+    "size": _or_none(_count),
+    "events": _named(_count),
+    "questions": _all(_asked),
+}
+"""What each field of a line must be."""
+assert _FORMS.keys() == {one.name for one in fields(Sample)}
 
 
 def _recover(file: int) -> tuple[list[Sample], int]:
@@ -187,7 +260,7 @@ def _identity(folder: Path) -> dict[str, Any] | None:
     """The identity a log was begun under, None if it can't be read."""
     try:
         found = json.loads((folder / IDENTITY).read_text("utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
