@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from palimpsest.evaluation.transcripts import Transcripts, transcript
 from palimpsest.text.codec import Codec
@@ -61,3 +65,21 @@ def test_the_file_holds_whole_episodes_up_to_its_limit_and_says_that_more_are_le
     assert last == "Further episodes are left out: evaluation.transcripts_mb=0.002"
     assert len(whole) % 10 == 0
     assert "later" not in text
+
+
+def test_a_torn_line_is_cut_off_before_the_next_episode(tiny_codec: Any, tmp_path: Path) -> None:
+    Transcripts(tmp_path, 1, tiny_codec).add("first", ASKED, episode(tiny_codec), Grade(0.0))
+    whole = (tmp_path / "transcripts.txt").read_bytes()
+    (tmp_path / "transcripts.txt").write_bytes(whole + b"first | p | ques")
+    Transcripts(tmp_path, 1, tiny_codec).add("later", ASKED, episode(tiny_codec), Grade(0.0))
+    assert (tmp_path / "transcripts.txt").read_bytes() == whole + whole.replace(b"first |", b"later |")
+
+
+def test_a_full_disk_names_the_file(tiny_codec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    with pytest.raises(OSError, match=r"transcripts\.txt"):
+        Transcripts(tmp_path, 1, tiny_codec).add("first", ASKED, episode(tiny_codec), Grade(0.0))

@@ -8,15 +8,18 @@ Each line says the evaluation, the problem, the turn and the piece of its prompt
 one stands there once. A prompt whose pieces have no names is written whole.
 
 Guaranteed: the file never exceeds its limit, episodes stand in it whole, one that has no room is left out and the last
-line says so; control characters are escaped.
+line says so; a line that a kill or a full disk tore is cut off when the file is opened again; control characters are
+escaped.
 Not covered: the order of episodes, which is that in which they end; an episode played again stands there again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from palimpsest import files
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory, Turn
 
@@ -30,7 +33,7 @@ class Transcripts:
         self.path = folder / TRANSCRIPTS
         self._limit, self._codec = int(megabytes * 1_000_000), codec
         self._more = f"Further episodes are left out: evaluation.transcripts_mb={megabytes:g}\n".encode()
-        self._full = self.path.exists() and self.path.read_bytes().endswith(self._more)
+        self._full = _whole_lines(self.path).endswith(self._more)
 
     def add(self, name: str, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
         """Write an episode, if it has room."""
@@ -42,8 +45,18 @@ class Transcripts:
         if len(text) + len(self._more) > room:
             self._full, text = True, self._more
         if len(text) <= room:
-            with self.path.open("ab") as file:
+            with files.naming(self.path), self.path.open("ab") as file:
                 file.write(text)
+
+
+def _whole_lines(path: Path) -> bytes:
+    """What the file holds, none where there is none; a torn last line is cut off."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with files.naming(path):
+            os.truncate(path, len(whole))
+    return whole
 
 
 def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, codec: Codec) -> Iterator[str]:
