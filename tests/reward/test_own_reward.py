@@ -35,6 +35,8 @@ async def later(problem, trajectory):
 def nothing(problem, trajectory): return None
 def text(problem, trajectory): return "1.0"
 def nan(problem, trajectory): return math.nan
+def vast(problem, trajectory): return 1e308
+def vast_part(problem, trajectory): return Grade(1.0, breakdown={"style": -1e200})
 def stops(problem, trajectory): raise StopIteration
 def raises(problem, trajectory): raise KeyError("judge\\nof many lines")
 async def cancels(problem, trajectory): raise asyncio.CancelledError
@@ -130,6 +132,8 @@ def test_a_class_gets_its_options_and_the_codec() -> None:
         ("nothing", "own_rewards:nothing returned None, not a number"),
         ("text", "own_rewards:text returned '1.0', not a number"),
         ("nan", "own_rewards:nan returned nan as value: a finite number is needed"),
+        ("vast", "own_rewards:vast returned 1e+308 as value: a number from -1e+09 to 1e+09 is needed"),
+        ("vast_part", "own_rewards:vast_part returned -1e+200 as breakdown['style']: a number from"),
         ("stops", "own_rewards:stops raised RuntimeError: coroutine raised StopIteration"),
         ("raises", r"own_rewards:raises raised KeyError: 'judge\nof many lines'"),
         ("cancels", "own_rewards:cancels raised CancelledError"),

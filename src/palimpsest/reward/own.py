@@ -6,10 +6,10 @@
 Each is a function, plain or async, or a class: made with its options, then called; `grade` is called in its place where
 it has such a method. A parameter called `codec` gets the model's codec, which turns token ids into text.
 
-Guaranteed: what raises, or returns something else (NaN, a text, None), is an ungraded episode with the reason, never a
-zero and never the end of the run; an episode that the machinery lost is ungraded before anybody is asked; a plain
-function runs on one thread of its own, a call at a time, so that it may block without stopping other episodes and needs
-no lock. A function of the episode alone gives the same grades in every run, whatever order episodes end in.
+Guaranteed: what raises, or returns something else (NaN, 1e300, a text, None), is an ungraded episode with the reason,
+never a zero and never the end of the run; an episode that the machinery lost is ungraded before anybody is asked; a
+plain function runs on one thread of its own, a call at a time, so that it may block without stopping other episodes and
+needs no lock. A function of the episode alone gives the same grades in every run, whatever order episodes end in.
 What takes longer than `reward.timeout_s` is ungraded too (reward/calling.py says what becomes of the call).
 Not covered: one that draws at random or reads a clock.
 """
@@ -33,6 +33,8 @@ REWARD = ("problem", "trajectory")
 LAYER = ("problem", "trajectory", "grade")
 TIMEOUT_S = 10.0
 """Of a call that is tried out; a run has `reward.timeout_s`."""
+LARGEST = 1e9
+"""Of the numbers of a grade, whatever their sign: sums and squares of larger ones leave what floats can hold."""
 _REASON_CHARS = 300
 
 
@@ -179,6 +181,8 @@ def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
     for key, value in numbers.items():
         if not plugins.finite(value):
             return f"{value!r:.60} as {key}: a finite number is needed"
+        if abs(value) > LARGEST:
+            return f"{value!r:.60} as {key}: a number from {-LARGEST:g} to {LARGEST:g} is needed"
     return None
 
 
