@@ -10,6 +10,8 @@ import pytest
 
 import palimpsest
 from palimpsest.config.load import load_recipe, recipe_names
+from palimpsest.errors import ConfigError
+from palimpsest.jobs.quickstart_config import quickstart_config
 from palimpsest.jobs.settings import Agent
 from palimpsest.memory.registry import evaluated
 from palimpsest.runs.rows import read_rows
@@ -38,6 +40,14 @@ def test_no_published_recipe_cuts_what_it_evaluates(name: str) -> None:
 )
 def test_a_limit_that_an_evaluation_is_told_holds(told: dict[str, Any]) -> None:
     assert Agent(recipe="memagent-7b", overrides=told).config({}).policy.options["max_chunks"] == 3
+
+
+def test_a_wrong_option_of_the_evaluation_is_refused_by_its_own_key(tiny_model_folder: Path, tmp_path: Path) -> None:
+    settings = {**small_run(tiny_model_folder), "policy.eval_options": {"max_chunks": 0}}
+    with pytest.raises(ConfigError, match=r"^policy\.eval_options\.max_chunks=0: must be at least 1"):
+        palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+    with pytest.raises(ConfigError, match=r"^policy\.eval_options\.max_chunks=0: must be at least 1"):
+        quickstart_config("memagent", ["policy.eval_options={max_chunks: 0}"], 0)
 
 
 def test_training_counts_what_it_cuts_and_its_evaluation_reads_to_the_end(run: palimpsest.Run) -> None:

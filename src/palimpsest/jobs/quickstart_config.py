@@ -12,7 +12,7 @@ from palimpsest.jobs.composing import policy_of
 from palimpsest.jobs.methods import METHODS, Method
 from palimpsest.jobs.resuming import QUICKSTART, Resume, resumed_run
 from palimpsest.jobs.settings import check_quickstart, run_config
-from palimpsest.memory.registry import build_policy
+from palimpsest.memory.registry import build_evaluated, build_policy
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 DEFAULT_FOLDER = "runs/quickstart"
@@ -67,6 +67,7 @@ def _checked(config: RunConfig, method: Method) -> RunConfig:
         )
     axis.points(config)
     policy_of(config)
+    build_evaluated(config.policy)
     for policy in other_policies(config):
         build_policy(policy)
     return config

@@ -19,7 +19,7 @@ from palimpsest.jobs.gains import report_training
 from palimpsest.jobs.resuming import Resume, asked_run, resumable
 from palimpsest.jobs.run import Run
 from palimpsest.jobs.settings import Recipe
-from palimpsest.memory.registry import admit_all, build_policy, evaluated
+from palimpsest.memory.registry import admit_all, build_evaluated
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Silent
 from palimpsest.reward.compose import build_reward, layers_told
@@ -104,7 +104,7 @@ class Prepared:
 def prepare(config: RunConfig) -> Prepared:
     """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems."""
     policy_of(config)  # cheap refusals come before the model is loaded
-    build_policy(evaluated(config.policy))
+    build_evaluated(config.policy)
     check_sinks(config)
     check_models(config)
     source = build_source(config.data, split="train")
@@ -181,7 +181,7 @@ class Training:
 def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_every` steps."""
     evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
-    sets = [EvalSet("eval", problems, build_policy(evaluated(config.policy)))]
+    sets = [EvalSet("eval", problems, build_evaluated(config.policy))]
 
     async def measure(step: int) -> dict[str, float]:
         (summary,) = summaries_of(sets, await evaluator.play(sets))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -76,6 +77,25 @@ def evaluated(config: PolicyConfig) -> PolicyConfig:
     limits = policy_class(config.name).training_limits
     kept = {name: value for name, value in config.options.items() if name not in limits}
     return PolicyConfig(name=config.name, options={**kept, **config.eval_options})
+
+
+def build_evaluated(config: PolicyConfig) -> MemoryPolicy:
+    """The policy as evaluation plays it. Raises ConfigError naming an option by the key that sets it."""
+    try:
+        return build_policy(evaluated(config))
+    except ConfigError as error:
+        raise ConfigError(under_key(str(error), config.eval_options, "policy.eval_options")) from None
+
+
+def under_key(message: str, options: Container[str], key: str) -> str:
+    """A message that names `policy.options.NAME`, with `key` in its place for each of `options`.
+
+    >>> under_key("policy.options.max_chunks=0: must be at least 1", {"max_chunks": 0}, "policy.eval_options")
+    'policy.eval_options.max_chunks=0: must be at least 1'
+    """
+    return re.sub(
+        r"policy\.options\.(\w+)", lambda found: f"{key}.{found[1]}" if found[1] in options else found[0], message
+    )
 
 
 def admit_all(

@@ -13,7 +13,6 @@ Not covered: more than one variant of a run.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, VariantPlayed
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import build_policy
+from palimpsest.memory.registry import build_policy, under_key
 from palimpsest.seeding import Key, keyed_random
 from palimpsest.types import Trajectory
 
@@ -67,12 +66,8 @@ def _renamed(message: str, options: Mapping[str, Any]) -> str:
     >>> _renamed("the budgets of policy.options don't fit", {"max_turns": 1})
     "train.variant.options (max_turns): the budgets of policy.options don't fit"
     """
-    named = re.sub(r"policy\.options\.(\w+)", lambda m: _own(m, options), message)
+    named = under_key(message, options, "train.variant.options")
     return named if named != message else f"train.variant.options ({', '.join(options)}): {message}"
-
-
-def _own(match: re.Match[str], options: Mapping[str, Any]) -> str:
-    return f"train.variant.options.{match[1]}" if match[1] in options else match[0]
 
 
 def is_variant(trajectory: Trajectory) -> bool:
