@@ -108,8 +108,11 @@ def test_what_a_grader_gives_that_is_no_finite_number_is_ungraded_with_the_reaso
             grade = super().grade(problem, trajectory)
             return replace(grade, value=value) if trajectory.rollout == 0 else grade
 
-    trainer, _ = train(tmp_path / "run", small_config(steps=1), grader=Sometimes())
-    (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
+    trainer, warnings = train(tmp_path / "run", small_config(steps=2), grader=Sometimes())
+    row, _ = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert row["reward/ungraded"] == 2
+    (told,) = (warning for warning in warnings if "have no grade" in warning)
+    assert told.startswith("step 1: 2 of ")
+    assert f"2 of 2: Sometimes gave {value} as value" in told
     assert math.isfinite(row["reward/mean"])
-    assert trainer.learner.version == 1
+    assert trainer.learner.version == 2

@@ -159,9 +159,15 @@ def _refuse_ungraded(step: int, groups: Sequence[Group]) -> None:
     """Raise RunError, with the commonest reason, if nothing was graded."""
     if any(grade.graded for group in groups for grade in group.grades):
         return
-    reasons = Counter(grade.reason or "no reason given" for group in groups for grade in group.grades)
-    reason, count = reasons.most_common(1)[0] if reasons else ("the source gave no problems", 0)
-    raise RunError(f"step {step}: no episode could be graded; {count} of {reasons.total()}: {reason}{_why(groups)}")
+    told = why_ungraded(groups) or "0 of 0: the source gave no problems"
+    raise RunError(f"step {step}: no episode could be graded; {told}{_why(groups)}")
+
+
+def why_ungraded(groups: Sequence[Group]) -> str:
+    """The commonest reason and of how many episodes without a grade, empty if all have one."""
+    grades = [grade for group in groups for grade in group.grades if not grade.graded]
+    reasons = Counter(grade.reason or "no reason given" for grade in grades)
+    return "".join(f"{count} of {len(grades)}: {reason}" for reason, count in reasons.most_common(1))
 
 
 def _why(groups: Sequence[Group]) -> str:

@@ -42,7 +42,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
-from palimpsest.training.collect import Batch, Collector
+from palimpsest.training.collect import Batch, Collector, why_ungraded
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.training.gradients import SkipWatch
 from palimpsest.training.learn import Learnt, learn
@@ -82,6 +82,7 @@ class Trainer:
     _skips: SkipWatch = field(init=False)
     _told_unread: bool = field(default=False, init=False)
     _told_cuts: bool = field(default=False, init=False)
+    _told_ungraded: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
@@ -124,6 +125,7 @@ class Trainer:
         self._watch_signal(batch)
         self._watch_unread(batch)
         self._watch_cuts(batch)
+        self._watch_grades(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
         return Report(metrics, {**batch.timings, **learnt.timings, **memory}, batch.groups, batch.encoded)
 
@@ -189,6 +191,17 @@ class Trainer:
             self.folder.warn(
                 f"step {batch.step}: {cut} episodes left out a part of their document, which is longer than "
                 "policy.options.max_chunks or the window take (said once; episode/documents_cut counts them)"
+            )
+
+    def _watch_grades(self, batch: Batch) -> None:
+        """Tell once, and again after a resume, of episodes without a grade."""
+        count = int(batch.metrics["reward/ungraded"])
+        if count and not self._told_ungraded:
+            self._told_ungraded = True
+            episodes = sum(len(group.grades) for group in batch.groups)
+            self.folder.warn(
+                f"step {batch.step}: {count} of {episodes} episodes have no grade, so nothing is learnt from them; "
+                f"{why_ungraded(batch.groups)} (said once; reward/ungraded counts them)"
             )
 
     def _watch_unread(self, batch: Batch) -> None:
