@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import typer
 import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.config.schema import RunConfig
-from palimpsest.jobs.gains import gained, next_steps, report_training, training_results
+from palimpsest.jobs.gains import ENDS, LEAST, T_975, gained, next_steps, report_training, training_results, welch
 from palimpsest.report.report import visible
 from palimpsest.runs.rows import append_row
 from palimpsest.runs.run_folder import open_run
@@ -35,6 +36,9 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
         ),
         (rows(*[0.7, 0.8] * 10, *[0.2, 0.3] * 10), ["a loss beyond noise"]),
         (rows(*[0.2, 0.8] * 20), ["no change beyond noise"]),
+        (rows(0.5, 0.5, 0.75, 0.75), ["Reward 0.50 in step 1, 0.75 in step 4: too few steps"]),
+        (rows(*[0.25] * 4, *[0.75] * 5), ["too few steps"]),
+        (rows(*[0.25] * 5, *[0.75] * 5), ["0.75 in steps 6 to 10, a difference of 0.50 [0.50, 0.50]: a gain"]),
         (rows(0.2, 0.5, 0.5), ["Reward 0.20 in step 1, 0.50 in step 3: too few steps"]),
         ([{"step": 1}], ["No step has a reward."]),
         (
@@ -47,6 +51,10 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
                 "Held-out accuracy 0.25 [0.16, 0.37] after step 20, 0.75 [0.63, 0.84] after step 40",
                 "a gain beyond noise",
             ],
+        ),
+        (
+            [{"step": 20, "eval/accuracy": -3.0}, {"step": 40, "eval/accuracy": 7.0}],
+            ["Held-out reward -3.00 after step 20, 7.00 after step 40: beyond 0 to 1, so its noise is not known."],
         ),
         (
             [{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}],
@@ -79,6 +87,45 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_report(tmp_path: Path, va
     assert "after step 1" in results.gain
     assert "0.500 at last" in repr(palimpsest.Run(tmp_path))
     assert gained([{"step": 1, "reward/mean": value}], RunConfig()) == "No step has a reward."
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "low", "high"),
+    [
+        ([1, 2, 3, 4, 5], [3, 4, 5, 6, 7], 2 - 2.306, 2 + 2.306),  # 8 degrees of freedom, standard error 1
+        ([1, 1, 1, 1, 1], [1, 2, 3, 4, 5], 2 - 2.776 * 0.5**0.5, 2 + 2.776 * 0.5**0.5),  # 4, as of one sample
+        ([0, 1] * 5, [2, 3] * 5, 2 - 2.101 / 18**0.5, 2 + 2.101 / 18**0.5),  # 18
+        ([0, 0, 0, 0, 1e-200], [1, 1, 1, 1, 1], 1, 1),
+    ],
+)
+def test_the_interval_of_a_difference_is_welchs(
+    before: list[float], after: list[float], low: float, high: float
+) -> None:
+    assert welch(before, after) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), list(enumerate(T_975, LEAST - 1)))
+def test_the_quantiles_of_students_t_leave_a_fortieth_above(freedom: int, quantile: float) -> None:
+    assert len(T_975) == 2 * ENDS - 2 - (LEAST - 1) + 1
+    width = quantile / 1000
+    density = [(1 + (width * (at + 0.5)) ** 2 / freedom) ** (-(freedom + 1) / 2) for at in range(1000)]
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    assert 0.5 + scale * width * sum(density) == pytest.approx(0.975, abs=4e-5)
+
+
+def test_episodes_without_a_grade_are_told_at_the_end(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half_graded.py").write_text(
+        "def reward(problem, trajectory): return 1.0 if trajectory.rollout else float('nan')\n"
+    )
+    settings = {**small_run(tiny_model_folder), "reward.name": "half_graded:reward"}
+    run = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+    told = "4 of 8 episodes had no grade and are in no figure."
+    assert training_results(run.folder).gain.endswith(told)
+    assert told in run.report.read_text("utf-8")
+    assert "step 1: 2 of 4 episodes have no grade" in (run.folder / "events.jsonl").read_text("utf-8")
 
 
 def test_the_next_steps_are_commands_that_there_are() -> None:

@@ -1,9 +1,11 @@
 """What a training has gained, from its own log, and what can be done with it next.
 
     held out    where `train.eval_every` measured, the first and the last of these
-    else        the mean reward of the first and of the last steps, with the spread between steps as noise
+    else        the mean reward of the first and of the last steps, with the spread between steps as noise: Welch's
+                t interval of the difference (Welch 1947), 95%, over at least 5 steps at each end
 
-Not covered: whether the agent is better than before training: that needs an evaluation of both (`quickstart` has one).
+Not covered: that steps depend on each other, which the interval takes as independent; whether the agent is better than
+before training: that needs an evaluation of both (`quickstart` has one).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from statistics import fmean, stdev
+from statistics import fmean, variance
 from typing import Any
 
 from palimpsest.config.load import dump_config
@@ -31,7 +33,10 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 Row = Mapping[str, Any]
-ENDS = 10  # steps at each end that are compared
+ENDS = 10  # steps at each end that are compared, at most
+LEAST = 5  # and at least
+T_975 = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101)
+"""97.5% quantiles of Student's t by degrees of freedom, from LEAST - 1 to 2 * ENDS - 2."""
 REPORT = "report.html"
 
 
@@ -56,7 +61,7 @@ def training_results(folder: Path) -> TrainingResults:
     unit = config.data.curriculum.unit if config.data.curriculum else "chunks"
     return TrainingResults(
         title=f"{config.recipe}: {len(rows)} of {config.train.steps} steps",
-        gain=gained(rows, config),
+        gain=f"{gained(rows, config)} {ungraded(rows, config)}".strip(),
         facts=[("seed", str(config.seed)), ("model", config.model.path), ("policy", config.policy.name)],
         rows=rewarded,
         sizes=[whole(row, f"curriculum/{unit}", 1) for row in rewarded],
@@ -82,6 +87,9 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     'Reward 0.25 in step 1, 0.38 in step 2: too few steps to tell gain from noise.'
     """
     held_out = with_number(rows, "eval/accuracy")
+    if len(held_out) > 1 and not all(0 <= row["eval/accuracy"] <= 1 for row in held_out):
+        told = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
+        return f"Held-out reward {told}: beyond 0 to 1, so its noise is not known."
     if len(held_out) > 1:
         first, last = (_held_out(row, config.train.eval_problems) for row in (held_out[0], held_out[-1]))
         return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
@@ -89,11 +97,21 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     if not rewarded:
         return "No step has a reward."
     ends = min(ENDS, len(rewarded) // 2)
-    if ends < 2:
+    if ends < LEAST:
         told = ", ".join(f"{row['reward/mean']:.2f} in step {row['step']}" for row in (rewarded[0], rewarded[-1]))
         return f"Reward {told}: too few steps to tell gain from noise."
-    first, last = _rewards(rewarded[:ends]), _rewards(rewarded[-ends:])
-    return f"Reward {first}, {last}: {_verdict(first, last)}{_harder(rewarded)}."
+    return f"Reward {_rewards(rewarded[:ends], rewarded[-ends:])}{_harder(rewarded)}."
+
+
+def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
+    """How many episodes had no grade, in a sentence; empty if all had one.
+
+    >>> ungraded([{"reward/ungraded": 3.0, "groups/played": 2.0}], RunConfig(train={"group_size": 4}))
+    '3 of 8 episodes had no grade and are in no figure.'
+    """
+    missing = sum(whole(row, "reward/ungraded", 0) for row in rows)
+    played = sum(whole(row, "groups/played", 0) for row in rows) * config.train.group_size
+    return f"{missing} of {played} episodes had no grade and are in no figure." if missing else ""
 
 
 def _held_out(row: Row, problems: int) -> Level:
@@ -101,12 +119,32 @@ def _held_out(row: Row, problems: int) -> Level:
     return Level(mean, *wilson(mean * counted, counted), f"after step {row['step']}")
 
 
-def _rewards(rows: Sequence[Row]) -> Level:
-    values = [float(row["reward/mean"]) for row in rows]
-    noise = 1.96 * stdev(values) / math.sqrt(len(values))
-    return Level(
-        fmean(values), fmean(values) - noise, fmean(values) + noise, f"in steps {rows[0]['step']} to {rows[-1]['step']}"
+def _rewards(first: Sequence[Row], last: Sequence[Row]) -> str:
+    """Both means, their difference with its interval, and what follows."""
+    before, after = ([float(row["reward/mean"]) for row in rows] for rows in (first, last))
+    where = [f"in steps {rows[0]['step']} to {rows[-1]['step']}" for rows in (first, last)]
+    low, high = welch(before, after)
+    verdict = "a gain beyond noise" if low > 0 else "a loss beyond noise" if high < 0 else "no change beyond noise"
+    return (
+        f"{fmean(before):.2f} {where[0]}, {fmean(after):.2f} {where[1]}, "
+        f"a difference of {fmean(after) - fmean(before):.2f} [{low:.2f}, {high:.2f}]: {verdict}"
     )
+
+
+def welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """95% interval of mean(after) - mean(before), of LEAST to ENDS values each (Welch 1947).
+
+    Degrees of freedom are rounded down, which widens it a little. Without any spread it has no width: five equal values
+    against five others are 1 of the 126 ways to part them in two.
+    """
+    errors = [variance(values) / len(values) for values in (before, after)]
+    difference, error = fmean(after) - fmean(before), sum(errors)
+    if not error:
+        return difference, difference
+    shares = [each / error for each in errors]
+    freedom = 1 / sum(s**2 / (len(values) - 1) for s, values in zip(shares, (before, after), strict=True))
+    off = T_975[int(freedom + 1e-9) - (LEAST - 1)] * math.sqrt(error)
+    return difference - off, difference + off
 
 
 def _verdict(first: Level, last: Level) -> str:
