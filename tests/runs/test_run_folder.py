@@ -96,6 +96,18 @@ def test_resuming_a_missing_folder_starts_the_run(tmp_path: Path) -> None:
         assert folder.checkpoints.latest() is None
 
 
+def test_a_resume_to_fewer_steps_than_were_done_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    quiet(path, changed(train={"steps": 30})).close()
+    (path / "checkpoints" / "step-000030").mkdir(parents=True)
+    before = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    refusal = r"train\.steps=12: .*run has 30 steps already; give more than 30 to train on, such as train\.steps=60"
+    with pytest.raises(RunError, match=refusal):
+        quiet(path, changed(train={"steps": 12}), resume=True)
+    assert {file: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
+    quiet(path, changed(train={"steps": 60}), resume=True).close()
+
+
 def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="give one of them"):
         quiet(tmp_path / "run", resume=True, force=True)

@@ -204,6 +204,11 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
             f"{path} holds a run ({_progress(path)}): {resume_command(path)} {does}, --force moves it aside "
             "(in Python resume=True, force=True)"
         )
+    if config.train.steps < (done := _steps_done(path)):
+        raise RunError(
+            f"train.steps={config.train.steps}: {path} has {done} steps already; give more than {done} to train on, "
+            f"such as train.steps={2 * done}"
+        )
     changed = changes(load_config(path), config)
     refused = [change for change in changed if change.verdict == "refused"]
     if refused:
@@ -260,6 +265,11 @@ def _progress(path: Path) -> str:
     steps = f"{rows[-1].get('step')} steps" if rows else "no step finished"
     saved = [entry.name for entry in path.glob("checkpoints/step-*")]
     return f"{steps}, {'newest checkpoint ' + max(saved, key=_numeric) if saved else 'no checkpoint'}"
+
+
+def _steps_done(path: Path) -> int:
+    """Steps of the newest checkpoint of the run in `path`; 0 before the first."""
+    return max((_step_of(entry) for entry in path.glob("checkpoints/step-*")), default=0)
 
 
 def _numeric(name: str) -> tuple[int, str]:
