@@ -58,6 +58,39 @@ def test_what_another_process_has_done_counts_as_done_and_not_as_speed() -> None
     assert work.eta == pytest.approx(10 * 0.2)
 
 
+def test_the_share_of_a_stage_is_corrected_by_what_its_parts_take_here() -> None:
+    clock = Clock()
+    work = Overall(PLAN[1:], clock)
+    work.begin("steps", 100)
+    clock.now += 200
+    work.moved(100)
+    assert work.fraction == pytest.approx(200 / 210)
+    work.begin("evaluation", 50)
+    for turn in range(1, 11):  # 200 times slower than planned
+        clock.now += 40
+        work.moved(turn)
+    assert work.fraction == pytest.approx((200 + 400) / (200 + 2000))
+    assert work.eta == pytest.approx(40 * 40)
+
+
+def test_before_the_end_there_is_always_something_left() -> None:
+    clock = Clock()
+    work = Overall([Stage("training", 100_000, 1.0), Stage("evaluation", 10, 0.01)], clock)
+    work.begin("steps", 100_000)
+    clock.now += 100_000
+    work.moved(100_000)
+    work.begin("evaluation", 10)
+    assert work.fraction == 0.99
+    clock.now += 60  # and no turn is over
+    assert work.eta == pytest.approx(60, abs=1)
+    work.moved(9)
+    clock.now += 30
+    assert work.eta is not None
+    assert work.eta > 1
+    work.moved(10)
+    assert (work.fraction, work.eta) == (1.0, 0.0)
+
+
 def test_without_a_plan_the_eta_is_known_once_something_moved() -> None:
     clock = Clock()
     work = Overall([Stage("episodes", 4)], clock)

@@ -2,8 +2,9 @@
 
     training 120/360  elapsed 0:02:10  ETA 0:05:40  reward 0.641 ± 0.480  chunks 2
 
-Guaranteed: parts that were done before (a resumed run) count as done and not as speed. Where a plan says how long its
-stages take on some machine, that is scaled by the pace of this one.
+Guaranteed: parts that were done before (a resumed run) count as done and not as speed. A stage's share of the whole is
+what its parts took here; of stages still to come it is what a plan says they take on some machine, scaled by how this
+one compares so far. Before the end it is never 100%, nor is the ETA 0 while a part is overdue.
 Not covered: stages that run beside each other.
 """
 
@@ -17,6 +18,7 @@ from palimpsest.progress.progress import Stage
 
 _WINDOW_S = 30.0  # the pace is that of so many last seconds at the least
 _MARKS = 11  # and of so many moves
+_TRUSTED = 0.02  # of a stage's parts: after so many its own pace replaces the plan's
 
 
 class Overall:
@@ -32,19 +34,24 @@ class Overall:
         self._at = -1
         self._clock = clock
         self._started = clock()
-        self._worked = 0.0  # seconds of the plan's machine that were worked off here
-        self._marks: deque[tuple[float, float]] = deque([(self._started, 0.0)])
+        self._measured = [0.0] * len(self._stages)  # parts of each stage that were done here
+        self._took = [0.0] * len(self._stages)  # and the seconds these took
+        self._since = self._last = self._started  # the stage began, something moved
+        self._marks: deque[tuple[float, float]] = deque([(self._started, 0.0)])  # of the stage: when, parts done here
 
     def begin(self, name: str, parts: int, done: int = 0) -> None:
         """The next stage begins, of which `done` parts are done. Stages that a plan doesn't know are added to it."""
         self._at += 1
         if self._at == len(self._stages):
             self._stages.append(Stage(name, parts, 0.0))
-            self._done.append(0.0)
+            for values in (self._done, self._measured, self._took):
+                values.append(0.0)
         planned = self._stages[self._at]
         self._stages[self._at] = Stage(planned.name, parts, planned.seconds_each)
         self._done[: self._at] = [float(stage.parts) for stage in self._stages[: self._at]]
         self._done[self._at] = done
+        self._since = self._last = self._clock()
+        self._marks = deque([(self._since, 0.0)])
         self.note = self.inner = ""
 
     def moved(self, done: float, *, before: bool = False) -> None:
@@ -52,7 +59,9 @@ class Overall:
         stage = self._stages[self._at]
         done = min(done, stage.parts)
         if not before:
-            self._worked += (done - self._done[self._at]) * (stage.seconds_each or 1.0)
+            self._last = self._clock()
+            self._measured[self._at] += done - self._done[self._at]
+            self._took[self._at] = self._last - self._since
             self._mark()
         self._done[self._at] = done
 
@@ -68,10 +77,15 @@ class Overall:
 
     @property
     def fraction(self) -> float:
-        """Of all work, from 0 to 1."""
-        whole = sum(_seconds(stage, stage.parts) for stage in self._stages)
-        done = sum(_seconds(stage, parts) for stage, parts in zip(self._stages, self._done, strict=True))
-        return done / whole if whole else 0.0
+        """Of all work, from 0 to 1; 1 at its end only."""
+        parts = [stage.parts for stage in self._stages]
+        if all(done >= count for done, count in zip(self._done, parts, strict=True)):
+            return 1.0 if parts else 0.0
+        each = [self._each(index) for index in range(len(parts))]
+        each = each if any(each) else [1.0] * len(parts)  # nothing took any time
+        whole = sum(count * seconds for count, seconds in zip(parts, each, strict=True))
+        done = sum(count * seconds for count, seconds in zip(self._done, each, strict=True))
+        return min(done / whole, 0.99) if whole else 0.0
 
     @property
     def elapsed(self) -> float:
@@ -81,13 +95,37 @@ class Overall:
     @property
     def eta(self) -> float | None:
         """Seconds that are left; None where nothing is known."""
-        pairs = zip(self._stages, self._done, strict=True)
-        left = sum(_seconds(stage, max(0.0, stage.parts - done)) for stage, done in pairs)
-        (since, before), (last, worked) = self._marks[0], self._marks[-1]
-        if worked > before:
-            return max(0.0, left * (last - since) / (worked - before) - (self._clock() - last))
-        measured = all(stage.seconds_each for stage in self._stages)
-        return max(0.0, left - self.elapsed) if measured else None
+        if not any(self._measured) and not all(stage.seconds_each for stage in self._stages):
+            return None
+        left = [
+            (stage.parts - done) * self._each(index)
+            for index, (stage, done) in enumerate(zip(self._stages, self._done, strict=True))
+        ]
+        at, waited = max(0, self._at), self._clock() - self._last
+        here, later = left[at], sum(left[at + 1 :])
+        # what is overdue is expected to take as long again
+        return later + (max(here - waited, min(here, self._each(at)), waited - here) if here else 0.0)
+
+    def _each(self, index: int) -> float:
+        """Seconds that a part of a stage takes here: as measured, lately where it is the present one, or expected."""
+        stage, measured = self._stages[index], self._measured[index]
+        expected = (stage.seconds_each or 1.0) * self._ratio
+        if not measured:
+            return expected
+        own = self._took[index] / measured
+        (since, before), (last, done) = self._marks[0], self._marks[-1]
+        if index == self._at and done > before:
+            own = (last - since) / (done - before)
+        trust = min(1.0, measured / (stage.parts * _TRUSTED)) if stage.seconds_each else 1.0
+        return trust * own + (1 - trust) * expected
+
+    @property
+    def _ratio(self) -> float:
+        """Seconds here for one of the plan's, over all that was measured; 1 before that."""
+        planned = sum(
+            count * (stage.seconds_each or 1.0) for stage, count in zip(self._stages, self._measured, strict=True)
+        )
+        return sum(self._took) / planned if planned else 1.0
 
     def words(self) -> str:
         """One line."""
@@ -98,14 +136,9 @@ class Overall:
         return "  ".join(part for part in (counted, times, self.note, self.inner) if part)
 
     def _mark(self) -> None:
-        now = self._clock()
-        self._marks.append((now, self._worked))
-        while len(self._marks) > _MARKS and self._marks[1][0] < now - _WINDOW_S:
+        self._marks.append((self._last, self._measured[self._at]))
+        while len(self._marks) > _MARKS and self._marks[1][0] < self._last - _WINDOW_S:
             self._marks.popleft()
-
-
-def _seconds(stage: Stage, parts: float) -> float:
-    return parts * (stage.seconds_each or 1.0)
 
 
 def clock(seconds: float) -> str:
