@@ -17,6 +17,7 @@ from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.compose import Reward
 from palimpsest.reward.objectives import ConstraintLayer
 from palimpsest.rollout.record import read_groups
+from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.rows import read_rows
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
@@ -199,8 +200,11 @@ class ConstantGrader:
 def test_steps_without_any_signal_are_warned_of_and_the_run_goes_on(tmp_path: Path) -> None:
     trainer, warnings = train(tmp_path / "run", grader=ConstantGrader())
     assert trainer.finished.step == 6
-    assert [warning for warning in warnings if "for 5 steps no group had different rewards" in warning] == warnings
-    assert len(warnings) == 1
+    silent, unchanged = warnings
+    assert "for 5 steps no group had different rewards" in silent
+    assert "no group had a signal in any step; the weights are unchanged" in unchanged
+    _, warnings = train(tmp_path / "learnt", small_config(steps=2))
+    assert warnings == []
 
 
 class RoundsWithoutSignal:
@@ -222,9 +226,13 @@ def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches
     assert trainer.learner.version == 1
 
 
-def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = with_credit(small_config(steps=1), dynamic_sampling={"max_refills": 2})
+    told: list[str] = []
+    monkeypatch.setattr(LoggerSet, "message", lambda _, text: told.append(text))
     trainer, _ = train(tmp_path / "run", config, grader=ConstantGrader())
+    assert "0 of 2 groups have a signal after 2 refills: all rewards" in told[0]
+    assert "training on those" not in told[0]
     event = next(row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "refills_used_up")
     assert (event["kept"], event["wanted"], event["played"]) == (0, 2, 6)
     assert trainer.learner.version == 0  # nothing to learn from: no optimiser step

@@ -25,6 +25,7 @@ from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
+from palimpsest.text.counting import counted
 from palimpsest.training.metrics import Metrics, group_metrics, rates, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
@@ -149,9 +150,15 @@ class Collector:
         self._told_of_refills = True
         dynamic = self.config.credit.dynamic_sampling
         assert dynamic is not None
+        told = (
+            "; training on those"
+            if kept
+            else ": all rewards of a group are the same, so the step learns nothing: the problems are too hard or too "
+            "easy, or the reward is constant"
+        )
         self.loggers.message(
-            f"step {step}: {kept} of {wanted} groups have a signal after {dynamic.max_refills} refills; "
-            f"training on those (said once, events.jsonl names every such step)"
+            f"step {step}: {kept} of {wanted} groups have a signal after {counted(dynamic.max_refills, 'refill')}"
+            f"{told} (said once, events.jsonl names every such step)"
         )
 
 

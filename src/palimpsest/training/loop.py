@@ -106,7 +106,13 @@ class Trainer:
     async def run(self) -> Finished:
         """Train to `train.steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
-        return await driver.run()
+        finished = await driver.run()
+        if finished.step and self._silent == finished.step and self.learner.version == 0:
+            self.folder.warn(
+                "no group had a signal in any step; the weights are unchanged. Give problems that the model solves "
+                "now and then (easier or harder data), a larger train.group_size, or a reward with more values"
+            )
+        return finished
 
     async def step(self, step: int) -> Report:
         """Learn from the batch of `step`, while the one that lies `train.ahead` steps on is collected."""
