@@ -1,11 +1,17 @@
-"""What is asked for, resolved to a configuration."""
+"""What is asked for, resolved to a configuration, and what an evaluation says of it."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
-import palimpsest
+import palimpsest as library
+from palimpsest.config.schema import RunConfig
 from palimpsest.jobs.settings import Agent, evaluation_config, run_config
+from palimpsest.runs.run_folder import open_run
+from support.command import Run
+from support.fakes import small_config
 
 
 def test_a_recipe_that_reads_files_in_their_order_is_evaluated_on_synthetic_documents() -> None:
@@ -20,5 +26,46 @@ def test_a_training_goes_out_from_the_newest_checkpoint_of_a_run_it_names(
     small = {"train.prompts_per_step": 1, "train.group_size": 2, "train.optimizer_steps": 1, "train.steps": 1}
     budgets = {f"policy.options.{name}": 8 for name in ("memory_tokens", "answer_tokens")}
     changes = {"model.path": str(tiny_model_folder), "policy.options.question_tokens": 64, **small, **budgets}
-    run = palimpsest.train("memagent-quickstart", changes, out=tmp_path / "first", quiet=True)
+    run = library.train("memagent-quickstart", changes, out=tmp_path / "first", quiet=True)
     assert run_config("memagent-quickstart", {"model.path": str(run.folder)}).model.path == str(run.checkpoint)
+
+
+def problems(path: Path) -> Path:
+    """Two questions in the format of HotpotQA."""
+    rows = [
+        {
+            "_id": f"q{number}",
+            "question": "Which colour does the house have?",
+            "answer": "red",
+            "supporting_facts": [["House", 0]],
+            "context": [["House", ["The house is red."]], ["Tree", ["The tree is tall."]]],
+        }
+        for number in range(2)
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folder: Path) -> None:
+    source = problems(tmp_path / "train.json")
+    values = small_config().model_dump(mode="json") | {"policy": {"name": "overwrite"}, "data": {"source": str(source)}}
+    with open_run(tmp_path / "run", RunConfig.model_validate(values), on_warning=lambda _: None):
+        weights = tmp_path / "run" / "checkpoints" / "weights"
+        shutil.copytree(tiny_model_folder, weights)
+    agent = Agent(weights)
+    warning = "these are the problems it was trained on; give --data or data.eval_source"
+    assert agent.told(evaluation_config(agent)) == [warning]
+    assert agent.told(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
+    assert agent.told(evaluation_config(agent, data="synthetic")) == []
+
+
+def test_another_model_than_the_recipes_is_told(tmp_path: Path) -> None:
+    agent = Agent(recipe="memagent-7b")
+    (told,) = agent.told()
+    assert told.startswith("the recipe's model is Qwen/Qwen2.5-7B-Instruct; this plays embedded: --model ")
+    assert Agent(recipe="memagent-quickstart").told() == []
+
+
+def test_a_budget_beyond_the_window_names_the_model(palimpsest: Run, tmp_path: Path) -> None:
+    done = palimpsest("eval", "--recipe", "memagent-7b", "--data", str(problems(tmp_path / "dev.json")))
+    assert (done.returncode, "(model embedded)" in done.stderr) == (2, True)

@@ -92,7 +92,7 @@ def evaluate(
     from palimpsest.jobs.evaluation import evaluate_config  # after the configuration is known to be right
 
     terminal = Terminal()
-    for line in agent.told():
+    for line in agent.told(config):
         terminal.message(line)
     with going_on(
         lambda: "nothing is kept without --out" if out is None else RERUN + (", without --force" if force else "")

@@ -174,7 +174,7 @@ async def evaluate_async(
         limit=limit,
     )
     shown = progress or suitable_progress(quiet=quiet)
-    for line in agent.told():
+    for line in agent.told(config):
         shown.message(line)
     return await evaluate_config_async(
         config,
@@ -227,7 +227,7 @@ async def evaluate_config_async(
     everything = [problem for own in named.values() for problem in own]
     config = _with_budgets(config, everything, engine)
     policy = build_policy(config.policy)
-    admit_all(policy, everything, engine.codec, engine.sampler.max_context, engine.limits.note)
+    admit_all(policy, everything, engine.codec, engine.sampler.max_context, _window_of(config, engine))
     _announce(progress, engine, config.policy)
     move_aside(out if force else None, progress.message)
     sets = [EvalSet(name, problems, policy) for name, problems in named.items()]
@@ -265,6 +265,11 @@ def _short(value: object) -> str:
 
 
 evaluate_config = blocking(evaluate_config_async)
+
+
+def _window_of(config: RunConfig, engine: Engine) -> str:
+    """Whose window it is, and what is to be known of it."""
+    return "; ".join(part for part in (f"model {config.model.path}", engine.limits.note) if part)
 
 
 def _announce(progress: Progress, engine: Engine, policy: PolicyConfig) -> None:

@@ -26,6 +26,8 @@ from palimpsest.runs.run_folder import CONFIG, load_config
 Recipe = str | Path | RunConfig
 """A shipped recipe's name, a YAML file, or a configuration."""
 
+EMBEDDED = "embedded"
+
 Model = str | os.PathLike[str]
 """`embedded`, a Hugging Face folder, a hub id, or a run or its folder, whose newest checkpoint is meant."""
 
@@ -93,7 +95,7 @@ def check_quickstart(method: str) -> None:
 class Agent:
     """Who plays: a policy on a model, with the budgets, rewards and sampling of a recipe."""
 
-    model: Model = "embedded"
+    model: Model = EMBEDDED
     policy: str | None = None
     """None: the recipe's, `overwrite` without a recipe."""
     recipe: Recipe | None = None
@@ -146,12 +148,19 @@ class Agent:
         texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
         return {PROMPTS: texts} if isinstance(texts, dict) else {}
 
-    def told(self) -> list[str]:
-        """In words, what differs from the run that the model comes from, and which of its checkpoints are damaged."""
+    def told(self, config: RunConfig | None = None) -> list[str]:
+        """In words, what differs from the recipe or from the run that the model comes from, and which of its
+        checkpoints are damaged; where the data that `config` plays were trained on, that too."""
         run, lines = _run_in(Path(self.model)), list[str]()
         model_folder(self.model, lines.append)
+        if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
+            recipes = run_config(self.recipe).model.path
+            if recipes != EMBEDDED:
+                lines.append(f"the recipe's model is {recipes}; this plays {EMBEDDED}: --model {recipes} plays that")
         if run is None:
             return lines
+        if config is not None and _trained_on(run, config):
+            lines.append("these are the problems it was trained on; give --data or data.eval_source")
         played = self.policy or (run if self.recipe is None else run_config(self.recipe)).policy.name
         trained = run.policy.name
         differs = [] if played == trained else [f"{os.fspath(self.model)} was trained with {trained}, not {played}"]
@@ -161,6 +170,12 @@ class Agent:
         """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
         that overwrites. None if there is neither."""
         return run_config(self.recipe) if self.recipe is not None else _run_in(Path(self.model))
+
+
+def _trained_on(run: RunConfig, played: RunConfig) -> bool:
+    """Whether `played` has the problems of the file that `run` trained on; drawn ones are others in evaluation."""
+    trained, data = run.data.source, played.data.eval_source or played.data.source
+    return trained not in ("synthetic", "synthetic_search") and Path(trained).resolve() == Path(data).resolve()
 
 
 def _own_reward(policy: str) -> dict[str, str]:
