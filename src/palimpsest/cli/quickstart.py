@@ -42,6 +42,7 @@ def quickstart(
     Examples:
       palimpsest quickstart
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
+      palimpsest quickstart train.steps=20 --out runs/short
       palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --seed 0 --out runs/recall
       palimpsest quickstart memact --seed 0 --out runs/prune
@@ -49,6 +50,8 @@ def quickstart(
     """
     from palimpsest.jobs.settings import check_quickstart
 
+    if method and "=" in method and not Path(method).is_dir():
+        method, settings = None, [method, *(settings or ())]  # the first key to change, of the default method
     if not resume:
         check_quickstart(method or "memagent")
     from palimpsest.jobs.quickstart import quickstart as run

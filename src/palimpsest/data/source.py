@@ -25,6 +25,7 @@ from palimpsest.data.search_files import SearchFileSource
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.search_synthetic import SyntheticSearchSource
 from palimpsest.data.synthetic import SyntheticSource
+from palimpsest.errors import DataError, nearest
 from palimpsest.types import Problem
 
 Split = Literal["train", "eval"]
@@ -47,6 +48,8 @@ def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
         return SyntheticSource(config.synthetic, config.seed, split)
     if name == SYNTHETIC_SEARCH:
         return SyntheticSearchSource(config.search or SearchDataConfig(), config.seed, split)
+    if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
+        raise DataError(f"{name}: no such file, and no source that is drawn{near}")
     if config.search is not None:
         return SearchFileSource.open(
             name,
