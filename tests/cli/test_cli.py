@@ -123,6 +123,8 @@ def test_keys_are_told_with_what_they_take_their_default_and_meaning(palimpsest:
     assert all(f"{name} " in every for name in ("train.steps", "optim.learning_rate", "model.lora.rank"))
     (steps,) = [line for line in palimpsest("recipes", "keys", "train").stdout.splitlines() if "train.steps " in line]
     assert steps.split() == ["train.steps", "integer", "≥", "1", "100", "Rollout", "batches."]
+    policy = palimpsest("recipes", "keys", "policy").stdout
+    assert "palimpsest recipes keys policy.options.overwrite" in " ".join(policy.split())
     options = palimpsest("recipes", "keys", "policy.options.overwrite").stdout
     assert "policy.options.overwrite.chunk_size" in options
     assert "MemAgent" in options

@@ -28,11 +28,11 @@ SINKS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
 
 class PolicyConfig(Strict):
     name: str = "overwrite"
-    """A shipped policy (their options stand below), or my_module:MyPolicy."""
+    """A shipped policy (`palimpsest recipes keys policy.options.overwrite`: options of one), or my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
     eval_options: dict[str, Any] = Field(default_factory=dict)
-    """Those that evaluation plays with in their place: during training, in `palimpsest eval`, in `play`. What bounds
-    how much training reads (`max_chunks`) doesn't hold in evaluation, unless it stands here: {max_chunks: 8}."""
+    """Those that evaluation plays with in their place: during training, in `palimpsest eval`, in Python's `play`. What
+    bounds how much training reads (`max_chunks`) doesn't hold in evaluation, unless it stands here: {max_chunks: 8}."""
 
 
 class RoleConfig(Strict):
