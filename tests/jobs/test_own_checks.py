@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def broken(name: str, kind: str, file: Path | None = None) -> dict[str, str]:
     return {f.name: f.message for f in check(f"{HERE}:{name}", {}, kind, file) if not f.passed}
 
 
+class ATool:
+    """What `palimpsest new tool` makes, without its work."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        return ""
+
+
 def test_a_format_is_tried_on_a_file(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("Is it?\nWas it?\n")
     assert broken("reads", "format", tmp_path / "lines.txt") == {}
@@ -87,5 +95,9 @@ def test_a_kind_that_is_none_and_a_file_for_nothing_are_refused(palimpsest: Run)
         check(f"{HERE}:reads", {}, "thing")
     with pytest.raises(ConfigError, match="is read by a data format"):
         check(f"{HERE}:prints", {}, "sink", Path("x.csv"))
+    with pytest.raises(ConfigError, match="such as my_policy:MyPolicy"):
+        check("my_policy.py", {})
+    with pytest.raises(ConfigError, match=r"a tool is checked with a policy .*'tools=\{.*:ATool: \{\}\}'"):
+        check(f"{HERE}:ATool", {})
     done = palimpsest("check", f"{HERE}:prints", "--kind", "sink")
     assert (done.returncode, "3 of 3 points hold" in done.stdout) == (0, True)

@@ -91,9 +91,18 @@ def check(
     return check_policy(policy, Codec.load(ModelConfig()), WINDOW)
 
 
+def _refuse_file(name: str) -> None:
+    """Raise ConfigError for a file of Python: a module is named, and what is checked in it."""
+    if name.endswith(".py"):
+        module = ".".join(Path(name).with_suffix("").parts).lstrip("./")
+        thing = "".join(part.capitalize() for part in module.rpartition(".")[2].split("_"))
+        raise ConfigError(f"check {name}: name the module and what is checked in it, such as {module}:{thing}")
+
+
 def _kind(name: str, options: Mapping[str, Any]) -> str:
     """policy, reward, layer or rule. Raises ConfigError for what can't be imported."""
     if not plugins.is_own(name):
+        _refuse_file(name)
         return "policy"
     target = plugins.own(name, f"check {name}")
     if isinstance(target, type):
@@ -103,7 +112,8 @@ def _kind(name: str, options: Mapping[str, Any]) -> str:
         if call is None and not hasattr(target, "run"):
             raise ConfigError(
                 f"check {name}: neither a policy (run), a credit rule (turn_advantages) nor a reward (grade); "
-                "give --kind format --file FILE, --kind sink or --kind engine for one of these"
+                "give --kind format --file FILE, --kind sink or --kind engine for one of these; a tool is checked with "
+                f"a policy that has it: palimpsest check prune --set 'tools={{{name}: {{}}}}'"
             )
         if call is None or hasattr(target, "run"):
             return "policy"
