@@ -51,7 +51,8 @@ def quickstart(
     from palimpsest.jobs.settings import check_quickstart
 
     if method and "=" in method and not Path(method).is_dir():
-        method, settings = None, [method, *(settings or ())]  # the first key to change, of the default method
+        settings = [method, *(settings or ())]  # the first key to change, of the default method
+        method = None
     if not resume:
         check_quickstart(method or "memagent")
     from palimpsest.jobs.quickstart import quickstart as run
