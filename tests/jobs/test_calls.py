@@ -79,7 +79,7 @@ def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> No
 
 def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
     evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, quiet=True)
-    assert evaluation.table.column("") == ["1 chunks", "2 chunks"]
+    assert evaluation.table.column("") == ["1 chunk", "2 chunks"]
     assert (len(evaluation), evaluation["2 chunks"].problems) == (4, 2)
     logged = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert sorted(row["id"] for row in logged) == sorted(sample.id for sample in evaluation)
@@ -89,7 +89,7 @@ def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path
     assert "<table>" in evaluation._repr_html_()
     again = palimpsest.evaluate(run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, quiet=True)
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # what was played is not played again
-    assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.name == "1 chunks"]
+    assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.name == "1 chunk"]
 
 
 def test_a_run_brings_its_own_configuration_wherever_it_is_named(
@@ -156,7 +156,7 @@ def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
 
 def test_a_size_that_was_not_evaluated_is_named_with_those_there_are(run: palimpsest.Run) -> None:
     evaluation = run.evaluate(chunks=[2, 1], limit=1, quiet=True)
-    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunks, 2 chunks"):
+    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunk, 2 chunks"):
         evaluation["3 chunks"]
 
 

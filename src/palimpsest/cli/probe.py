@@ -72,7 +72,8 @@ def _show(probed: Probe) -> None:
     console.print(table(title, _STATES, [_row(row) for row in probed.table]))
     console.print()
     figures = [[str(length), percent(accuracy)] for length, accuracy in probed.expected]
-    console.print(table("accuracy that these rates come to", ["chunks", "%"], figures))
+    console.print("accuracy that these rates come to", style="bold")  # as its title it would wrap
+    console.print(table("", ["chunks", "%"], figures))
     console.print(
         f"measured at {probed.chunks}: {percent(probed.measured.mean)} ({interval(probed.measured)})", highlight=False
     )

@@ -297,7 +297,10 @@ def read_problems(config: RunConfig, chunks: Sequence[int] | None = None) -> dic
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
         if lengths[0] < 1:
             raise ConfigError(f"chunks={list(lengths)}: expected lengths of at least 1, such as 4,64,256")
-        return {f"{length} chunks": _drawn(config, length, limit or DRAWN_PROBLEMS) for length in lengths}
+        return {
+            f"{length} chunk{'s' if length > 1 else ''}": _drawn(config, length, limit or DRAWN_PROBLEMS)
+            for length in lengths
+        }
     searched = source == SYNTHETIC_SEARCH or config.data.search is not None
     if chunks is not None:
         takes = "search takes objectives (--objectives)" if searched else f"{source} takes documents (--documents)"

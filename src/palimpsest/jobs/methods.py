@@ -22,6 +22,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.report.words import DOCUMENTS, QUESTIONS, Words, times
 from palimpsest.runs.rows import whole
+from palimpsest.text.counting import counted
 from palimpsest.types import Problem
 
 Summaries = Mapping[str, Mapping[int, EvalSummary]]
@@ -89,7 +90,7 @@ class Lengths:
 
     def heading(self, config: RunConfig, point: int, trained: int) -> str:
         size = point * self.planned(config)
-        return f"{size:,} chunks ({times(size, trained)}x)"
+        return f"{counted(size, 'chunk')} ({times(size, trained)}x)"
 
     def planned(self, config: RunConfig) -> int:
         curriculum = config.data.curriculum
