@@ -10,6 +10,7 @@ from pathlib import Path
 from palimpsest.errors import Interrupted
 
 BEGIN, RERUN = "the same command begins again", "the same command goes on"
+NOT_BEGUN = f"nothing was begun; {BEGIN}"
 
 
 @contextmanager
@@ -31,6 +32,6 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
 
         rows = read_rows(run / EVENTS)
         own = any(row.get("pid") == os.getpid() for row in rows)
-        return how_to_resume(run) if own or (rows and not force) else BEGIN
+        return how_to_resume(run) if own or (rows and not force) else NOT_BEGUN
 
     return again

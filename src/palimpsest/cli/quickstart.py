@@ -55,9 +55,10 @@ def quickstart(
         method = None
     if not resume:
         check_quickstart(method or "memagent")
-    from palimpsest.jobs.quickstart import quickstart as run
-
     with going_on(resumed(_folder(method, out, resume), force=force)):
+        Terminal().message("loading the model")
+        from palimpsest.jobs.quickstart import quickstart as run
+
         done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
     if done.finished:
         _show(done)

@@ -48,9 +48,10 @@ def train(
     from palimpsest.jobs.resuming import asked_run
 
     asked = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
-    from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
-
     with going_on(resumed(asked.folder, force=force)):
+        Terminal().message(f"loading {asked.config.model.path}")
+        from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
+
         run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
     Terminal().message(f"{run.steps} of {run.config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
