@@ -42,28 +42,33 @@ def quickstart(
     Examples:
       palimpsest quickstart
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
-      palimpsest quickstart train.steps=20 --out runs/short
+      palimpsest quickstart train.steps=20 evaluation.multiples=[1,16] --out runs/short
       palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --seed 0 --out runs/recall
       palimpsest quickstart memact --seed 0 --out runs/prune
-      palimpsest quickstart memagent train.steps=20 evaluation.multiples=[1,16] --out runs/short
     """
     from palimpsest.jobs.settings import check_quickstart
 
-    if method and "=" in method and not Path(method).is_dir():
-        settings = [method, *(settings or ())]  # the first key to change, of the default method
-        method = None
+    method, settings = _told_apart(method, settings or [])
     if not resume:
         check_quickstart(method or "memagent")
     with going_on(resumed(_folder(method, out, resume), force=force)):
         Terminal().message("loading the model")
         from palimpsest.jobs.quickstart import quickstart as run
 
-        done = run(method, settings or (), seed=seed, out=out, resume=resume, force=force)
-    if done.finished:
-        _show(done)
-    else:
-        Terminal().message(f"stopped after step {done.run.steps}; {resume_command(done.run)} goes on")
+        done = run(method, settings, seed=seed, out=out, resume=resume, force=force)
+    _show(done)
+
+
+def _told_apart(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
+    """Method and keys to change: what is given without a method is a key of the default one.
+
+    >>> _told_apart("train.steps=2", ["seed=1"]), _told_apart("rememr1", [])
+    ((None, ['train.steps=2', 'seed=1']), ('rememr1', []))
+    """
+    if method and "=" in method and not Path(method).is_dir():
+        return None, [method, *settings]
+    return method, settings
 
 
 def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
@@ -72,6 +77,9 @@ def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
 
 
 def _show(done: Quickstart) -> None:
+    if not done.finished:
+        Terminal().message(f"stopped after step {done.run.steps}; {resume_command(done.run)} goes on")
+        return
     from palimpsest.cli.show import interval, percent, stdout, table
 
     results, axis, config = done.results, done.method.axis, done.run.config
