@@ -42,8 +42,15 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
         (rows(0.2, 0.5, 0.5), ["Reward 0.20 in step 1, 0.50 in step 3: too few steps"]),
         ([{"step": 1}], ["No step has a reward."]),
         (
-            [*rows(*[0.2, 0.3] * 10, **{"curriculum/chunks": 1}), *rows(*[0.2, 0.3] * 10, **{"curriculum/chunks": 4})],
-            ["no change beyond noise, while problems grew from 1 to 4 chunks"],
+            [
+                *rows(*[0.8, 0.9] * 10, **{"curriculum/chunks": 1}),
+                *rows(*[0.1, 0.2] * 5, *[0.5, 0.6] * 5, **{"curriculum/chunks": 4}),
+            ],
+            ["Reward at 4 chunks, after 1, 0.15 in steps", "0.55 in steps", "a gain beyond noise"],
+        ),
+        (
+            [*rows(*[0.8] * 10, **{"curriculum/chunks": 1}), *rows(0.1, 0.2, **{"curriculum/chunks": 4})],
+            ["Reward at 4 chunks, after 1, 0.10 in step", "too few steps"],
         ),
         (
             [{"step": 20, "eval/accuracy": 0.25}, {"step": 40, "eval/accuracy": 0.75}],

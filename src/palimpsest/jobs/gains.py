@@ -96,11 +96,12 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     rewarded = with_number(rows, "reward/mean")
     if not rewarded:
         return "No step has a reward."
+    rewarded, of_size = _of_last_size(rewarded)
     ends = min(ENDS, len(rewarded) // 2)
     if ends < LEAST:
         told = ", ".join(f"{row['reward/mean']:.2f} in step {row['step']}" for row in (rewarded[0], rewarded[-1]))
-        return f"Reward {told}: too few steps to tell gain from noise."
-    return f"Reward {_rewards(rewarded[:ends], rewarded[-ends:])}{_harder(rewarded)}."
+        return f"Reward{of_size} {told}: too few steps to tell gain from noise."
+    return f"Reward{of_size} {_rewards(rewarded[:ends], rewarded[-ends:])}."
 
 
 def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
@@ -153,13 +154,17 @@ def _verdict(first: Level, last: Level) -> str:
     return "a loss beyond noise" if last.high < first.low else "no change beyond noise"
 
 
-def _harder(rows: Sequence[Row]) -> str:
-    """What a curriculum changed meanwhile."""
-    for unit, word in (("chunks", "chunks"), ("objectives", "questions")):
-        sizes = [whole(row, key, 0) for row in (rows[0], rows[-1]) if (key := f"curriculum/{unit}") in row]
+def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
+    """The rows whose problems were as large as the last ones, and which those are if a curriculum made them grow.
+
+    A reward falls whenever problems grow, which says nothing about what was learnt.
+    """
+    for key, word in (("curriculum/chunks", "chunks"), ("curriculum/objectives", "questions")):
+        sizes = [whole(row, key, 0) for row in rows]
         if len(set(sizes)) > 1:
-            return f", while problems grew from {sizes[0]} to {sizes[1]} {word}"
-    return ""
+            same = [row for row, size in zip(rows, sizes, strict=True) if size == sizes[-1]]
+            return same, f" at {sizes[-1]} {word}, after {sizes[0]},"
+    return rows, ""
 
 
 def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
@@ -169,8 +174,10 @@ def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
     )
     more = f" train.steps={2 * config.train.steps}" if done >= config.train.steps else ""
     run = quote(str(folder))
+    held_out = sizes or config.data.eval_source is not None
+    what = "measure it, beyond what it was trained on" if held_out else "add --data: these are what it was trained on"
     return [
-        f"palimpsest eval --model {run}{sizes} --out {run}/eval     # measure it, beyond what it was trained on",
+        f"palimpsest eval --model {run}{sizes} --out {run}/eval     # {what}",
         f"{resume_command(folder)}{more}     # train on",
     ]
 
