@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
     "Mpt": Case("MPT", {"d_model": 32, "n_heads": 4, "n_layers": 3}, untrained=OWN),
     "GPTJ": Case("GPT-J", {"rotary_dim": 4}, untrained=OWN),
     "CodeGen": Case("CodeGen", {"rotary_dim": 4}, untrained=OWN),
-    "Bloom": Case("BLOOM", refused="does not take positions, masks and keys of several sequences"),
+    "Bloom": Case("BLOOM", {"max_position_embeddings": None}, refused="names no max_position_embeddings"),
     "GPTNeo": Case(
         "GPT-Neo",
         {"attention_types": [[["global", "local"], 2]], "num_hidden_layers": 4, "window_size": 24},
@@ -183,7 +183,7 @@ CASES: dict[str, Case] = {
         {"architectures": ["Qwen2VLForConditionalGeneration"]},
         refused="is no causal language model of transformers",
     ),
-    "Bart": Case("BART", refused="does not take positions, masks and keys of several sequences"),
+    "Bart": Case("BART", {"architectures": ["BartForCausalLM"]}, refused="has an encoder, which is not supported"),
 }
 
 
