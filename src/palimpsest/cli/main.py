@@ -32,6 +32,7 @@ from palimpsest.cli import (
 )
 from palimpsest.errors import Interrupted, PalimpsestError
 from palimpsest.runs.signals import Interrupts
+from palimpsest.text.printable import printable
 
 _SYSTEM = {
     errno.ENOSPC: "free some room",
@@ -115,17 +116,8 @@ def main() -> None:
 
 def _fail(message: str, code: int) -> NoReturn:
     for line in message.splitlines() or [""]:
-        typer.secho(f"error: {printable(line)}", fg="red", err=True)
+        typer.secho(f"error: {printable(line)}", fg="red", err=True)  # it may quote a document or a model
     sys.exit(code)
-
-
-def printable(text: str) -> str:
-    """`text` with control characters escaped: a message may quote a document or a model.
-
-    >>> printable("a\\x1b[31mb")
-    'a\\\\x1b[31mb'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from palimpsest import files
 from palimpsest.text.codec import Codec
+from palimpsest.text.printable import printable
 from palimpsest.types import Grade, Problem, Trajectory, Turn
 
 TRANSCRIPTS = "transcripts.txt"
@@ -40,7 +41,9 @@ class Transcripts:
         if self._full:
             return
         lines = transcript(problem, trajectory, grade, self._codec)
-        text = "".join(f"{_plain(name)} | {_plain(problem.id)} | {line}\n" for line in lines).encode("utf-8", "replace")
+        text = "".join(f"{printable(name)} | {printable(problem.id)} | {line}\n" for line in lines).encode(
+            "utf-8", "replace"
+        )
         room = self._limit - (self.path.stat().st_size if self.path.exists() else 0)
         if len(text) + len(self._more) > room:
             self._full, text = True, self._more
@@ -71,7 +74,7 @@ def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, codec: Co
         yield from _lines(f"{number} {turn.name} reply", codec.decode(turn.completion.token_ids, control=False))
     yield from _lines("answer", trajectory.answer or "none")
     yield from _lines("gold", " or ".join(problem.answers))
-    yield f"grade | {'none: ' + _plain(grade.reason or '') if grade.value is None else f'{grade.value:g}'}"
+    yield f"grade | {'none: ' + printable(grade.reason or '') if grade.value is None else f'{grade.value:g}'}"
 
 
 def _pieces(turn: Turn) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -86,12 +89,4 @@ def _lines(place: str, text: str) -> Iterator[str]:
     """A line for each that isn't blank."""
     for line in text.splitlines():
         if line.strip():
-            yield f"{_plain(place)} | {_plain(line.strip())}"
-
-
-def _plain(text: str) -> str:
-    """
-    >>> _plain("a\\x1b[31mb")
-    'a\\\\x1b[31mb'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+            yield f"{printable(place)} | {printable(line.strip())}"
