@@ -19,7 +19,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class
-from palimpsest.runs.checkpoint import newest_intact
+from palimpsest.runs.checkpoint import checkpoint_paths, newest_intact
 from palimpsest.runs.origin import how_to_resume
 from palimpsest.runs.run_folder import CONFIG, load_config
 
@@ -234,5 +234,5 @@ def _unsaid(_: str) -> None:
 
 def newest_checkpoint(run: Path) -> Path | None:
     """The last one saved in a run's folder; None before the first."""
-    saved = run.glob("checkpoints/step-*")
-    return max(saved, key=lambda path: (len(path.name), path.name), default=None)
+    saved = checkpoint_paths(run / "checkpoints")
+    return saved[-1] if saved else None

@@ -104,7 +104,7 @@ class Checkpoints:
     def prune(self, step: int) -> None:
         """Of the checkpoints up to `step`, which verified, remove all but the newest `keep`. Newer ones don't verify,
         or this run would have gone on from them: they don't count, and are replaced once it gets there."""
-        for path in [path for path in self.paths() if _step(path) <= step][: -self._keep]:
+        for path in [path for path in self.paths() if checkpoint_step(path) <= step][: -self._keep]:
             files.discard(path)
 
     def paths(self) -> list[Path]:
@@ -119,8 +119,8 @@ class Checkpoints:
         return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{free:,} are free on the disk"
 
 
-def _step(path: Path) -> int:
-    """Of a checkpoint's folder."""
+def checkpoint_step(path: Path) -> int:
+    """The step after which a checkpoint's folder was saved."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -128,7 +128,7 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, verified or not."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=checkpoint_step)
 
 
 def newest_intact(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:

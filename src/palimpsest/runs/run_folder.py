@@ -30,7 +30,7 @@ from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.runs.checkpoint import Checkpoints, checkpoint_paths
+from palimpsest.runs.checkpoint import Checkpoints, checkpoint_paths, checkpoint_step
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.moving import CONFIG as CONFIG
@@ -263,18 +263,14 @@ def _visible(path: Path) -> list[str]:
 def _progress(path: Path) -> str:
     rows = read_rows(path / METRICS)
     steps = f"{rows[-1].get('step')} steps" if rows else "no step finished"
-    saved = [entry.name for entry in path.glob("checkpoints/step-*")]
-    return f"{steps}, {'newest checkpoint ' + max(saved, key=_numeric) if saved else 'no checkpoint'}"
+    saved = checkpoint_paths(path / "checkpoints")
+    return f"{steps}, {f'newest checkpoint {saved[-1].name}' if saved else 'no checkpoint'}"
 
 
 def _steps_done(path: Path) -> int:
     """Steps of the newest checkpoint of the run in `path`; 0 before the first."""
-    return max((_step_of(entry) for entry in path.glob("checkpoints/step-*")), default=0)
-
-
-def _numeric(name: str) -> tuple[int, str]:
-    """Sort key that puts step-1000000 after step-999999."""
-    return len(name), name
+    saved = checkpoint_paths(path / "checkpoints")
+    return checkpoint_step(saved[-1]) if saved else 0
 
 
 def _step_of(file: Path) -> int:
