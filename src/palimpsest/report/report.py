@@ -101,11 +101,21 @@ class Results:
 def write_report(folder: Path, results: Results) -> None:
     """Write report.html and plots/*.png into `folder`."""
     figures = _figures(results)
+    write_page(folder, render(results, figures), figures)
+
+
+def write_page(folder: Path, text: str, figures: Sequence[Mapping[str, Any]]) -> None:
+    """Write a report's HTML, and its figures as plots/NAME.png, into `folder`."""
     plots = folder / "plots"
     plots.mkdir(parents=True, exist_ok=True)
     for figure in figures:
         (plots / f"{figure['name']}.png").write_bytes(figure["png"])
-    (folder / "report.html").write_text(render(results, figures), "utf-8", errors="replace")
+    (folder / "report.html").write_text(text, "utf-8", errors="replace")
+
+
+def embedded(figures: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Figures with their image as base64, as a page shows them."""
+    return [{**figure, "base64": base64.b64encode(figure["png"]).decode("ascii")} for figure in figures]
 
 
 def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
@@ -121,7 +131,7 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
         columns=[_column(results, point) for point in points],
         rows=[_row(results, name, cells, points) for name, cells in results.cells.items()],
         table_note=_table_note(results),
-        figures=[{**f, "base64": base64.b64encode(f["png"]).decode("ascii")} for f in figures],
+        figures=embedded(figures),
         samples=[_shown(sample) for sample in results.samples],
         samples_note=words.samples,
         config=visible(results.config),

@@ -6,14 +6,13 @@ Not covered: what wasn't recorded. Without records there are no episodes.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from palimpsest.report.plots import reward_figure
-from palimpsest.report.report import page, visible
+from palimpsest.report.report import embedded, page, visible, write_page
 from palimpsest.report.training_plots import training_figures
 from palimpsest.report.words import DOCUMENTS, QUESTIONS
 
@@ -66,22 +65,18 @@ SHOWN_MEMORIES = 12
 def write_training_report(folder: Path, results: TrainingResults) -> None:
     """Write report.html and plots/*.png into `folder`."""
     figures = _figures(results)
-    plots = folder / "plots"
-    plots.mkdir(parents=True, exist_ok=True)
-    for figure in figures:
-        (plots / f"{figure['name']}.png").write_bytes(figure["png"])
     text = page(
         "training.html.j2",
         title=results.title,
         lead=results.gain,
         facts=results.facts,
-        figures=[{**figure, "base64": base64.b64encode(figure["png"]).decode("ascii")} for figure in figures],
+        figures=embedded(figures),
         episodes=[_shown(episode) for episode in results.episodes],
         episodes_note=results.episodes_note,
         next_steps=[visible(line) for line in results.next_steps],
         config=visible(results.config),
     )
-    (folder / "report.html").write_text(text, "utf-8", errors="replace")
+    write_page(folder, text, figures)
 
 
 def _figures(results: TrainingResults) -> list[dict[str, Any]]:
