@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.interrupting import interrupted, quickstart, small
+from support.small_run import small_evaluation
 
 PASSAGES = [{"id": str(n), "title": f"t{n}", "text": f"the colour of house {n} is red"} for n in range(9)]
 HOTPOT = {
@@ -19,28 +20,6 @@ HOTPOT = {
     "supporting_facts": [["House", 0]],
     "context": [["House", ["The house is red. "]], ["Tree", ["The tree is tall."]]],
 }
-
-
-def evaluating(model: Path, out: Path) -> list[str]:
-    budgets = [
-        "chunk_size=64",
-        "memory_tokens=8",
-        "question_tokens=64",
-        "answer_tokens=8",
-    ]
-    sets = [word for budget in budgets for word in ("--set", budget)]
-    return [
-        "eval",
-        "--model",
-        str(model),
-        "--chunks",
-        "2",
-        "--limit",
-        "4",
-        *sets,
-        "--out",
-        str(out),
-    ]
 
 
 def training(model: Path, out: Path) -> list[str]:
@@ -87,12 +66,12 @@ RESUME, AGAIN, NOT_BEGUN = (
 )
 MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "eval loads": (
-        evaluating,
+        small_evaluation,
         "palimpsest.jobs.evaluation:open_engine",
         "the same command goes on",
     ),
     "eval plays": (
-        evaluating,
+        small_evaluation,
         "palimpsest.evaluation.samples:SampleLog.append",
         "the same command goes on",
     ),

@@ -14,6 +14,7 @@ import pytest
 from palimpsest.evaluation.samples import read_samples
 from support.command import Run
 from support.interrupting import interrupted, quickstart
+from support.small_run import small_evaluation
 
 EVALUATES = "palimpsest.jobs.quickstart:play_shard"
 
@@ -55,25 +56,7 @@ def test_an_evaluation_killed_while_it_plays_goes_on_with_what_it_logged(
     tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:
     out = tmp_path / "out"
-    budgets = [
-        "chunk_size=64",
-        "memory_tokens=8",
-        "question_tokens=64",
-        "answer_tokens=8",
-    ]
-    sets = [word for budget in budgets for word in ("--set", budget)]
-    command = [
-        "eval",
-        "--model",
-        str(tiny_model_folder),
-        "--chunks",
-        "1,2",
-        "--limit",
-        "4",
-        *sets,
-        "--out",
-        str(out),
-    ]
+    command = small_evaluation(tiny_model_folder, out, chunks="1,2")
     ended = interrupted("SIGKILL", "palimpsest.jobs.evaluation:summaries_of", command)
     assert (ended.status, ended.survivors) == (-signal.SIGKILL, [])
     log = (out / "samples.jsonl").read_bytes()

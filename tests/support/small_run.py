@@ -16,3 +16,10 @@ def small_run(model: Path, **changes: Any) -> dict[str, Any]:
         "train": {"steps": 2, "prompts_per_step": 1, "optimizer_steps": 1, "group_size": 2, "save_every": 1} | changes,
         "logging.sinks": ["jsonl"],
     }
+
+
+def small_evaluation(model: Path, out: Path, chunks: str = "2") -> list[str]:
+    """`palimpsest eval` of four documents a length, as the words of a command."""
+    budgets = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
+    sets = [word for budget in budgets for word in ("--set", budget)]
+    return ["eval", "--model", str(model), "--chunks", chunks, "--limit", "4", *sets, "--out", str(out)]
