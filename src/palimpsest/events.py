@@ -46,6 +46,19 @@ class MemoryWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadWritten:
+    """A turn had one head of a memory of several to rewrite (memory/heads.py)."""
+
+    kind: ClassVar[str] = "memory_head"
+    head: int
+    """Its index, from 0."""
+    token_ids: tuple[int, ...]
+    """[T] the head from here on."""
+    memory: tuple[int, ...]
+    """[T] all heads together from here on, as the answer prompt shows them."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryCut:
     """A memory was longer than its budget; its end was cut off."""
 
@@ -250,28 +263,11 @@ class Plain:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-Declared = (
-    DocumentTruncated
-    | MemoryWritten
-    | MemoryCut
-    | EmptyMemoryKept
-    | ReplyMalformed
-    | Recalled
-    | PastShown
-    | GatesDecided
-    | ReadingEnded
-    | ToolCalled
-    | ToolFailed
-    | Pruned
-    | PruneRefused
-    | ExchangesDropped
-    | SummedUp
-    | SamplerFailed
-    | PromptOverflowed
-    | TimedOut
-    | PolicyFailed
-    | VariantPlayed
-)
+_Memories = DocumentTruncated | MemoryWritten | HeadWritten | MemoryCut | EmptyMemoryKept
+_Replies = ReplyMalformed | Recalled | PastShown | GatesDecided | ReadingEnded
+_Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | ExchangesDropped | SummedUp
+_Library = SamplerFailed | PromptOverflowed | TimedOut | PolicyFailed | VariantPlayed
+Declared = _Memories | _Replies | _Tools | _Library
 What = Declared | Plain
 
 KINDS: Mapping[str, type[Declared]] = {each.kind: each for each in get_args(Declared)}

@@ -25,6 +25,7 @@ from palimpsest.jobs.training import Training, prepare
 from palimpsest.measures.texts import flat, sentences, stands_in
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy, read_gates
+from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.progress.progress import Silent
@@ -157,6 +158,21 @@ def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
     for (mine, _), (other, _) in zip(ours, theirs, strict=True):
         assert (mine["question"], mine["section"]) == (other["question"], other["section"])
         assert other["memory"] in mine["memory"]  # which holds the recalled one besides
+
+
+def test_who_has_several_heads_starts_from_the_lessons_of_who_overwrites(tiny_codec: Any) -> None:
+    own = HeadsPolicy(**SIZES, heads=3)
+    assert lessons(own, tiny_codec) == lessons(OverwritePolicy(**SIZES), tiny_codec)
+
+
+def test_other_heads_are_shown_and_left_alone(tiny_codec: Any) -> None:
+    policy = HeadsPolicy(**{**SIZES, "prompts": "standard"}, heads=2)
+    taught = read_lessons(policy, tiny_codec)
+    plain = read_lessons(OverwritePolicy(**{**SIZES, "prompts": "standard"}), tiny_codec)
+    assert [text for _, text in taught] == [text for _, text in plain]
+    others = [slots.pop("other_heads") for slots, _ in taught]
+    assert [slots for slots, _ in taught] == [slots for slots, _ in plain]
+    assert 0.3 < sum(text != "No previous memory" for text in others) / len(others) < 0.7
 
 
 def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:

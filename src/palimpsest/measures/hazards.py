@@ -2,7 +2,7 @@
 
 Reads are counted for each piece of a problem's evidence, a fact (subject, relation, value), by two things:
 
-    holds    what the memory before says of subject and relation
+    holds    what the memory before, of several heads all of them, says of subject and relation
              nothing     no such fact
              false       another value, alone or beside the true one: an invention
              true        the evidence
@@ -217,6 +217,6 @@ def _unsupported(reading: Reading) -> Mapping[int, str] | Sequence[str]:
     """Sentences that a read wrote and that stand in nothing it had in sight; whole facts alone."""
     if reading.sources is None or not reading.changed:
         return ()
-    pairs = zip(reading.memory_after.sentences, reading.memory_after.flat_sentences, strict=True)
+    pairs = zip(reading.written.sentences, reading.written.flat_sentences, strict=True)
     sources = reading.sources
     return [text for text, form in pairs if read_fact(text) and not any(each.holds(form) for each in sources)]

@@ -19,6 +19,8 @@ Evidence: where every text of `metadata["evidence"]` is a single sentence, each 
 longer (the gold paragraphs of HotpotQA), nobody would keep it word for word: the memory then must hold one of the
 gold answers, which says nothing, and is not measured, for yes/no questions. Of several questions it is the mean.
 
+Of a memory of several heads all are counted together, but for `copy_fidelity`, which is of the head that a turn wrote.
+
 Not covered: memories that keep a fact in other words. `evidence_retention` and `copy_fidelity` compare text (without
 regard to case and white space), so they are lower bounds for a model that paraphrases.
 """
@@ -100,7 +102,7 @@ def _step(problem: Problem, reading: Reading) -> MemoryStep:
         reading=reading,
         held=tuple(number for number, text in enumerate(evidence) if stands_in(text, memory.flat)),
         retention=evidence_retention(problem, memory.text),
-        written=memory.sentences if reading.changed else (),
+        written=reading.written.sentences if reading.changed else (),
         unsupported=unsupported(reading),
         lost=tuple(sentence for sentence, form in before if not memory.holds(form)),
     )
@@ -115,8 +117,8 @@ def unsupported(reading: Reading) -> tuple[str, ...] | None:
         return None
     if not reading.changed:
         return ()
-    memory, sources = reading.memory_after, reading.sources
-    pairs = zip(memory.sentences, memory.flat_sentences, strict=True)
+    written, sources = reading.written, reading.sources
+    pairs = zip(written.sentences, written.flat_sentences, strict=True)
     return tuple(sentence for sentence, form in pairs if not any(source.holds(form) for source in sources))
 
 
@@ -126,7 +128,7 @@ def copy_fidelity(reads: Iterable[Reading]) -> float | None:
     for reading in reads:
         invented = unsupported(reading)
         if invented is not None and reading.changed:
-            count = len(reading.memory_after.sentences)
+            count = len(reading.written.sentences)
             true, total = true + count - len(invented), total + count
     return true / total if total else None
 

@@ -3,7 +3,7 @@
 A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
 that a prompt with a piece `memory` comes after. The memory after it is, the first that is known of
 
-    what the event `MemoryWritten` says
+    what the event `MemoryWritten`, or of a memory of several heads `HeadWritten`, says
     the piece `memory` of the next prompt that has one
     its reply without control tokens and thinking
 
@@ -24,6 +24,7 @@ from palimpsest.events import (
     EmptyMemoryKept,
     Event,
     GatesDecided,
+    HeadWritten,
     MemoryWritten,
     Pruned,
     Recalled,
@@ -46,8 +47,13 @@ class Reading:
 
     turn: Turn
     memory_before: Text
+    """All that is held, of a memory of several heads all of them together."""
     memory_after: Text
-    """As it enters the next prompt."""
+    """The same after the turn; a memory of one piece as it enters the next prompt."""
+    memory_in_sight: Text
+    """The memory before, as far as the prompt shows it."""
+    written: Text
+    """What the turn made of its memory: the memory after, of several heads the one it rewrites."""
     update: Text
     """What its reply gave as its update: the memory after, but where that is the whole reply."""
     changed: bool
@@ -132,15 +138,18 @@ def _reading(
     turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: Texts
 ) -> Reading:
     written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
-    held, section = turn.piece("memory"), turn.piece("section")
-    if held is not None and held != before.ids:
-        before = texts.of(held)
+    head, held, section = _last(told, HeadWritten), turn.piece("memory"), turn.piece("section")
+    shown = before if held is None or held == before.ids else texts.of(held)
+    if head is None or before is _NOTHING:
+        before = shown
     after, changed = _after(turn, told, written, later, before, texts)
     malformed = _last(told, ReplyMalformed)
     return Reading(
         turn=turn,
         memory_before=before,
         memory_after=after,
+        memory_in_sight=before if "other_heads" in turn.spans else shown,
+        written=after if head is None else texts.of(head.token_ids),
         update=after if written is None or written.update is None else texts.known(written.update),
         changed=changed,
         section=None if section is None else texts.of(section),
@@ -168,6 +177,8 @@ def _after(
         return texts.known(written.text, written.token_ids), written.changed
     if _last(told, EmptyMemoryKept):
         return before, False
+    if head := _last(told, HeadWritten):
+        return texts.of(head.memory), True
     sampled = turn.completion.token_ids
     reply = texts.codec.strip_stop(sampled)
     if not texts.codec.thinking_ids.isdisjoint(sampled):

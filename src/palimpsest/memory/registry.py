@@ -14,6 +14,7 @@ from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.gated import GatedPolicy
+from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
@@ -30,6 +31,7 @@ POLICIES: dict[str, type[MemoryPolicy]] = {
     "recall": RecallPolicy,
     "retrieval": RetrievalPolicy,
     "gated": GatedPolicy,
+    "heads": HeadsPolicy,
     "full_context": FullContextPolicy,
     "sliding_window": SlidingWindowPolicy,
     "prune": PrunePolicy,

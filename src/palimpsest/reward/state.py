@@ -107,7 +107,7 @@ def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: S
     def recall(text: str) -> float:
         return word_recall(text, golds, config)
 
-    sight = f"{reading.memory_before}\n{reading.section or ''}"
+    sight = f"{reading.memory_in_sight}\n{reading.section or ''}"
     if config.against == "prompt":
         sight = codec.decode(reading.turn.prompt_ids)
     known = recall(sight)

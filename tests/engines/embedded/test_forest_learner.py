@@ -31,6 +31,7 @@ from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy
+from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
@@ -171,6 +172,7 @@ SIZES: dict[str, Any] = {
 POLICIES = {
     "memory_first": OverwritePolicy(**SIZES),
     "section_first": OverwritePolicy(**SIZES, layout="section_first"),
+    "heads": HeadsPolicy(**SIZES, layout="section_first", heads=2),
     "full_context": FullContextPolicy(question_tokens=60, answer_tokens=8, prompts="short"),
 }
 TAGGED_SIZES: dict[str, Any] = {**SIZES, "chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48}

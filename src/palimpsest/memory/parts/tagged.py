@@ -24,6 +24,7 @@ def blocks(*names: str) -> str:
         .replace("<question>", "<problem>")
         .replace("</question>", "</problem>")
         .replace("recalled>", "recalled_memory>")
+        .replace("other_heads>", "other_memories>")
     )
 
 
