@@ -9,7 +9,7 @@ Guaranteed: every value here is immutable. Not covered: validation of user input
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -80,6 +80,8 @@ class Problem:
     """What the data knows besides, e.g. `evidence` (texts an answer needs), `num_docs`, `hops`."""
     questions: tuple[Question, ...] = ()
     """Two or more, each answered from the same memory; empty where `question` is the only one."""
+    memory: str = ""
+    """What an agent with a memory holds before it reads, as its own reply would have written it; empty: nothing."""
 
     def __post_init__(self) -> None:
         if self.questions and (self.question, self.answers) != _together(self.questions):
@@ -111,7 +113,7 @@ class Problem:
         """A problem of each question alone, with the same id; itself where it asks one."""
         if not self.questions:
             return (self,)
-        return tuple(Problem(self.id, one.text, one.answers, self.context, self.metadata) for one in self.questions)
+        return tuple(replace(self, question=one.text, answers=one.answers, questions=()) for one in self.questions)
 
 
 def numbered(texts: Iterable[str]) -> str:

@@ -10,26 +10,9 @@ import pytest
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic import SyntheticSource, make_problem
-from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS, TIES
+from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS
 from palimpsest.imitate.skills import Skills
-
-
-def read_facts(context: str) -> list[tuple[str, str, str]]:
-    """(subject, relation, value) of every sentence, by matching the templates anew."""
-    facts = []
-    for line in context.split("\n"):
-        for sentence in line.removeprefix("- ").replace(".", ".|").split("|"):
-            for relation in RELATIONS:
-                for template in relation.statements:
-                    before, rest = template.split("{s}")
-                    between, after = rest.split("{v}")
-                    text = sentence.strip()
-                    if not (text.startswith(before) and text.endswith(after)):
-                        continue
-                    subject, found, value = text[len(before) : len(text) - len(after)].partition(between)
-                    if found and subject in PEOPLE and value in relation.values:
-                        facts.append((subject, relation.name, value))
-    return facts
+from support.facts import answer_by_reading, read_facts
 
 
 @pytest.mark.parametrize("hops", [1, 2])
@@ -46,23 +29,6 @@ def test_the_document_alone_gives_the_answer_and_nothing_contradicts_it(hops: in
         assert answer_by_reading(problem.question, values) == problem.answers[0]
         for statement in problem.metadata["evidence"]:
             assert problem.context.count(statement) == 1
-
-
-def answer_by_reading(question: str, values: dict[tuple[str, str], set[str]]) -> str:
-    for relation in RELATIONS:
-        before, after = relation.question.split("{s}")
-        if not (question.startswith(before) and question.endswith(after)):
-            continue
-        subject = question[len(before) : len(question) - len(after)]
-        for tie in TIES:
-            assert tie.of is not None
-            head, tail = tie.of.split("{s}")
-            if subject.startswith(head) and subject.endswith(tail):
-                (subject,) = values[(subject[len(head) : len(subject) - len(tail)], tie.name)]
-        if (subject, relation.name) in values:
-            (value,) = values[(subject, relation.name)]
-            return value
-    raise AssertionError(f"no relation asks {question!r}")
 
 
 def test_evidence_is_uniform_over_the_document() -> None:

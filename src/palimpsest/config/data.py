@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +13,30 @@ FORMATS = ("hotpotqa", "musique", "memagent", "memact", "memagent_eval", "ruler"
 """The shipped ones, by columns."""
 
 
+NearMisses = Annotated[int, Field(ge=0, le=1000)]
+
+
+class StartsConfig(Strict):
+    """Shares of training documents that begin with a memory, as the middle of a long document does; the others, and all
+    documents of evaluation, begin with none."""
+
+    invention: float = Field(0.0, ge=0, le=1)
+    """A false value in place of the evidence's, which is still to come."""
+    evidence: float = Field(0.0, ge=0, le=1)
+    """The evidence itself, which the document then lacks."""
+    other: float = Field(0.0, ge=0, le=1)
+    """Facts that have nothing to do with the question."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> StartsConfig:
+        if (total := self.invention + self.evidence + self.other) > 1:
+            raise ValueError(
+                f"data.synthetic.starts: invention, evidence and other are shares of the documents and add up to "
+                f"{total:g}: lower them to 1 together at the most"
+            )
+        return self
+
+
 class SyntheticConfig(Strict):
     """The shipped synthetic documents: templated facts, distractors and near misses."""
 
@@ -20,8 +44,11 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     hops: Literal[1, 2] = 1
-    near_misses: int = Field(4, ge=0, le=1000)
-    """Sentences about the same person, or of the same relation, as the evidence, however long the document."""
+    near_misses: NearMisses | tuple[NearMisses, ...] = 4
+    """Sentences about the same person, or of the same relation, as the evidence, however long the document. Of several
+    numbers each training document draws one; evaluation has the last."""
+    starts: StartsConfig | None = None
+    """Memories that training documents begin with; null: none."""
     rivals: float = Field(0.0, ge=0, le=1)
     """Share of the other sentences that say the last hop's relation, of other people: any of them might be evidence."""
     order: Literal["any", "forward", "reverse"] = "any"

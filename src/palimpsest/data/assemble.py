@@ -42,6 +42,8 @@ class Record:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
     """As in a problem."""
+    memory: str = ""
+    """As in a problem."""
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -107,7 +109,15 @@ def assemble(
     """
     if record.paragraphs is None:
         check_fixed(record, documents)
-        return Problem(record.id, record.question, record.answers, record.context, record.metadata, record.questions)
+        return Problem(
+            record.id,
+            record.question,
+            record.answers,
+            record.context,
+            record.metadata,
+            record.questions,
+            record.memory,
+        )
     paragraphs = record.paragraphs
     if documents is not None:
         rng = keyed_random(seed, "documents", record.id)
@@ -120,7 +130,8 @@ def assemble(
         "evidence": record.gold,
         "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
     }
-    return Problem(record.id, record.question, record.answers, document_block(paragraphs), metadata, record.questions)
+    block = document_block(paragraphs)
+    return Problem(record.id, record.question, record.answers, block, metadata, record.questions, record.memory)
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:

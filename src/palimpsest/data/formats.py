@@ -7,7 +7,7 @@
     memagent_eval  MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
     ruler          RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
     vime           vime JSONL: prompt, label, metadata{context, ground_truth}
-    palimpsest     our own: question and answers, or questions; optionally id, context, metadata
+    palimpsest     our own: question and answers, or questions; optionally id, context, metadata, memory
 
 Guaranteed: a row either becomes a record with a question and at least one gold, neither blank, or raises DataError.
 Not covered: whether the context holds the answer.
@@ -265,6 +265,7 @@ def vime(row: Row, fallback: str) -> Record:
 
 def palimpsest(row: Row, fallback: str) -> Record:
     context, metadata = row.values.get("context"), row.values.get("metadata") or {}
+    memory = row.values.get("memory")
     if not isinstance(metadata, Mapping):
         raise DataError(f"{row.where}: metadata must be an object, is {metadata!r:.60}")
     name = fields.identity(row, fallback)
@@ -276,6 +277,7 @@ def palimpsest(row: Row, fallback: str) -> Record:
         context=None if context is None else fields.text(row, context, "context", blank=True),
         metadata=metadata,
         questions=asked.questions,
+        memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
     )
 
 

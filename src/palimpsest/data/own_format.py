@@ -5,7 +5,7 @@ A format reads a file into problems. The shipped ones know rows of JSON and parq
 
     Record     with `context`, or with `paragraphs` and `gold` among them, of which contexts of N documents are made
     Problem    with its context as it is
-    a mapping  of our own layout: question, answers (or questions), and optionally id, context, metadata
+    a mapping  of our own layout: question, answers (or questions), and optionally id, context, metadata, memory
 
 A class may say by `recognises(path)` which files are its own; others are read by the shipped formats.
 
@@ -108,7 +108,13 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
         record = palimpsest(replace(row, values=dict(item)), fallback)
     elif isinstance(item, Problem):
         record = Record(
-            item.id, item.question, item.answers, item.context, metadata=item.metadata, questions=item.questions
+            item.id,
+            item.question,
+            item.answers,
+            item.context,
+            metadata=item.metadata,
+            questions=item.questions,
+            memory=item.memory,
         )
     elif isinstance(item, Record):
         record = item
@@ -131,6 +137,7 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
         gold=tuple(record.gold),
         metadata=metadata.checked(row, record.metadata),
         questions=asked.questions,
+        memory=fields.text(row, record.memory, "memory", blank=True),
     )
 
 

@@ -185,4 +185,5 @@ def _as_json(problem: Problem) -> dict[str, object]:
         **({"questions": asked} if problem.questions else asked[0]),
         "context": problem.context,
         "metadata": dict(problem.metadata),
+        **({"memory": problem.memory} if problem.memory else {}),
     }

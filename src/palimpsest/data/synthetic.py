@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.placing import Order, ordered, spaced
+from palimpsest.data.starts import started
 from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Relation
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
@@ -176,18 +177,23 @@ class SyntheticSource:
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         """`count` problems for (step, round); `size` chunks instead of the configured document length."""
         start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
-        return [
-            make_problem(
-                self.seed,
-                self.split,
-                start + i,
-                chunks=size or self.config.chunks,
-                facts_per_chunk=self.config.facts_per_chunk,
-                hops=self.config.hops,
-                near_misses=self.config.near_misses,
-                rivals=self.config.rivals,
-                order=self.config.order,
-                min_distance=self.config.min_distance,
-            )
-            for i in range(count)
-        ]
+        return [self._problem(start + i, size or self.config.chunks) for i in range(count)]
+
+    def _problem(self, index: int, chunks: int) -> Problem:
+        config = self.config
+        near_misses = config.near_misses if isinstance(config.near_misses, tuple) else (config.near_misses,)
+        training = self.split == "train"
+        rng = keyed_random(self.seed, "variety", self.split, index)
+        problem = make_problem(
+            self.seed,
+            self.split,
+            index,
+            chunks=chunks,
+            facts_per_chunk=config.facts_per_chunk,
+            hops=config.hops,
+            near_misses=rng.choice(near_misses) if training else near_misses[-1],
+            rivals=config.rivals,
+            order=config.order,
+            min_distance=config.min_distance,
+        )
+        return started(problem, config.starts, rng) if training and config.starts else problem

@@ -136,8 +136,8 @@ def _fingerprint(problems: Sequence[Problem]) -> str:
     """Of what is asked and read."""
     digest = hashlib.sha256()
     for problem in problems:
-        several = (problem.questions,) if problem.questions else ()
-        digest.update(repr((problem.id, problem.question, problem.answers, problem.context, *several)).encode())
+        rarer = [part for part in (problem.questions, problem.memory) if part]
+        digest.update(repr((problem.id, problem.question, problem.answers, problem.context, *rarer)).encode())
     return digest.hexdigest()[:16]
 
 

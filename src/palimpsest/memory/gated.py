@@ -101,7 +101,7 @@ class GatedPolicy(TaggedPolicy):
         codec = model.codec
         read, _ = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = codec.encode(self.texts.empty_memory)
+        memory = self.first_memory(problem, codec)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "memory": memory, "section": chunk}

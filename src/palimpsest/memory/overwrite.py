@@ -104,6 +104,7 @@ class OverwritePolicy(MemoryPolicy):
     """Options, with MemAgent's published defaults; all lengths in tokens."""
 
     answers_questions: ClassVar[bool] = True
+    takes_memory: ClassVar[bool] = True
     training_limits: ClassVar[tuple[str, ...]] = ("max_chunks",)
     prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT}
     chunk_size: int = 5000
@@ -161,6 +162,11 @@ class OverwritePolicy(MemoryPolicy):
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Refuse, at load, a problem that breaks a budget."""
         admit_question(problem, codec, self.question_tokens)
+        if (length := len(codec.encode(problem.memory))) > self.memory_tokens:
+            raise DataError(
+                f"problem {problem.id}: its memory has {length} tokens, policy.options.memory_tokens="
+                f"{self.memory_tokens}; raise that budget or shorten the memory"
+            )
         if self.overlong == "refuse" and self.max_chunks is not None and problem.context is not None:
             length, limit = len(codec.encode(problem.context)), self.max_chunks * self.chunk_size
             if length > limit:
@@ -184,6 +190,10 @@ class OverwritePolicy(MemoryPolicy):
         ids = codec.encode(problem.context)
         return Document(len(ids), self.chunks(ids, codec))
 
+    def first_memory(self, problem: Problem, codec: Codec) -> list[int]:
+        """What stands in the memory slot before the first turn."""
+        return codec.encode(problem.memory or self.texts.empty_memory)
+
     def document_chunks(self, document: Document, model: Model) -> Sequence[Sequence[int]]:
         """The chunks of a document, and an event if it was cut."""
         if (kept := sum(map(len, document.chunks))) < document.tokens:
@@ -205,7 +215,7 @@ class OverwritePolicy(MemoryPolicy):
         codec = model.codec
         read, _ = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = codec.encode(self.texts.empty_memory)
+        memory = self.first_memory(problem, codec)
         for index, chunk in enumerate(self.document_chunks(document, model)):
             prompt = read.fill({"question": question, "memory": memory, "section": chunk})
             completion = await model.generate(prompt, name="read", max_tokens=self.memory_tokens, chunk=index)

@@ -118,6 +118,9 @@ class MemoryPolicy(ABC):
     answers_questions: ClassVar[bool] = False
     """True: it answers each of `Problem.questions` from what it read once; False: problems of several are refused."""
 
+    takes_memory: ClassVar[bool] = False
+    """True: an episode begins with `Problem.memory`; False: problems that bring one are refused."""
+
     training_limits: ClassVar[tuple[str, ...]] = ()
     """Names of options that bound how much of a document training reads. Evaluation reads everything: it leaves them at
     their defaults, unless `policy.eval_options` or an option of the evaluation says otherwise."""

@@ -154,7 +154,7 @@ class RecallPolicy(TaggedPolicy):
         codec, prompts = model.codec, self.texts
         read, _ = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
-        memory, recalled = codec.encode(prompts.empty_memory), None
+        memory, recalled = self.first_memory(problem, codec), None
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):

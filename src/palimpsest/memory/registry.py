@@ -119,6 +119,8 @@ def admit_all(
         documents.append(problem.context is not None)
         if problem.questions and not policy.answers_questions:
             raise _asks_several(problem, name)
+        if problem.memory and not policy.takes_memory:
+            raise _brings_memory(problem, name)
         policy.admit(problem, codec)
     if documents and policy.reads_documents and not any(documents):
         searching = [name for name, cls in POLICIES.items() if not cls.reads_documents]
@@ -126,6 +128,15 @@ def admit_all(
             f"policy.name: {name} reads documents and these problems have none; to let the agent search for them "
             f"choose one of {', '.join(searching)} (a policy of your own that needs none says reads_documents = False)"
         )
+
+
+def _brings_memory(problem: Problem, name: str) -> ConfigError:
+    able = [name for name, cls in POLICIES.items() if cls.takes_memory]
+    return ConfigError(
+        f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of "
+        f"{', '.join(able)}, or drop `memory` from the data (a policy of your own that begins with Problem.memory says "
+        "takes_memory = True)"
+    )
 
 
 def _asks_several(problem: Problem, name: str) -> ConfigError:

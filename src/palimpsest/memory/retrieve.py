@@ -42,7 +42,7 @@ class RetrievalPolicy(OverwritePolicy):
         codec = model.codec
         read, _ = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = codec.encode(self.texts.empty_memory)
+        memory = self.first_memory(problem, codec)
         history = History(RETRIEVERS[self.retriever](), self.min_similarity)
         for index, chunk in enumerate(self.document_chunks(document, model)):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())

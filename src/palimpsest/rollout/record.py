@@ -182,6 +182,7 @@ def _problem_to_json(problem: Problem) -> dict[str, Any]:
         "answers": list(problem.answers),
         "metadata": dict(problem.metadata),
         **({"questions": [_question_to_json(one) for one in problem.questions]} if problem.questions else {}),
+        **({"memory": problem.memory} if problem.memory else {}),
     }
 
 
@@ -191,7 +192,8 @@ def _question_to_json(question: Question) -> dict[str, Any]:
 
 def _problem_from_json(data: Mapping[str, Any]) -> Problem:
     questions = tuple(Question(one["question"], tuple(one["answers"])) for one in data.get("questions", ()))
-    return Problem(data["id"], data["question"], tuple(data["answers"]), None, data["metadata"], questions)
+    asked = (data["id"], data["question"], tuple(data["answers"]))
+    return Problem(*asked, None, data["metadata"], questions, data.get("memory", ""))
 
 
 def group_lines(group: Group) -> bytes:

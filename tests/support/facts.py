@@ -1,0 +1,40 @@
+"""Synthetic documents read anew, by their templates alone: what they say and what follows from it."""
+
+from __future__ import annotations
+
+from palimpsest.data.world import PEOPLE, RELATIONS, TIES
+
+
+def read_facts(context: str) -> list[tuple[str, str, str]]:
+    """(subject, relation, value) of every sentence, by matching the templates anew."""
+    facts = []
+    for line in context.split("\n"):
+        for sentence in line.removeprefix("- ").replace(".", ".|").split("|"):
+            for relation in RELATIONS:
+                for template in relation.statements:
+                    before, rest = template.split("{s}")
+                    between, after = rest.split("{v}")
+                    text = sentence.strip()
+                    if not (text.startswith(before) and text.endswith(after)):
+                        continue
+                    subject, found, value = text[len(before) : len(text) - len(after)].partition(between)
+                    if found and subject in PEOPLE and value in relation.values:
+                        facts.append((subject, relation.name, value))
+    return facts
+
+
+def answer_by_reading(question: str, values: dict[tuple[str, str], set[str]]) -> str:
+    for relation in RELATIONS:
+        before, after = relation.question.split("{s}")
+        if not (question.startswith(before) and question.endswith(after)):
+            continue
+        subject = question[len(before) : len(question) - len(after)]
+        for tie in TIES:
+            assert tie.of is not None
+            head, tail = tie.of.split("{s}")
+            if subject.startswith(head) and subject.endswith(tail):
+                (subject,) = values[(subject[len(head) : len(subject) - len(tail)], tie.name)]
+        if (subject, relation.name) in values:
+            (value,) = values[(subject, relation.name)]
+            return value
+    raise AssertionError(f"no relation asks {question!r}")
