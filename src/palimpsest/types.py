@@ -73,7 +73,7 @@ class Problem:
     question: str
     """Of several: all of them, numbered, one a line; what an agent reads with."""
     answers: tuple[str, ...]
-    """One or more golds; any of them is right unless the reward says otherwise. Of several questions: those of all."""
+    """Golds; any of them is right unless the reward says otherwise. Of several questions: those of all."""
     context: str | None = None
     """The long document; None for search problems."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -101,12 +101,11 @@ class Problem:
         >>> problem.question, problem.answers
         ('1. Who ran?\\n2. Where?', ('Anna', 'Rome', 'Roma'))
         """
-        asked = tuple(questions)
-        if not asked:
+        if not questions:
             raise ValueError(f"problem {id}: needs at least one question")
-        if len(asked) == 1:
-            return cls(id, asked[0].text, asked[0].answers, context, metadata or {})
-        return cls(id, *_together(asked), context, metadata or {}, asked)
+        if len(questions) == 1:
+            return cls(id, questions[0].text, questions[0].answers, context, metadata or {})
+        return cls(id, *_together(questions), context, metadata or {}, tuple(questions))
 
     @property
     def by_question(self) -> tuple[Problem, ...]:
@@ -346,7 +345,6 @@ class Group:
     grades: tuple[Grade, ...]
 
     def __post_init__(self) -> None:
-        if len(self.trajectories) != len(self.grades):
-            raise ValueError(
-                f"group {self.problem.id}: {len(self.trajectories)} trajectories, {len(self.grades)} grades"
-            )
+        played, graded = len(self.trajectories), len(self.grades)
+        if played != graded:
+            raise ValueError(f"group {self.problem.id}: {played} trajectories, {graded} grades")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.config.schema import DataConfig, PolicyConfig, RunConfig
+from palimpsest.config.data import DataConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.problems import write_problems
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError, DataError
