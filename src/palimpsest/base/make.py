@@ -10,12 +10,15 @@ of the plain mixture ended at a copy fidelity of 0.1):
     mixture       read, copy, answer, direct, and a few repeats
     polish        facts are written in reading order, so that sampling names somebody off the page less often
     focus         more answering from one or two paragraphs
+    none          reads that write nothing, whatever there is to write; the mass on all sentences that might have begun
+                  is trained as well as the one that did, so that fewer begin with somebody off the page
+    about         what is said of somebody, none where nothing is; longer memories to answer from
 
 Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and stays
 at 0.88 of the values; with them and `copy` it comes to find the subject, suddenly and at a step that differs from seed
 to seed: so that stage ends by its losses, and the others after a number of steps.
 
-AdamW, one for the first four stages, a fresh one for each of the last two.
+AdamW, one for the first four stages, a fresh one for each of the others.
 
 Guaranteed: seeded, so the same machine and thread count give the same weights.
 Not covered: bit-equality across machines.
@@ -72,13 +75,20 @@ class BaseModelConfig:
     focus_steps: int = 900
     """Further steps, again with a fresh optimiser, that add answering from one or two paragraphs."""
     polish_learning_rate: float = 1.5e-3
-    """Of these last two stages."""
+    """Of these two stages."""
+    none_steps: int = 400
+    """Further steps, with a fresh optimiser, of reads that may write nothing."""
+    about_steps: int = 800
+    """Further steps, with a fresh optimiser, that add what is said of somebody and answering from longer memories."""
+    none_learning_rate: float = 1e-3
+    """Of the last two stages."""
+    choice_weight: float = 2.0
+    """In the last two stages, of -log of the mass on all ids that would have been right where a sentence begins."""
 
     @property
     def total_steps(self) -> int:
         """The most that all stages can take."""
-        early = self.few_words_steps + self.all_words_steps + self.ambiguous_steps
-        return early + self.mixture_steps + self.polish_steps + self.focus_steps
+        return sum(value for name, value in asdict(self).items() if name.endswith("_steps") and name != "warmup_steps")
 
 
 def new_model(config: BaseModelConfig) -> Any:
@@ -116,11 +126,24 @@ def collate(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
     return tokens_B_T, mask_B_T, tokens_B_T[:, 1:][mask_B_T]
 
 
-def nll(model: Any, examples: Sequence[Example]) -> Tensor:
-    """Mean negative log-likelihood (nats) of the completions' tokens."""
+def losses(model: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
+    """Mean negative log-likelihood (nats) of the completions' tokens; of their choices -log mass, None without any."""
     tokens_B_T, mask_B_T, targets_N = collate(examples)
     hidden_B_T_D = model.model(input_ids=tokens_B_T[:, :-1]).last_hidden_state  # causal: right padding is not seen
-    return nn.functional.cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), targets_N)
+    likelihood = nn.functional.cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), targets_N)
+    places = [
+        (row, len(example.prompt_ids) + place - 1, ids)
+        for row, example in enumerate(examples)
+        for place, ids in example.choices.items()
+    ]
+    if not places:
+        return likelihood, None
+    rows, columns, allowed = zip(*places, strict=True)
+    logits_C_V = model.lm_head(hidden_B_T_D[torch.tensor(rows), torch.tensor(columns)])
+    outside_C_V = torch.full_like(logits_C_V, float("-inf"))
+    for row, ids in zip(outside_C_V, allowed, strict=True):
+        row[list(ids)] = 0.0
+    return likelihood, (logits_C_V.logsumexp(-1) - (logits_C_V + outside_C_V).logsumexp(-1)).mean()
 
 
 Batches = list[list[Example]]
@@ -136,7 +159,7 @@ class Stage:
     learning_rate: Callable[[int], float]
     draw: Callable[[random.Random], Batches]
     weights: tuple[float, ...]
-    """Of each batch's loss; they add up to 1."""
+    """Of each batch's loss."""
     until: tuple[float, ...] | None = None
     """Ends once the mean losses of the last 50 steps are below these."""
     fresh_optimizer: bool = False
@@ -166,8 +189,8 @@ def stages(skills: Skills, config: BaseModelConfig) -> tuple[Stage, ...]:
         """Constant up to the share `start` of the steps, then linear to 1 % of it."""
         return lambda step: rate * min(1.0, 0.01 + 0.99 * (1 - step / steps) / (1 - start))
 
-    def warm_falling(steps: int) -> Callable[[int], float]:
-        fall = falling(second, steps, 0.0)
+    def warm_falling(steps: int, rate: float = second) -> Callable[[int], float]:
+        fall = falling(rate, steps, 0.0)
         return lambda step: fall(step) * min(1.0, (step + 1) / config.warmup_steps)
 
     def many(*kinds: tuple[Callable[[random.Random], Example], int]) -> Callable[[random.Random], Batches]:
@@ -212,6 +235,22 @@ def stages(skills: Skills, config: BaseModelConfig) -> tuple[Stage, ...]:
             (2 / 6, 2 / 6, 1 / 6, 1 / 6),
             fresh_optimizer=True,
         ),
+        Stage(
+            "none",
+            config.none_steps,
+            warm_falling(config.none_steps, config.none_learning_rate),
+            many((skills.read_or_none, 20), (skills.copy, 3), (skills.answer, 5), (short, 3)),
+            (0.6, 0.1, 0.2, 0.1),
+            fresh_optimizer=True,
+        ),
+        Stage(
+            "about",
+            config.about_steps,
+            warm_falling(config.about_steps, config.none_learning_rate),
+            many((skills.read_or_none, 20), (skills.copy, 3), (skills.answer_long, 6), (short, 3), (skills.about, 12)),
+            (0.6, 0.1, 0.2, 0.1, 0.3),
+            fresh_optimizer=True,
+        ),
     )
 
 
@@ -232,12 +271,12 @@ def train_base_model(
     for stage in stages(skills, config):
         if stage.fresh_optimizer:
             optimizer = _optimizer(model, config)
-        losses: list[list[float]] = []
-        while not stage.ended(losses):
-            losses.append(_step(model, optimizer, stage, config.seed, len(losses)))
+        seen: list[list[float]] = []
+        while not stage.ended(seen):
+            seen.append(_step(model, optimizer, stage, config, len(seen)))
             if on_step is not None:
-                on_step(done + len(losses) - 1, stage.name, losses[-1])
-        done += len(losses)
+                on_step(done + len(seen) - 1, stage.name, seen[-1])
+        done += len(seen)
     disable_progress_bar()
     model.save_pretrained(str(folder))
     report = {
@@ -254,17 +293,20 @@ def _optimizer(model: Any, config: BaseModelConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=config.weight_decay)
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer, stage: Stage, seed: int, step: int) -> list[float]:
-    """The loss of each batch, in nats a token."""
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, stage: Stage, config: BaseModelConfig, step: int
+) -> list[float]:
+    """The negative log-likelihood of each batch, in nats a token."""
     for group in optimizer.param_groups:
         group["lr"] = stage.learning_rate(step)
-    losses = []
-    batches = stage.draw(keyed_random(seed, "base-model", stage.name, step))
+    seen = []
+    batches = stage.draw(keyed_random(config.seed, "base-model", stage.name, step))
     for batch, weight in zip(batches, stage.weights, strict=True):
-        loss = nll(model, batch)
+        likelihood, choice = losses(model, batch)
+        loss = likelihood if choice is None else likelihood + config.choice_weight * choice
         (loss * weight).backward()
-        losses.append(loss.item())
+        seen.append(likelihood.item())
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return losses
+    return seen
