@@ -50,6 +50,14 @@ def test_the_first_prompt_holds_the_memory_that_the_problem_brings(name: str, la
     assert codec.decode(bare.turns[0].piece("memory") or ()) == " none"
 
 
+def test_of_several_heads_the_one_that_is_rewritten_last_begins_with_it() -> None:
+    made = build_policy(PolicyConfig(name="heads", options={"prompts": "short", "heads": 2, "chunk_size": 8}))
+    two = replace(PROBLEM, context="- Bob owns cats.\n- Cora sells hats.\n")
+    _, script = played(made, [" Bob owns cats.", " Ann drinks tea.", "\\boxed{tea}"], two)
+    assert ["Memory: Ann drinks tea." in script.text(turn) for turn in (0, 1)] == [False, True]
+    assert "Memory: Bob owns cats. Ann drinks tea." in script.text(2)
+
+
 @pytest.mark.parametrize("name", [name for name, cls in POLICIES.items() if not cls.takes_memory])
 def test_a_policy_that_begins_without_a_memory_is_refused_with_a_problem_that_brings_one(name: str) -> None:
     made = build_policy(PolicyConfig(name=name))

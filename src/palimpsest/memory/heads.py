@@ -133,12 +133,16 @@ class HeadsPolicy(OverwritePolicy):
         return max(count * self.memory_tokens + between, len(codec.encode(self.texts.empty_memory)))
 
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
-        """Read every chunk, each into the next head, then answer from all."""
+        """Read every chunk, each into the next head, then answer from all.
+
+        A memory that the problem brings is the last head's: the newest, to be rewritten last.
+        """
         codec = model.codec
         read, _ = self.templates(codec)
         question, between = codec.encode(problem.question), codec.encode(self.texts.between)
         empty = codec.encode(self.texts.empty_memory)
-        heads, memory = [empty] * self.heads, empty
+        heads = [*[empty] * (self.heads - 1), self.first_memory(problem, codec)]
+        memory = together(heads, empty, between)
         for index, chunk in enumerate(self.document_chunks(document, model)):
             own = index % self.heads
             others = together([*heads[:own], *heads[own + 1 :]], empty, between)
