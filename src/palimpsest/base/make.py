@@ -88,7 +88,8 @@ class BaseModelConfig:
     @property
     def total_steps(self) -> int:
         """The most that all stages can take."""
-        return sum(value for name, value in asdict(self).items() if name.endswith("_steps") and name != "warmup_steps")
+        early = self.few_words_steps + self.all_words_steps + self.ambiguous_steps + self.mixture_steps
+        return early + self.polish_steps + self.focus_steps + self.none_steps + self.about_steps
 
 
 def new_model(config: BaseModelConfig) -> Any:

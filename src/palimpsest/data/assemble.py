@@ -50,6 +50,10 @@ class Record:
         """Paragraphs that no context may lack: all of its own where the file doesn't say which are gold."""
         return self.gold or self.paragraphs or ()
 
+    def problem(self, context: str | None, metadata: Mapping[str, Any]) -> Problem:
+        """The problem that it is with this context."""
+        return Problem(self.id, self.question, self.answers, context, metadata, self.questions, self.memory)
+
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -109,15 +113,7 @@ def assemble(
     """
     if record.paragraphs is None:
         check_fixed(record, documents)
-        return Problem(
-            record.id,
-            record.question,
-            record.answers,
-            record.context,
-            record.metadata,
-            record.questions,
-            record.memory,
-        )
+        return record.problem(record.context, record.metadata)
     paragraphs = record.paragraphs
     if documents is not None:
         rng = keyed_random(seed, "documents", record.id)
@@ -130,8 +126,7 @@ def assemble(
         "evidence": record.gold,
         "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
     }
-    block = document_block(paragraphs)
-    return Problem(record.id, record.question, record.answers, block, metadata, record.questions, record.memory)
+    return record.problem(document_block(paragraphs), metadata)
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:

@@ -161,8 +161,10 @@ class Agent:
             return lines
         if config is not None and _trained_on(run, config):
             lines.append("these are the problems it was trained on; give --data or data.eval_source")
-        known = run if self.recipe is None else run_config(self.recipe)
-        played = config.policy.name if config is not None else self.policy or known.policy.name
+        if config is None:
+            played = self.policy or (run if self.recipe is None else run_config(self.recipe)).policy.name
+        else:
+            played = config.policy.name
         trained = run.policy.name
         differs = [] if played == trained else [f"{os.fspath(self.model)} was trained with {trained}, not {played}"]
         return lines + differs

@@ -28,14 +28,15 @@ earlier ones but through these three states; pieces of one problem that depend o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
 
 from palimpsest.data.world import Fact, read_fact
+from palimpsest.measures.memory import unsupported
 from palimpsest.measures.texts import Text, Texts
-from palimpsest.measures.trace import Reading, readings
+from palimpsest.measures.trace import readings
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory
 
@@ -77,7 +78,7 @@ class Hazards:
         if not pieces or not episode:
             return
         for reading in episode:
-            invented = bool(_unsupported(reading))
+            invented = any(map(read_fact, unsupported(reading) or ()))
             for fact in pieces:
                 before, sight = holds(reading.memory_before, fact), in_sight(reading.section, fact)
                 self.transitions[before, sight, holds(reading.memory_after, fact)] += 1
@@ -211,12 +212,3 @@ def near_miss_share(problems: Iterable[Problem]) -> float:
             section = Text((), lambda line=line: line)  # type: ignore[misc]
             seen.update(in_sight(section, fact) for fact in evidence_facts(problem))
     return seen[Sight.NEAR_MISS] / (seen[Sight.NEAR_MISS] + seen[Sight.NOTHING] or 1)
-
-
-def _unsupported(reading: Reading) -> Mapping[int, str] | Sequence[str]:
-    """Sentences that a read wrote and that stand in nothing it had in sight; whole facts alone."""
-    if reading.sources is None or not reading.changed:
-        return ()
-    pairs = zip(reading.written.sentences, reading.written.flat_sentences, strict=True)
-    sources = reading.sources
-    return [text for text, form in pairs if read_fact(text) and not any(each.holds(form) for each in sources)]

@@ -123,26 +123,29 @@ def admit_all(
             raise _brings_memory(problem, name)
         policy.admit(problem, codec)
     if documents and policy.reads_documents and not any(documents):
-        searching = [name for name, cls in POLICIES.items() if not cls.reads_documents]
         raise ConfigError(
             f"policy.name: {name} reads documents and these problems have none; to let the agent search for them "
-            f"choose one of {', '.join(searching)} (a policy of your own that needs none says reads_documents = False)"
+            f"choose one of {_shipped('reads_documents', False)} (a policy of your own that needs none says "
+            "reads_documents = False)"
         )
 
 
+def _shipped(says: str, value: bool = True) -> str:
+    """Names of the shipped policies that say so of themselves."""
+    return ", ".join(name for name, cls in POLICIES.items() if getattr(cls, says) is value)
+
+
 def _brings_memory(problem: Problem, name: str) -> ConfigError:
-    able = [name for name, cls in POLICIES.items() if cls.takes_memory]
     return ConfigError(
         f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of "
-        f"{', '.join(able)}, or drop `memory` from the data (a policy of your own that begins with Problem.memory says "
-        "takes_memory = True)"
+        f"{_shipped('takes_memory')}, or drop `memory` from the data (a policy of your own that begins with "
+        "Problem.memory says takes_memory = True)"
     )
 
 
 def _asks_several(problem: Problem, name: str) -> ConfigError:
-    able = [name for name, cls in POLICIES.items() if cls.answers_questions]
     return ConfigError(
         f"policy.name: {name} answers one question and problem {problem.id} asks {len(problem.questions)}; choose one "
-        f"of {', '.join(able)}, or give each question a row of its own (a policy of your own that answers them all "
-        "says answers_questions = True)"
+        f"of {_shipped('answers_questions')}, or give each question a row of its own (a policy of your own that "
+        "answers them all says answers_questions = True)"
     )
