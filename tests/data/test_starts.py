@@ -67,7 +67,7 @@ def test_shares_are_those_that_were_asked_for_and_the_others_begin_with_nothing(
 def test_the_same_step_draws_the_same_starts_and_evaluation_draws_none() -> None:
     starts = StartsConfig(invention=0.5, evidence=0.5)
     assert drawn(starts) == drawn(starts)
-    plain = SyntheticSource(SyntheticConfig(near_misses=4), seed=5, split="eval").problems(step=0, count=50)
+    plain = SyntheticSource(SyntheticConfig(near_misses=(4,)), seed=5, split="eval").problems(step=0, count=50)
     assert drawn(starts, split="eval", count=50) == plain
 
 
@@ -81,6 +81,12 @@ def test_of_several_numbers_of_near_misses_a_training_document_draws_one() -> No
         same = sum(fact.subject == s or fact.relation == r for s, r, _ in read_facts(problem.context))
         counts[same > 14] += 1
     assert 60 < counts[True] < 140
+
+
+@pytest.mark.parametrize("numbers", [[], [-1], [4, 1001], -1])
+def test_numbers_of_near_misses_out_of_bounds_or_none_are_refused(numbers: int | list[int]) -> None:
+    with pytest.raises(ValueError, match=r"data\.synthetic\.near_misses=\[.*\]: give numbers from 0 to 1000, e\.g\. 4"):
+        SyntheticConfig.model_validate({"near_misses": numbers})
 
 
 def test_shares_beyond_one_are_refused() -> None:

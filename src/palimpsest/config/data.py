@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
@@ -13,7 +13,9 @@ FORMATS = ("hotpotqa", "musique", "memagent", "memact", "memagent_eval", "ruler"
 """The shipped ones, by columns."""
 
 
-NearMisses = Annotated[int, Field(ge=0, le=1000)]
+Number = TypeVar("Number", bound=int)
+OneOrMore = Annotated[tuple[Number, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int) else value)]
+"""Several numbers, or one in their place."""
 
 
 class StartsConfig(Strict):
@@ -44,9 +46,9 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     hops: Literal[1, 2] = 1
-    near_misses: NearMisses | tuple[NearMisses, ...] = 4
-    """Sentences about the same person, or of the same relation, as the evidence, however long the document. Of several
-    numbers each training document draws one; evaluation has the last."""
+    near_misses: OneOrMore[int] = (4,)
+    """Sentences about the same person, or of the same relation, as the evidence, however long the document: one number,
+    or several of which each training document draws one and evaluation has the last."""
     starts: StartsConfig | None = None
     """Memories that training documents begin with; null: none."""
     rivals: float = Field(0.0, ge=0, le=1)
@@ -56,11 +58,19 @@ class SyntheticConfig(Strict):
     min_distance: int = Field(0, ge=0)
     """Paragraphs between neighbouring pieces of evidence at the least; shorter documents have what fits."""
 
+    @model_validator(mode="after")
+    def _numbers(self) -> SyntheticConfig:
+        if not self.near_misses or not all(0 <= number <= 1000 for number in self.near_misses):
+            raise ValueError(
+                f"data.synthetic.near_misses={list(self.near_misses)}: give numbers from 0 to 1000, e.g. 4 or [0, 2, 4]"
+            )
+        return self
+
 
 class SearchDataConfig(Strict):
     """Search problems: templated facts in a corpus of each problem's own, or the questions of a file, combined."""
 
-    objectives: tuple[int, ...] = (1, 2, 4)
+    objectives: OneOrMore[int] = (1, 2, 4)
     """Questions a problem asks, each with an answer of its own: one number, or several to draw from."""
     people: int = Field(24, ge=2, le=300)
     """synthetic_search: passages of a problem's corpus, one a person."""
@@ -68,11 +78,6 @@ class SearchDataConfig(Strict):
     """synthetic_search: facts of a passage, of different relations."""
     hops: Literal[1, 2] = 1
     """synthetic_search: searches a question takes; the second is for a person that the first brings up."""
-
-    @field_validator("objectives", mode="before")
-    @classmethod
-    def _one_number(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, int) else value
 
     @model_validator(mode="after")
     def _people_for_all(self) -> SearchDataConfig:

@@ -160,6 +160,8 @@ def _eval_row(index: int, problem: Problem) -> dict[str, object]:
     """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
     if problem.questions:
         raise DataError(f"problem {problem.id}: asks {len(problem.questions)} questions, a row of this file asks one")
+    if problem.memory:
+        raise DataError(f"problem {problem.id}: brings a memory, for which a row of this file has no column; drop it")
     known = problem.metadata
     places = [int(position) - 1 for position in known.get("evidence_positions", ())]
     return {

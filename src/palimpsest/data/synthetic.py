@@ -181,7 +181,6 @@ class SyntheticSource:
 
     def _problem(self, index: int, chunks: int) -> Problem:
         config = self.config
-        near_misses = config.near_misses if isinstance(config.near_misses, tuple) else (config.near_misses,)
         training = self.split == "train"
         rng = keyed_random(self.seed, "variety", self.split, index)
         problem = make_problem(
@@ -191,7 +190,7 @@ class SyntheticSource:
             chunks=chunks,
             facts_per_chunk=config.facts_per_chunk,
             hops=config.hops,
-            near_misses=rng.choice(near_misses) if training else near_misses[-1],
+            near_misses=rng.choice(config.near_misses) if training else config.near_misses[-1],
             rivals=config.rivals,
             order=config.order,
             min_distance=config.min_distance,
