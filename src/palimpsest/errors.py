@@ -39,6 +39,10 @@ class PromptTooLong(PalimpsestError):
     """A prompt plus its completion budget exceeds the model's context window."""
 
 
+class EngineError(PalimpsestError):
+    """Processes of an engine were lost or did not answer in time; a resumed run goes on from its newest checkpoint."""
+
+
 class SamplerError(PalimpsestError):
     """The sampler could not complete a request; the episode ends as `Outcome.SAMPLER_FAILED`."""
 

@@ -9,16 +9,12 @@ from pydantic import Discriminator, Field, Tag, field_validator
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
 
-ENGINES = ("embedded",)
+ENGINES = ("embedded", "ray")
 """Names of the engines inside the package."""
 OWN = "own"  # the tag of the section of a user's own engine; no key
 
 
-class EmbeddedEngineConfig(Strict):
-    """PyTorch in this process, on a CPU or one GPU."""
-
-    name: Literal["embedded"] = "embedded"
-    """embedded, or my_module:MyEngine, which takes `options` alone."""
+class _ShippedEngineConfig(Strict):
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of one process. One where the cores are shared: two collapse under other load."""
     batch_slots: int = Field(128, ge=1)
@@ -32,12 +28,25 @@ class EmbeddedEngineConfig(Strict):
     """Tokens of one prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger ones
     share more; where little is shared, 2,048 are fastest for a small model on a CPU (they stay in caches)."""
 
-    @field_validator("name", mode="before")
+    @field_validator("name", mode="before", check_fields=False)
     @classmethod
     def _known(cls, name: Any) -> Any:
         if not isinstance(name, str):
             raise ValueError(f"engine.name={name!r}: choose one of {', '.join(ENGINES)}, or my_module:MyEngine")
         return check_name(name, ENGINES, "engine.name", "engine", "my_module:MyEngine")
+
+
+class EmbeddedEngineConfig(_ShippedEngineConfig):
+    """PyTorch in this process, on a CPU or one GPU."""
+
+    name: Literal["embedded"] = "embedded"
+    """embedded; ray, in processes of their own (`cluster`); or my_module:MyEngine, which takes `options` alone."""
+
+
+class RayEngineConfig(_ShippedEngineConfig):
+    """The same in processes of their own, on one machine or many, as `cluster` says."""
+
+    name: Literal["ray"] = "ray"
 
 
 class OwnEngineConfig(Strict):
@@ -50,9 +59,14 @@ class OwnEngineConfig(Strict):
 
 def _tag(section: Any) -> str:
     name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
+    if name == "ray":
+        return "ray"
     return OWN if isinstance(name, str) and is_own(name) else "embedded"
 
 
 EngineConfig = Annotated[
-    Annotated[EmbeddedEngineConfig, Tag("embedded")] | Annotated[OwnEngineConfig, Tag(OWN)], Discriminator(_tag)
+    Annotated[EmbeddedEngineConfig, Tag("embedded")]
+    | Annotated[RayEngineConfig, Tag("ray")]
+    | Annotated[OwnEngineConfig, Tag(OWN)],
+    Discriminator(_tag),
 ]

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from palimpsest.config.engine import ENGINES
 from palimpsest.config.explain import explain, section_of
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import RunConfig
@@ -167,10 +168,13 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
 
 
 def _leave_engine(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Drop what the recipe says of its engine if an override names another one, whose keys are others."""
+    """Drop what the recipe says of its engine if an override names one whose keys are others."""
     names = [value for key, value in overrides if key == "engine.name"]
     section = values.get("engine")
-    if names and isinstance(section, dict) and names[-1] != section.get("name", "embedded"):
+    if not names or not isinstance(section, dict):
+        return
+    both = {names[-1], section.get("name", "embedded")}
+    if len(both) > 1 and not both <= set(ENGINES):
         values["engine"] = {}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.engine import EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.model import AdapterConfig as AdapterConfig
@@ -280,6 +281,7 @@ class RunConfig(Strict):
     sampling: SamplingConfig = SamplingConfig()
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     engine: EngineConfig = EmbeddedEngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
     train: TrainConfig = TrainConfig()
     cold_start: ColdStartConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -297,6 +299,11 @@ class RunConfig(Strict):
                 f"train.ahead={self.train.ahead} learns from samples of older weights, which "
                 "loss.old_logprobs=recompute takes for samples of its own: set loss.tis_cap, e.g. 2, which weighs them "
                 "by how likely they are now, or loss.old_logprobs=sampler"
+            )
+        if self.engine.name == "ray" and self.train.ahead:
+            raise ValueError(
+                f"train.ahead={self.train.ahead} with engine.name=ray: what is sampled while the learner learns would "
+                "depend on timing; set train.ahead=0"
             )
         if "leave_one_out" in (self.credit.rule, self.credit.options.get("outcome")) and self.train.group_size < 2:
             raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")

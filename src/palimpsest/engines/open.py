@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from palimpsest import plugins
-from palimpsest.config.engine import EmbeddedEngineConfig, OwnEngineConfig
+from palimpsest.config.engine import OwnEngineConfig, RayEngineConfig
+from palimpsest.config.extras import install_line
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.protocol import Engine, Objective
@@ -30,13 +32,23 @@ def open_engine(config: RunConfig, *, objective: Objective | None) -> Engine:
     """
     check_models(config)
     for path in _models(config):
-        if Path(path).is_dir() or isinstance(config.engine, EmbeddedEngineConfig):
+        if Path(path).is_dir() or not isinstance(config.engine, OwnEngineConfig):
             opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
         return _own(config.engine, config, objective)
+    if isinstance(config.engine, RayEngineConfig):
+        return _on_ray(config, objective)
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
     return EmbeddedEngine(config, objective=objective, separate=objective == "policy" and config.train.ahead > 0)
+
+
+def _on_ray(config: RunConfig, objective: Objective | None) -> Engine:
+    if find_spec("ray") is None:
+        raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
+    from palimpsest.engines.scale.engine import RayEngine
+
+    return RayEngine(config, objective=objective)
 
 
 def check_models(config: RunConfig) -> None:
@@ -44,7 +56,7 @@ def check_models(config: RunConfig) -> None:
 
     Raises ModelError.
     """
-    if isinstance(config.engine, EmbeddedEngineConfig):
+    if not isinstance(config.engine, OwnEngineConfig):
         for path in _models(config):
             check_name(path, SHIPPED)
 

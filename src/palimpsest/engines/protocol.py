@@ -177,7 +177,8 @@ class UpdateStats:
     seconds: float = 0.0
     """Spent on the gradient."""
     extra: Mapping[str, float] = field(default_factory=dict)
-    """Whatever else an engine wants logged; averaged over the steps that have it."""
+    """Whatever else an engine wants logged; averaged over the steps that have it. Under `optim/`, or, with a slash in
+    its name, under that name."""
 
     @property
     def reuse(self) -> float:

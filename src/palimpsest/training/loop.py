@@ -20,6 +20,7 @@ on beside it, however many batches lie ready; a larger N only learns from older 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -125,7 +126,9 @@ class Trainer:
         else:
             learnt, collected = await self._learn(batch), None
         self._skips.see(batch.step, learnt.updates)
+        start = time.perf_counter()
         await self.learner.publish()
+        published = {"publish/seconds": time.perf_counter() - start}
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
         self._watch_signal(batch)
@@ -133,7 +136,7 @@ class Trainer:
         self._watch_cuts(batch)
         self._watch_grades(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
-        return Report(metrics, {**batch.timings, **learnt.timings, **memory}, batch.groups, batch.encoded)
+        return Report(metrics, {**batch.timings, **learnt.timings, **published, **memory}, batch.groups, batch.encoded)
 
     def state(self) -> dict[str, Any]:
         """What a later step depends on, besides configuration, learner and `files`."""

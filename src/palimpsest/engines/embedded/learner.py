@@ -17,7 +17,6 @@ import copy
 import hashlib
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -31,23 +30,19 @@ from torch import Tensor
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.architecture import head_of, max_context
 from palimpsest.engines.embedded.forest.batches import with_signal
+from palimpsest.engines.embedded.forest.gradients import ForestGradients, OldLogprobs, logprobs_of, skips_silent
 from palimpsest.engines.embedded.forest.hidden import hidden_at
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import save_adapter
-from palimpsest.engines.embedded.model import recomputing
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
 from palimpsest.model_files.manifest import STATE_FOLDER
 from palimpsest.model_files.reading import refusing
-
-OldLogprobs = list[Tensor]
-"""For each segment of a step, [N] nats of its trained tokens."""
 
 
 class ForestLearner:
@@ -79,9 +74,11 @@ class ForestLearner:
         self._reference: Any = None
         if objective == "policy" and self._loss_config.kl_coef > 0:
             self._reference = model if self._adapted else copy.deepcopy(model).requires_grad_(False)
+        self._gradients = ForestGradients(
+            model, self._optimizer, objective, self._loss_config, self._reference is not None
+        )
         check_savable(model, tokenizer)
-        advantages_only = self._loss_config.kl_coef == 0 and self._loss_config.entropy_coef == 0
-        self._skips_silent = objective == "policy" and advantages_only
+        self._skips_silent = skips_silent(objective, self._loss_config)
 
     @property
     def version(self) -> int:
@@ -94,7 +91,7 @@ class ForestLearner:
     def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
         """See `Learner.update`. A single step needs no pass of its own: its ratio's old side is its new side."""
         recomputes = self._objective == "policy" and self._loss_config.old_logprobs == "recompute"
-        before = [self._logprobs_of(batch) if recomputes and len(steps) > 1 else None for batch in steps]
+        before = [self._before(batch) if recomputes and len(steps) > 1 else None for batch in steps]
         return [self.apply(self.accumulate(batch, old)) for batch, old in zip(steps, before, strict=True)]
 
     def accumulate(self, batch: StepBatch, old: OldLogprobs | None = None) -> UpdateStats:
@@ -102,30 +99,7 @@ class ForestLearner:
 
         `old`: the ratio's old side under `loss.old_logprobs=recompute`; None: what is computed here.
         """
-        started = time.perf_counter()
-        forests = self._lay_out(batch)
-        sums: dict[str, float] = {}
-        loss = largest_gap = 0.0
-        recomputing(self._model)
-        try:
-            for forest in forests:
-                part, parts, gap = self._micro_step(forest, old)
-                for name, value in parts.items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
-                loss += float(part)
-                largest_gap = max(largest_gap, gap)
-        finally:
-            self._model.eval()
-        return UpdateStats(
-            loss=loss,
-            tokens=sum(forest.targets.numel() for forest in forests),
-            segments=sum(len(forest.indices) for forest in forests),
-            logical_tokens=sum(forest.logical_tokens for forest in forests),
-            physical_tokens=sum(forest.physical_tokens for forest in forests),
-            token_sums=sums,
-            maxima={"logprob_gap": largest_gap},
-            seconds=time.perf_counter() - started,
-        )
+        return self._gradients.accumulate(self._lay_out(batch), self._forward, old)
 
     def apply(self, accumulated: UpdateStats) -> UpdateStats:
         """Clip, update and zero the accumulated gradient; what `accumulated` says, with what became of it."""
@@ -178,69 +152,27 @@ class ForestLearner:
         exact = torch.promote_types(self._model.dtype, torch.float32)
         return build_forests(batch.segments, self._micro_batch_tokens, self.max_context, device, chosen, dtype=exact)
 
-    def _micro_step(self, forest: Forest, old: OldLogprobs | None) -> tuple[Tensor, dict[str, Tensor], float]:
-        """Gradient of one micro-batch; its loss and sums, and the largest gap to the sampler's log-probabilities."""
-        logprobs, entropy = self._forward(self._model, forest)
-        if self._objective == "nll":
-            loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
-            sums["entropy_sum"] = entropy.sum()
-        else:
-            loss, sums = self._policy_loss(forest, logprobs, entropy, old)
-        loss.backward()
-        self._optimizer.collect()
-        return loss.detach(), sums, float((logprobs.detach() - forest.sampler_logprobs).abs().max())
-
-    def _policy_loss(
-        self, forest: Forest, logprobs: Tensor, entropy: Tensor, old: OldLogprobs | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        config = self._loss_config
-        if config.old_logprobs == "sampler":
-            before = forest.sampler_logprobs
-        elif old is None:
-            before = logprobs.detach()
-        else:
-            before = torch.cat([old[i] for i in forest.indices])
-        reference = None
-        if self._reference is not None:
-            with torch.no_grad(), self._as_reference():
-                reference = self._forward(self._reference, forest)[0]
-        return policy_loss(
-            logprobs=logprobs,
-            old_logprobs=before,
-            sampler_logprobs=forest.sampler_logprobs,
-            advantages=forest.advantages,
-            weights=forest.weights,
-            ref_logprobs=reference,
-            entropy=entropy,
-            config=config,
-        )
+    def _before(self, batch: StepBatch) -> OldLogprobs:
+        return logprobs_of(self._lay_out(batch), self._forward)
 
     def _as_reference(self) -> AbstractContextManager[None]:
         """Within it `_reference` is the model that the run started from."""
         without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()
         return without
 
-    def _forward(self, model: Any, forest: Forest) -> tuple[Tensor, Tensor]:
-        """[N] log-probabilities and [N] entropies of the trained tokens under `model`."""
-        return token_logprobs(
-            hidden_at(model, forest),
-            head_of(model),
-            forest.predicts,
-            forest.targets,
-            self._temperature,
-            vocab=self.vocab,
-            entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
-        )
-
-    @torch.no_grad()
-    def _logprobs_of(self, batch: StepBatch) -> OldLogprobs:
-        """Log-probabilities of each segment's trained tokens under the present weights."""
-        result: OldLogprobs = [torch.empty(0)] * len(batch.segments)
-        for forest in self._lay_out(batch):
-            parts = self._forward(self._model, forest)[0].split(forest.counts)
-            for index, part in zip(forest.indices, parts, strict=True):
-                result[index] = part
-        return result
+    def _forward(self, forest: Forest, reference: bool) -> tuple[Tensor, Tensor]:
+        """[N] log-probabilities and [N] entropies of the trained tokens under the model, or its reference."""
+        with self._as_reference() if reference else nullcontext():
+            model = self._reference if reference else self._model
+            return token_logprobs(
+                hidden_at(model, forest),
+                head_of(model),
+                forest.predicts,
+                forest.targets,
+                self._temperature,
+                vocab=self.vocab,
+                entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
+            )
 
     @torch.no_grad()
     def _copy_weights(self, theirs: dict[str, Tensor], folder: Path) -> None:

@@ -56,6 +56,11 @@ def save_adapter(model: Any, folder: Path) -> None:
     """peft's two files, with the same bytes in every process."""
     # peft would ask the hub about the base model's embeddings, and write sets in the order of their hashes.
     model.save_pretrained(folder, save_embedding_layers=False)
+    sort_targets(folder)
+
+
+def sort_targets(folder: Path) -> None:
+    """Have peft's settings in `folder` be the same bytes in every process."""
     file = folder / ADAPTER_SETTINGS
     settings = json.loads(file.read_text())
     if isinstance(settings["target_modules"], list):

@@ -8,8 +8,9 @@ Not covered: sharded or offloaded state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,24 +36,35 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int | None) -> fl
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+Clip = Callable[[list[nn.Parameter], float], Any]
+"""Scales the gradients down to a norm; returns the norm that they had."""
+
+
 class Optimizer:
     """One AdamW over a model's parameters; gradients are collected in float32."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, total_steps: int | None) -> None:
-        self._config, self._total_steps = config, total_steps
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        config: OptimConfig,
+        total_steps: int | None,
+        *,
+        clip: Clip = nn.utils.clip_grad_norm_,
+    ) -> None:
+        self._config, self._total_steps, self._clip = config, total_steps, clip
         self._model = {name: p for name, p in named if p.requires_grad}
         self._masters = {
             name: p if p.dtype in (torch.float32, torch.float64) else nn.Parameter(p.detach().float())
             for name, p in self._model.items()
         }
-        matrices = [p for p in self._masters.values() if p.ndim >= 2]
-        others = [p for p in self._masters.values() if p.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        groups: dict[Any, list[nn.Parameter]] = {}
+        for p in self._masters.values():  # sharded ones are updated together where they are sharded alike
+            groups.setdefault((p.ndim >= 2, getattr(p, "device_mesh", None)), []).append(p)
         self._adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
+            [
+                {"params": group, "weight_decay": config.weight_decay if is_matrix else 0.0}
+                for (is_matrix, _), group in groups.items()
+            ],
             lr=config.learning_rate,
             betas=config.betas,
             eps=config.eps,
@@ -74,7 +86,7 @@ class Optimizer:
     def step(self, stats: UpdateStats) -> UpdateStats:
         """Clip, update, zero. A non-finite gradient is dropped and counted. Returns `stats` with what was done."""
         bound = self._config.max_grad_norm
-        norm = float(nn.utils.clip_grad_norm_(self._masters.values(), math.inf if bound is None else bound))
+        norm = float(self._clip(list(self._masters.values()), math.inf if bound is None else bound))
         rate = learning_rate(self._config, self.steps, self._total_steps)
         finite = math.isfinite(norm)
         if finite:
@@ -103,6 +115,22 @@ class Optimizer:
             if p is not self._model[name]:
                 tensors[f"master/{name}"] = p.detach().clone()
         return tensors
+
+    def live(self) -> dict[str, Tensor]:
+        """Masters and moments by name, not copied: to be written, or read into, in place."""
+        tensors = {f"master/{name}": p.detach() for name, p in self._masters.items()}
+        for name, p in self._masters.items():
+            moments = self._adamw.state.get(p, {})
+            tensors |= {f"{key}/{name}": moments[key] for key in ("exp_avg", "exp_avg_sq") if key in moments}
+        return tensors
+
+    def allocate(self, steps: int) -> None:
+        """Make room for the moments after so many steps."""
+        self.steps = steps
+        self._adamw.state.clear()
+        for p in self._masters.values() if steps else ():
+            count = torch.tensor(float(steps), device=p.device)
+            self._adamw.state[p] = {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -24,11 +24,14 @@ from palimpsest.engines.embedded.forest.plan import plan_of
 from palimpsest.engines.embedded.structure import last_layer_is_plain
 
 
-def hidden_at(model: Any, forest: Forest) -> Tensor:
-    """[U, W] last hidden states at `forest.places`; `model` is one that `forest_model.adopt` has taken."""
+def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> Tensor:
+    """[U, W] last hidden states at `forest.places`; `model` is one that `forest_model.adopt` has taken.
+
+    `dtype`: what is computed in, where that isn't the weights' own.
+    """
     decoder = model.get_decoder()
     ids, positions = forest.input_ids[None], forest.positions[None]
-    plan = plan_of(forest, model.dtype, window=context_of(model).sliding)
+    plan = plan_of(forest, dtype or model.dtype, window=context_of(model).sliding)
     if plan.window is not None or not last_layer_is_plain(model):
         # A mask of four dimensions is passed on as it is, and not read: the forest says what is seen.
         unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)

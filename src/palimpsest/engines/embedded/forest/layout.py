@@ -91,6 +91,24 @@ class Forest:
         return self.logical_tokens / self.physical_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The rows of one forest, in lexicographic order, before each token has its place."""
+
+    rows: tuple[Row, ...]
+    lengths: Ids
+    """[R] tokens of each row that are read."""
+    shared: Ids
+    """[R] those of them that the row before has too, from the start; 0 for the first."""
+
+    @property
+    def physical_tokens(self) -> int:
+        return int((self.lengths - self.shared).sum())
+
+    def lay_out(self, device: torch.device | str, dtype: torch.dtype) -> Forest:
+        return _forest(list(self.rows), self.lengths, self.shared, torch.device(device), dtype)
+
+
 def build_forests(
     segments: Sequence[TrainSegment],
     max_tokens: int,
@@ -106,23 +124,33 @@ def build_forests(
     `max_tokens` bounds the places of a forest; `dtype` is that of advantages, weights and log-probabilities. Raises
     ValueError for a segment longer than the model's window (`max_context`) or trained at its first token.
     """
+    packed = pack(rows_of(segments, max_context, chosen), max_tokens, min_shared)
+    return [each.lay_out(device, dtype) for each in packed]
+
+
+def rows_of(segments: Sequence[TrainSegment], max_context: int, chosen: Sequence[int] | None = None) -> list[Row]:
+    """The segments with a trained token, or the `chosen` of them, in lexicographic order. Raises as `build_forests`."""
     found = (row_of(segments[i], i) for i in (range(len(segments)) if chosen is None else chosen))
     rows = [row for row in found if row is not None]
-    if not rows:
-        return []
     for row in rows:
         if len(row.tokens) + 1 > max_context:
             raise ValueError(
                 f"segment {row.index} has {len(row.tokens) + 1} tokens, the model's window holds {max_context}"
             )
-    rows = [rows[i] for i in in_order([row.tokens for row in rows])]
+    return [rows[i] for i in in_order([row.tokens for row in rows])]
+
+
+def pack(rows: Sequence[Row], max_tokens: int, min_shared: int = MIN_SHARED) -> list[Packed]:
+    """Forests of at most `max_tokens` places, if no row alone has more, of rows in lexicographic order."""
+    if not rows:
+        return []
     shared = shared_lengths([row.tokens for row in rows])
     shared[shared < min_shared] = 0
     lengths = np.array([len(row.tokens) for row in rows], np.int64)
     begins = cut(lengths, shared, max_tokens, CUT_OVERHEAD)
     shared[begins] = 0
     return [
-        _forest(rows[a:b], lengths[a:b], shared[a:b], torch.device(device), dtype)
+        Packed(tuple(rows[a:b]), lengths[a:b], shared[a:b])
         for a, b in zip(begins, [*begins[1:], len(rows)], strict=True)
     ]
 

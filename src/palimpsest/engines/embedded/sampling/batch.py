@@ -29,6 +29,7 @@ from palimpsest.engines.embedded.sampling.fused import pick_forward
 from palimpsest.engines.embedded.sampling.kv import KVPool, KVShape
 from palimpsest.engines.embedded.sampling.radix import Copy, PrefixCache
 from palimpsest.engines.embedded.sampling.rows import Rows
+from palimpsest.engines.embedded.sampling.score import score
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
@@ -86,6 +87,7 @@ class Batch:
         fused: bool = True,
     ) -> None:
         """`cache_tokens=0` computes every prompt whole; `fused=False` keeps the model's own forward."""
+        self._model = model
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.version = 0
         self.counters = Counters()
@@ -112,6 +114,10 @@ class Batch:
         self._step()
         self.counters.busy_s += time.perf_counter() - started
         return stepped
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """See `Sampler.score`; beside what is in flight, of which it takes no part."""
+        return score(self._model, prompt_ids, ids)
 
     def reset(self) -> None:
         """Nothing is in flight: forget what was computed."""

@@ -15,19 +15,18 @@ comes, and takes part in the step after that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from palimpsest.engines.embedded.architecture import context_of
-from palimpsest.engines.embedded.sampling.batch import CACHE_TOKENS, Batch, Request, Stepped
-from palimpsest.engines.embedded.sampling.score import score
+from palimpsest.engines.embedded.architecture import Context, context_of
+from palimpsest.engines.embedded.sampling.batch import CACHE_TOKENS, Batch, Counters, Request, Stepped
 from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
-from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.errors import PalimpsestError, PromptTooLong, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
 _SETTLE = 3  # a finished future, its episode, and what wraps that take a turn of the loop each
@@ -42,30 +41,33 @@ class _Caller:
     """Tokens of a stream; None: it ended, the future knows how."""
 
 
-class EmbeddedSampler:
+class Steps(Protocol):
+    """What samples: a `Batch`, or one in another process. Called on the compute thread."""
+
+    vocab: int
+    version: int
+    counters: Counters
+
+    @property
+    def evicted(self) -> int: ...
+
+    def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped: ...
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]: ...
+
+    def publish(self, version: int) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+class BatchSampler:
     """Satisfies `palimpsest.engines.protocol.Sampler`."""
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        thread: ComputeThread | None = None,
-        version: int = 0,
-        batch_slots: int = 128,
-        prefill_tokens: int = 8192,
-        cache_tokens: int = CACHE_TOKENS,
-        fused: bool = True,
-    ) -> None:
-        """`thread`: the one that also trains `model`, where one does; `version`: its weights'. The others: `Batch`."""
-        context = context_of(model)
+    def __init__(self, batch: Steps, context: Context, thread: ComputeThread) -> None:
         self.max_context = context.tokens
         self._window = f"{context.tokens} ({context.reason})" if context.reason else str(context.tokens)
-        self._model = model
-        self._thread = thread or ComputeThread()
-        self._batch = Batch(
-            model, batch_slots=batch_slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
-        )
-        self._batch.version = version
+        self._thread = thread
+        self._batch = batch
         self._incoming: list[Request] = []
         """Requests that no step has seen."""
         self._callers: dict[Request, _Caller] = {}
@@ -104,7 +106,7 @@ class EmbeddedSampler:
         self._check([*prompt_ids, *ids], 0)
         self._check(prompt_ids, len(ids))
         try:
-            return await self._thread.run(score, self._model, prompt_ids, ids)
+            return await self._thread.run(self._batch.score, prompt_ids, ids)
         except Exception as error:
             raise SamplerError(f"scoring failed: {type(error).__name__}: {error}") from error
 
@@ -185,7 +187,7 @@ class EmbeddedSampler:
                     await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - border: whatever broke, every caller gets an answer
             reason = "the engine was closed" if self._closed else f"sampling failed: {type(error).__name__}: {error}"
-            self._fail_all(SamplerError(reason))
+            self._fail_all(error if isinstance(error, PalimpsestError) else SamplerError(reason))
         except asyncio.CancelledError:
             self._fail_all(None)
             self._forget()
@@ -216,7 +218,7 @@ class EmbeddedSampler:
             else:
                 caller.future.set_result(result)
 
-    def _fail_all(self, error: SamplerError | None) -> None:
+    def _fail_all(self, error: PalimpsestError | None) -> None:
         for caller in self._callers.values():
             if not caller.future.done():
                 self._failed += 1
@@ -232,3 +234,25 @@ class EmbeddedSampler:
         self._callers.clear()
         self._incoming.clear()
         self._forget()
+
+
+class EmbeddedSampler(BatchSampler):
+    """A sampler in this process."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        thread: ComputeThread | None = None,
+        version: int = 0,
+        batch_slots: int = 128,
+        prefill_tokens: int = 8192,
+        cache_tokens: int = CACHE_TOKENS,
+        fused: bool = True,
+    ) -> None:
+        """`thread`: the one that also trains `model`, where one does; `version`: its weights'. The others: `Batch`."""
+        batch = Batch(
+            model, batch_slots=batch_slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
+        )
+        batch.version = version
+        super().__init__(batch, context_of(model), thread or ComputeThread())

@@ -1,0 +1,62 @@
+"""`cluster`: learners and samplers as processes of their own, for `engine.name=ray` (docs/cluster.md)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from palimpsest.config.strict import Strict
+
+
+class ClusterConfig(Strict):
+    address: str | None = None
+    """A Ray cluster to join, HOST:PORT of its head; None: one is started on this machine, and ended with the run."""
+    learners: int = Field(1, ge=1)
+    """Ranks that share the weights (FSDP2)."""
+    samplers: int = Field(1, ge=1)
+    """Copies of the embedded sampler."""
+    gpus_per_learner: float = Field(0.0, ge=0)
+    """0: ranks compute on CPUs."""
+    gpus_per_sampler: float = Field(0.0, ge=0)
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that divide each layer among them; the batch is dealt to learners / tensor_parallel."""
+    placement: Literal["separate", "colocated"] = "separate"
+    """colocated: learners and samplers share GPUs, each with a fraction."""
+    folder: str | None = None
+    """Where weights lie on their way to the samplers; None: /dev/shm of this machine. Every node must see it."""
+    cpu_offload: bool = False
+    """Weights, gradients and moments of the learners lie in the machines' own memory."""
+    mixed_precision: Literal["float32", "bfloat16"] | None = None
+    """What learners compute in; their weights and moments are float32 in any case. None: model.dtype."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Until all processes must be there, their model loaded."""
+    collective_timeout_s: float = Field(600.0, gt=0)
+    """Until ranks that wait for each other give up."""
+    publish_timeout_s: float = Field(300.0, gt=0)
+    """Until every sampler must sample from new weights."""
+    max_restarts: int = Field(0, ge=0)
+    """Times that a training whose processes were lost goes on from its newest checkpoint by itself."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ClusterConfig:
+        if self.learners % self.tensor_parallel:
+            raise ValueError(
+                f"cluster.tensor_parallel={self.tensor_parallel} does not divide cluster.learners={self.learners}"
+            )
+        if self.address is not None and self.folder is None:
+            raise ValueError(
+                f"cluster.address={self.address}: set cluster.folder to a folder that every node of the cluster sees"
+            )
+        for name, share in (("learner", self.gpus_per_learner), ("sampler", self.gpus_per_sampler)):
+            if share > 1 or (share not in (0, 1) and self.placement == "separate"):
+                raise ValueError(
+                    f"cluster.gpus_per_{name}={share:g}: a process computes on one GPU; give 0 or 1, or a fraction "
+                    "with cluster.placement=colocated"
+                )
+        if self.placement == "colocated" and not 0 < self.gpus_per_learner + self.gpus_per_sampler <= 1:
+            raise ValueError(
+                "cluster.placement=colocated: learner and sampler share a GPU, so cluster.gpus_per_learner + "
+                "cluster.gpus_per_sampler must be above 0 and at most 1, e.g. 0.6 and 0.4"
+            )
+        return self

@@ -1,0 +1,134 @@
+"""Gradients of forests: what a learner of one process and a rank among many have in common.
+
+Guaranteed: the gradients of forests add up, each collected before the next is computed; a forest that holds no segment
+(one that makes up the number where ranks have to take the same number of passes) counts in no sum.
+Not covered: which forests there are (layout.py), how a model computes one (the caller's `Forward`), what is done with
+the gradient (optim.py).
+
+Axes: N trained tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palimpsest.config.schema import LossConfig
+from palimpsest.engines.embedded.forest.layout import Forest
+from palimpsest.engines.embedded.model import recomputing
+from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.losses import nll_loss, policy_loss
+from palimpsest.engines.protocol import Objective, UpdateStats
+
+OldLogprobs = dict[int, Tensor]
+"""By the place of each segment in its step, [N] nats of its trained tokens."""
+
+Forward = Callable[[Forest, bool], tuple[Tensor, Tensor]]
+"""[N] log-probabilities and [N] entropies of a forest's trained tokens; True: of the model that the run began with."""
+
+
+def skips_silent(objective: Objective, loss: LossConfig) -> bool:
+    """Whether a segment without an advantage has no gradient."""
+    return objective == "policy" and loss.kl_coef == 0 and loss.entropy_coef == 0
+
+
+@torch.no_grad()
+def logprobs_of(forests: Sequence[Forest], forward: Forward) -> OldLogprobs:
+    """Log-probabilities of each segment's trained tokens under the present weights."""
+    result: OldLogprobs = {}
+    for forest in forests:
+        logprobs = forward(forest, False)[0]
+        if forest.indices:
+            result |= zip(forest.indices, logprobs.split(forest.counts), strict=True)
+    return result
+
+
+class ForestGradients:
+    """Adds gradients to those of a model's parameters."""
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Optimizer,
+        objective: Objective,
+        loss: LossConfig,
+        has_reference: bool,
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._objective, self._config, self._has_reference = objective, loss, has_reference
+
+    def accumulate(self, forests: Sequence[Forest], forward: Forward, old: OldLogprobs | None = None) -> UpdateStats:
+        """Add the gradient of all `forests`; `old` is the ratio's old side, None what is computed here."""
+        started = time.perf_counter()
+        sums: dict[str, float] = {}
+        loss = largest_gap = 0.0
+        recomputing(self._model)
+        try:
+            for forest in forests:
+                part, parts, gap = self._micro_step(forest, forward, old)
+                if not forest.indices:
+                    continue
+                for name, value in parts.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                loss += float(part)
+                largest_gap = max(largest_gap, gap)
+        finally:
+            self._model.eval()
+        counted = [forest for forest in forests if forest.indices]
+        return UpdateStats(
+            loss=loss,
+            tokens=sum(forest.targets.numel() for forest in counted),
+            segments=sum(len(forest.indices) for forest in counted),
+            logical_tokens=sum(forest.logical_tokens for forest in counted),
+            physical_tokens=sum(forest.physical_tokens for forest in counted),
+            token_sums=sums,
+            maxima={"logprob_gap": largest_gap},
+            seconds=time.perf_counter() - started,
+        )
+
+    def _micro_step(
+        self, forest: Forest, forward: Forward, old: OldLogprobs | None
+    ) -> tuple[Tensor, dict[str, Tensor], float]:
+        """Gradient of one micro-batch; its loss and sums, and the largest gap to the sampler's log-probabilities."""
+        logprobs, entropy = forward(forest, False)
+        if self._objective == "nll":
+            loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
+            sums["entropy_sum"] = entropy.sum()
+        else:
+            reference = None
+            if self._has_reference:
+                with torch.no_grad():
+                    reference = forward(forest, True)[0]
+            loss, sums = self._policy_loss(forest, logprobs, entropy, old, reference)
+        loss.backward()
+        self._optimizer.collect()
+        return loss.detach(), sums, float((logprobs.detach() - forest.sampler_logprobs).abs().max())
+
+    def _policy_loss(
+        self,
+        forest: Forest,
+        logprobs: Tensor,
+        entropy: Tensor,
+        old: OldLogprobs | None,
+        reference: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._config.old_logprobs == "sampler":
+            before = forest.sampler_logprobs
+        elif old is None or not forest.indices:
+            before = logprobs.detach()
+        else:
+            before = torch.cat([old[i] for i in forest.indices])
+        return policy_loss(
+            logprobs=logprobs,
+            old_logprobs=before,
+            sampler_logprobs=forest.sampler_logprobs,
+            advantages=forest.advantages,
+            weights=forest.weights,
+            ref_logprobs=reference,
+            entropy=entropy,
+            config=self._config,
+        )

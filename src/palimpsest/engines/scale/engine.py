@@ -1,0 +1,165 @@
+"""The engine of `engine.name=ray`: the embedded engine's learner on ranks, its sampler in copies, each a process.
+
+Guaranteed: the event loop is never waited on; the same number of ranks and samplers gives the same bytes; processes are
+started when the first of them is needed, and all are gone after `close`.
+Not covered: batches collected ahead of the learner (`train.ahead`, refused).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.architecture import context_of
+from palimpsest.engines.embedded.engine import check_vocabulary
+from palimpsest.engines.embedded.forest.gradients import skips_silent
+from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
+from palimpsest.engines.scale.batch import Plan, plan
+from palimpsest.engines.scale.group import Group
+from palimpsest.engines.scale.sampler import Samplers
+from palimpsest.engines.scale.shard import skeleton, source_of
+from palimpsest.text.codec import Codec
+
+
+class RayLearner:
+    """Satisfies `palimpsest.engines.protocol.Learner`."""
+
+    def __init__(
+        self, config: RunConfig, objective: Objective, group: Group, samplers: Samplers | None, limits: Limits
+    ) -> None:
+        self._config, self._cluster, self._group, self._samplers = config, config.cluster, group, samplers
+        self._skips_silent = skips_silent(objective, config.loss)
+        self.limits = limits
+        self.version = self._updates = 0
+        self._published: int | None = None
+
+    async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+        """See `Learner.update`."""
+        dealt = await asyncio.to_thread(self._plan, steps)
+        answers = await asyncio.to_thread(self._update, dealt)
+        self.version = answers[0][1]
+        each = [stats for stats, _ in answers[:: self._cluster.tensor_parallel]]  # the others computed the same
+        idle = {"learner/idle_share": dealt.idle_share, "learner/padding_share": dealt.padding_share}
+        return [merged(of_step, idle) for of_step in zip(*each, strict=True)]
+
+    def _plan(self, steps: Sequence[StepBatch]) -> Plan:
+        settings = self._config.engine
+        assert isinstance(settings, RayEngineConfig)
+        self._updates += 1
+        return plan(
+            steps,
+            self._cluster.learners // self._cluster.tensor_parallel,
+            number=self._updates,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            max_context=self.limits.max_context,
+            skips_silent=self._skips_silent,
+        )
+
+    def _update(self, dealt: Plan) -> list[tuple[list[UpdateStats], int]]:
+        self._group.start()
+        size = self._cluster.tensor_parallel
+        calls = [rank.update.remote(dealt.parts[number // size]) for number, rank in enumerate(self._group.ranks)]
+        passes = max(1, int(dealt.parts[0].passes.sum()))  # a limit for each time that ranks wait for each other
+        return self._group.collect(calls, self._cluster.collective_timeout_s * passes, "update")
+
+    async def save(self, folder: Path) -> Mapping[str, str]:
+        """See `Learner.save`; each rank writes its share of the state, the first one the model's files."""
+        written: dict[str, str] = {}
+        for part in await self._all("save", folder.resolve()):
+            written |= part
+        return written
+
+    async def load(self, folder: Path) -> None:
+        """See `Learner.load`."""
+        self.version = (await self._all("load", folder.resolve()))[0]
+        self._published = None
+
+    async def publish(self) -> int:
+        """See `Learner.publish`; returns once every copy of the sampler has the weights."""
+        if self._samplers is None or self._published == self.version or (self._published is None and not self.version):
+            return self.version
+        await asyncio.to_thread(self._group.start)
+        folder = self._group.folder / f"weights-{self.version}"
+        folder.mkdir(exist_ok=True)
+        try:
+            await self._all("publish", folder, timeout=self._cluster.publish_timeout_s)
+            await self._samplers.load_weights(folder, self.version)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._published = self.version
+        return self.version
+
+    async def _all(self, method: str, folder: Path, timeout: float | None = None) -> list[object]:
+        def call() -> list[object]:
+            self._group.start()
+            limit = timeout or self._cluster.start_timeout_s
+            return self._group.call(self._group.ranks, method, folder, timeout=limit)
+
+        return await asyncio.to_thread(call)
+
+
+def merged(parts: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
+    """One optimiser step of all ranks.
+
+    >>> one = merged([UpdateStats(loss=0.5, tokens=3, seconds=1.0), UpdateStats(loss=0.25, seconds=2.0)], {})
+    >>> one.loss, one.tokens, one.seconds
+    (0.75, 3, 2.0)
+    """
+    names = dict.fromkeys(name for part in parts for name in part.token_sums)
+    largest = dict.fromkeys(name for part in parts for name in part.maxima)
+    return replace(
+        parts[0],
+        loss=sum(part.loss for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        segments=sum(part.segments for part in parts),
+        logical_tokens=sum(part.logical_tokens for part in parts),
+        physical_tokens=sum(part.physical_tokens for part in parts),
+        token_sums={name: sum(part.token_sums.get(name, 0.0) for part in parts) for name in names},
+        maxima={name: max(part.maxima.get(name, 0.0) for part in parts) for name in largest},
+        seconds=max(part.seconds for part in parts),
+        extra=dict(extra),
+    )
+
+
+class RayEngine:
+    """Satisfies `palimpsest.engines.protocol.Engine`."""
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None) -> None:
+        """Reads `config.model` without its weights; raises ModelError with the reason if it can't be used."""
+        settings, cluster = config.engine, config.cluster
+        assert isinstance(settings, RayEngineConfig)
+        self.codec = Codec.load(config.model)
+        model = skeleton(source_of(config.model))
+        context, vocab = context_of(model), int(model.get_output_embeddings().weight.shape[0])
+        check_vocabulary(self.codec, vocab, config.model.path)
+        slots = settings.batch_slots * cluster.samplers
+        notes = [f"the window is {context.tokens} tokens {context.reason}"] if context.reason else []
+        if cluster.address is not None:
+            notes.append(risk_of(cluster.address))
+        self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
+        self._group = Group(config, objective)
+        self.sampler = Samplers(self._group, cluster.samplers, context, vocab, cluster.publish_timeout_s)
+        self.learner: RayLearner | None = None
+        if objective is not None:
+            samples = self.sampler if objective == "policy" else None
+            self.learner = RayLearner(config, objective, self._group, samples, self.limits)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._group.close)
+        await self.sampler.close()
+
+
+def risk_of(address: str) -> str:
+    """What joining a cluster at `address` means."""
+    token = os.environ.get("RAY_AUTH_MODE") == "token"
+    return (
+        f"cluster.address={address}: Ray and the ranks listen on all interfaces of their machines, and whoever reaches "
+        f"a port {'and knows the token ' if token else ''}runs code there as you: keep them on a network of their own"
+        + ("" if token else ", and start Ray with RAY_AUTH_MODE=token")
+    )

@@ -1,0 +1,200 @@
+"""Ray, the ranks and the copies of the sampler: started together, called with time limits, ended together.
+
+Guaranteed: nothing is started before it is first needed; whatever one process raises, or a time limit that passes, ends
+all of them, for the others would wait for it in their next collective; nothing is left once the driver is gone, by
+whatever end (guard.py).
+Not covered: one process started again alone. A run whose processes were lost resumes from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.protocol import Objective
+from palimpsest.engines.scale import guard
+from palimpsest.engines.scale.actors import Rank, SamplerCopy
+from palimpsest.errors import EngineError, PalimpsestError
+
+_OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
+_STARTING = threading.Lock()  # ray.init is of the whole process
+
+
+class Group:
+    """The processes of one engine."""
+
+    def __init__(self, config: RunConfig, objective: Objective | None) -> None:
+        self._config, self._objective, self._cluster = config, objective, config.cluster
+        self.ranks: list[Any] = []
+        self.samplers: list[Any] = []
+        self.folder = Path()
+        """Where weights lie on their way to the samplers."""
+        self._guard: Any = None
+        self._owns_ray = False
+        self._placed: list[PlacementGroup] = []
+        self._up = threading.RLock()
+        self._state = "new"
+
+    # ---- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything, if it isn't there yet. Raises EngineError, ModelError, RunError."""
+        with self._up:
+            if self._state == "lost":
+                raise EngineError("the processes of engine.name=ray were ended; resume the run")
+            if self._state == "new":
+                self._state = "up"
+                try:
+                    self._start()
+                except BaseException:
+                    self._end()
+                    raise
+
+    def _start(self) -> None:
+        cluster = self._cluster
+        mark, temporary = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
+        memory = Path("/dev/shm")
+        parent = cluster.folder or (str(memory) if memory.is_dir() else None)
+        self.folder = Path(tempfile.mkdtemp(prefix="palimpsest-", dir=parent))
+        self._guard = guard.start(mark, [self.folder, temporary])
+        with _STARTING:
+            if not ray.is_initialized():
+                self._owns_ray = True
+                os.environ[guard.MARK] = mark
+                try:
+                    self._connect(temporary)
+                finally:
+                    del os.environ[guard.MARK]
+        self._create()
+        meeting = f"file://{self.folder}/meeting"
+        if self.ranks and cluster.address is not None:
+            (meeting,) = self.call(self.ranks[:1], "meeting", timeout=cluster.start_timeout_s)
+        starting = [rank.start.remote(meeting, self.folder) for rank in self.ranks]
+        starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
+        self.collect(starting, cluster.start_timeout_s, "starting")
+
+    def _connect(self, temporary: Path) -> None:
+        cluster = self._cluster
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        if cluster.address is not None:
+            ray.init(address=cluster.address, **options)
+            return
+        if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
+            raise EngineError(f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports could run code here; unset it")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray, from 2.59 on, then asks for it
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(temporary),
+                object_store_memory=_OBJECT_STORE,
+                **options,
+            )
+        except (OSError, RuntimeError, ValueError, RayError) as error:
+            raise EngineError(f"Ray can't be started here: {_line(error)}") from None
+
+    def _create(self) -> None:
+        cluster, config = self._cluster, self._config
+        learners = cluster.learners if self._objective else 0
+        samplers = cluster.samplers if self._objective != "nll" else 0
+        rank_gpus, sampler_gpus = cluster.gpus_per_learner, cluster.gpus_per_sampler
+        placed = self._place([rank_gpus] * learners, [sampler_gpus] * samplers)
+        environment = {"OMP_NUM_THREADS": str(config.engine.threads)}  # type: ignore[union-attr]
+        if cluster.address is None:
+            environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        common = {"num_cpus": 0, "max_restarts": 0, "runtime_env": {"env_vars": environment}}
+        self.ranks = [
+            ray.remote(Rank).options(**common, num_gpus=rank_gpus, **placed[r]).remote(config, self._objective, r)
+            for r in range(learners)
+        ]
+        self.samplers = [
+            ray.remote(SamplerCopy).options(**common, num_gpus=sampler_gpus, **placed[learners + s]).remote(config, 0)
+            for s in range(samplers)
+        ]
+
+    def _place(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
+        """Options of each rank and sampler that put it on the GPU that is reserved for it; raises EngineError."""
+        shares = [*ranks, *samplers]
+        if self._cluster.placement == "colocated":
+            whole = [1.0] * max(len(ranks), len(samplers))
+            indices = [*range(len(ranks)), *range(len(samplers))]
+        else:
+            whole, indices = list(shares), list(range(len(shares)))
+        if not any(shares):
+            return [{}] * len(shares)
+        group = placement_group([{"GPU": gpus} if gpus else {"CPU": 1} for gpus in whole], strategy="PACK")
+        self._placed.append(group)
+        if not group.wait(self._cluster.start_timeout_s):
+            raise EngineError(
+                f"the cluster has no room for {sum(whole):g} GPUs; it has {ray.available_resources()}: lower "
+                "cluster.learners or cluster.samplers"
+            )
+        strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]
+        return [{"scheduling_strategy": strategy} for strategy in strategies]
+
+    def close(self) -> None:
+        """End every process; a second call does nothing."""
+        with self._up:
+            self._end()
+
+    def _end(self) -> None:
+        self._state = "lost"
+        if ray.is_initialized():
+            for actor in (*self.ranks, *self.samplers):
+                ray.kill(actor)
+            for group in self._placed:
+                remove_placement_group(group)
+            if self._owns_ray:
+                ray.shutdown()
+        self.ranks, self.samplers, self._placed = [], [], []
+        if self._guard is not None:
+            guard.finish(self._guard)
+            self._guard = None
+
+    # ---- calls ----------------------------------------------------------------------------------------------
+
+    def call(self, actors: Sequence[Any], method: str, *each: Any, timeout: float) -> list[Any]:
+        """`method` of all `actors` at once, with the same arguments. Raises as `collect` does."""
+        return self.collect([getattr(actor, method).remote(*each) for actor in actors], timeout, method)
+
+    def collect(self, calls: Sequence[Any], timeout: float, what: str) -> list[Any]:
+        """What `calls` answer. On the first error, or after `timeout` seconds, all processes are ended and the error
+        is raised: what it was if the user can mend it, EngineError otherwise."""
+        deadline, pending = time.monotonic() + timeout, list(calls)
+        try:
+            while pending:
+                ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise EngineError(f"{what}: not done within {timeout:g} s; raise the limit under cluster")
+                ray.get(ready)
+            return list(ray.get(list(calls)))
+        except (RayError, PalimpsestError) as error:
+            self.close()
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, PalimpsestError):
+                raise type(cause)(*cause.args) from None
+            raise EngineError(
+                f"{what}: a process of engine.name=ray was lost ({_line(cause)}); the run goes on from its newest "
+                "checkpoint when it is resumed"
+            ) from error
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return f"{type(error).__name__}: {text.splitlines()[0]}"[:300]

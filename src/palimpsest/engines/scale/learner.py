@@ -1,0 +1,149 @@
+"""One rank of a learner: computes its part of every update, knows torch.distributed and not Ray.
+
+Guaranteed: the sum over ranks is the gradient of the whole step, to rounding; ranks whose plans differ refuse the
+update together, where they would wait for each other for ever; the same number of ranks gives the same bytes.
+Not covered: a rank that fails alone. Its peers wait in their next collective until whoever started them ends them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from palimpsest.config.cluster import ClusterConfig
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of
+from palimpsest.engines.embedded.learner import check_savable
+from palimpsest.engines.embedded.model import pick_device
+from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.embedded.thread import set_threads
+from palimpsest.engines.protocol import Objective, UpdateStats
+from palimpsest.engines.scale.batch import Part
+from palimpsest.engines.scale.shard import ForestModel, checked_copy, shard, source_of
+from palimpsest.engines.scale.storage import fingerprint, load_state, save_state, write_model
+from palimpsest.errors import RunError
+from palimpsest.text.codec import Codec
+
+
+class RankLearner:
+    """Collective: every rank makes one, and calls the same methods in the same order."""
+
+    def __init__(self, config: RunConfig, objective: Objective) -> None:
+        """In a process group. Raises ModelError for a model that can't be trained so."""
+        set_threads(config.engine.threads)  # type: ignore[union-attr]
+        self._config, self._objective = config, objective
+        self._device = pick_device(config.model.device)
+        cluster: ClusterConfig = config.cluster
+        shape = (cluster.learners // cluster.tensor_parallel, cluster.tensor_parallel)
+        self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("dp", "tp"))
+        self._codec = Codec.load(config.model)
+        check_savable(checked_copy(source_of(config.model)), self._codec.tokenizer)
+        self._root = self._shard()
+        steps_each = config.train.optimizer_steps if objective == "policy" else 1
+        self._optimizer = Optimizer(
+            self._model.named_parameters(), config.optim, config.train.steps * steps_each, clip=clip_by_mesh
+        )
+        adapted, compares = config.model.lora is not None, objective == "policy" and config.loss.kl_coef > 0
+        self._reference = None
+        if compares:
+            self._reference = self._root if adapted else self._shard().requires_grad_(False)
+        self._gradients = ForestGradients(
+            self._root, self._optimizer, objective, config.loss, self._reference is not None
+        )
+        self._origin = fingerprint(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
+
+    def _shard(self) -> ForestModel:
+        entropy = self._objective == "policy" and self._config.loss.entropy_coef != 0
+        temperature = self._config.sampling.temperature or 1.0
+        return shard(
+            self._config.model, self._config.cluster, self._mesh, self._device, temperature, entropy_gradient=entropy
+        )
+
+    @property
+    def _model(self) -> Any:
+        return self._root.model
+
+    @property
+    def version(self) -> int:
+        return self._optimizer.steps
+
+    def update(self, part: Part) -> list[UpdateStats]:
+        """Take the optimiser steps of an update; what this rank computed of each. Raises RunError, on all ranks."""
+        self._check_plan(part)
+        steps = part.forests(self._device, torch.float32)
+        recomputes = self._objective == "policy" and self._config.loss.old_logprobs == "recompute"
+        before = [logprobs_of(forests, self._forward) if recomputes and len(steps) > 1 else None for forests in steps]
+        return [
+            self._optimizer.step(self._gradients.accumulate(forests, self._forward, old))
+            for forests, old in zip(steps, before, strict=True)
+        ]
+
+    def save(self, folder: Path) -> Mapping[str, str]:
+        """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote."""
+        self._root.reshard()
+        facts = {
+            "format": 2,
+            "version": self._optimizer.steps,
+            "grad_skipped": self._optimizer.skipped,
+            "reference": self._origin,
+        }
+        written = save_state(folder, self._optimizer.live(), facts)
+        return written | write_model(self._model, folder, self._config.model, self._codec)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, on however many ranks. Raises CheckpointError."""
+        self._root.reshard()
+        load_state(folder, self._optimizer, self._origin)
+
+    def publish(self, folder: Path) -> None:
+        """Write, on rank 0, the whole present model into an empty folder: adapters merged, its output projection apart
+        from its embeddings, since servers that reload weights may not tie them again."""
+        self._root.reshard()
+        write_model(self._model, folder, self._config.model, self._codec, whole=True)
+
+    # ---- parts ----------------------------------------------------------------------------------------------
+
+    def _check_plan(self, part: Part) -> None:
+        """Compare the number of the update and the passes of its steps over all ranks."""
+        plan = repr((part.number, self.version, part.passes.tolist())).encode()
+        digest = int.from_bytes(hashlib.sha256(plan).digest()[:7])
+        ends = torch.tensor([digest, -digest], device=self._device)
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        if int(ends[0]) != -int(ends[1]):
+            raise RunError(f"learner: the ranks were given different plans for update {part.number}; resume the run")
+
+    def _forward(self, forest: Any, reference: bool) -> tuple[Tensor, Tensor]:
+        with self._as_reference() if reference else nullcontext():
+            root = self._reference if reference else self._root
+            logprobs, entropies = root(forest)  # type: ignore[misc]
+        return logprobs, entropies
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        without: AbstractContextManager[None] = (
+            self._model.disable_adapter() if self._config.model.lora is not None else nullcontext()
+        )
+        return without
+
+
+def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
+    """`clip_grad_norm_` over parameters that are sharded in different ways; the norm before."""
+    meshes: dict[Any, list[Tensor]] = {}
+    for p in parameters:
+        if p.grad is not None:
+            meshes.setdefault(getattr(p, "device_mesh", None), []).append(p.grad)
+    norms = [nn.utils.get_total_norm(grads) for grads in meshes.values()]
+    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    total = torch.stack(whole).norm() if whole else torch.zeros(())
+    for grads in meshes.values():
+        scale = torch.clamp(bound / (total + 1e-6), max=1.0)
+        for grad in grads:
+            grad.mul_(float(scale))
+    return float(total)

@@ -1,0 +1,201 @@
+"""What ranks write and read together: masters and moments in shares, the model whole.
+
+    learner/shard-00001-model-00001-of-00001.safetensors    rank 0's share of masters and moments, and so on
+    learner/learner.json                                    steps taken, gradients skipped, the reference's digest
+    model.safetensors, config.json, tokenizer...            the model, in model.dtype; or its adapters
+
+torch's distributed checkpoints, in safetensors alone: their own format holds a pickle. No tensor in a share is a single
+number, which its consolidation would write as 0: the count of steps is in learner.json.
+
+Guaranteed: a share is read back and compared with memory before its hash is told; any number of ranks reads what
+another number wrote, bit for bit.
+Not covered: a file system that not every rank sees (refused at the start, group.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from palimpsest import files
+from palimpsest.config.schema import ModelConfig
+from palimpsest.engines.embedded.lora import sort_targets
+from palimpsest.engines.embedded.model import DTYPES
+from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.errors import CheckpointError
+from palimpsest.model_files.manifest import STATE_FOLDER
+from palimpsest.text.codec import Codec
+
+FILE_BYTES = 4 << 30  # of the model's files at most, all of which rank 0 holds at once
+FACTS = "learner.json"
+
+
+def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, str]:
+    """Write this rank's share of `tensors` under `learner/`; the SHA-256 of each file of this rank's, by its path."""
+    inner, rank = folder / STATE_FOLDER, dist.get_rank()
+    inner.mkdir(exist_ok=True)
+    try:
+        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(inner), save_distributed=True))
+    except CheckpointException as error:
+        raise CheckpointError(f"{inner} can't be written: {_reason(error)}") from error
+    mine = sorted(inner.glob(f"shard-{rank + 1:05d}-*.safetensors"))
+    if rank == 0:
+        files.write_plain(inner / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
+        mine.append(inner / FACTS)
+    for file in mine:
+        files.sync(file)
+        if file.suffix == ".safetensors":
+            _compare(file, tensors)
+    return {file.relative_to(folder).as_posix(): files.sha256(file) for file in mine}
+
+
+def _compare(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Read a share back; raises CheckpointError where it isn't what this rank holds."""
+    with safe_open(file, framework="pt") as stored:
+        for name in stored.keys():  # noqa: SIM118 - no mapping
+            held = tensors[name]
+            share = held.to_local() if isinstance(held, DTensor) else held
+            if not torch.equal(stored.get_tensor(name), share.cpu()):
+                raise CheckpointError(f"{file} does not hold what was written ({name}): the disk is at fault")
+
+
+def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
+    """Fill masters and moments from `learner/`. Raises CheckpointError."""
+    inner = folder / STATE_FOLDER
+    try:
+        facts = json.loads((inner / FACTS).read_text())
+        if facts["format"] != 2:
+            raise CheckpointError(
+                f"checkpoint {folder}: was saved by engine.name=embedded; resume with that, or begin a run from it "
+                f"with model.path={folder}"
+            )
+        if origin is not None and facts["reference"] != origin:
+            raise CheckpointError(
+                f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; restore "
+                "the original model.path"
+            )
+        optimizer.allocate(facts["version"])
+        load(optimizer.live(), storage_reader=HuggingFaceStorageReader(str(inner)))
+    except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
+        raise CheckpointError(f"checkpoint {folder}: {_reason(error)}; use an older one or start anew") from None
+    optimizer.skipped = facts["grad_skipped"]
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the weights' files of the model that a run began with."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{files.sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+# ---- the model whole ----------------------------------------------------------------------------------------
+
+
+def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, whole: bool = False) -> dict[str, str]:
+    """Write the model as Hugging Face has it, gathered weight by weight, on rank 0; collective.
+
+    `whole`: adapters are merged and the output projection is written beside the embeddings it is tied to; else an
+    adapted model is its adapters alone. Returns the SHA-256 of every file, on other ranks nothing.
+    """
+    adapted, first = hasattr(model, "peft_config"), dist.get_rank() == 0
+    weights = _adapters(model) if adapted and not whole else _weights(model, DTYPES[config.dtype], untied=whole)
+    before = set(folder.rglob("*")) if first else set()
+    names = _write(weights, folder, "adapter_model" if adapted and not whole else "model", first)
+    if not first:
+        return {}
+    if len(names) > 1:
+        index = {"metadata": {}, "weight_map": {key: file for file, keys in names.items() for key in keys}}
+        files.write_plain(folder / "model.safetensors.index.json", json.dumps(index, indent=1).encode())
+    _describe(model, folder, config, adapters=adapted and not whole, untied=whole)
+    codec.tokenizer.save_pretrained(folder)
+    fresh = sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
+    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in fresh}
+
+
+def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, untied: bool) -> None:
+    if adapters:
+        model.peft_config[model.active_adapter].save_pretrained(folder)
+        sort_targets(folder)
+        return
+    base = getattr(model, "get_base_model", lambda: model)()
+    base.config.save_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text())
+    described |= {"architectures": [type(base).__name__], "dtype": config.dtype}
+    if untied:
+        described["tie_word_embeddings"] = False
+    files.write_plain(folder / "config.json", (json.dumps(described, indent=2, sort_keys=True) + "\n").encode())
+    if getattr(base, "generation_config", None) is not None:
+        base.generation_config.save_pretrained(folder)
+
+
+def _full(weight: Tensor) -> Tensor:
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+
+
+def _adapters(model: Any) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            yield name.replace(f".{model.active_adapter}.", "."), _full(weight).cpu()
+
+
+def _weights(model: Any, dtype: torch.dtype, *, untied: bool) -> Iterator[tuple[str, Tensor]]:
+    """Every weight whole, adapters merged, one after the other."""
+    parameters = dict(model.named_parameters(remove_duplicate=not untied))
+    modules = dict(model.named_modules())
+    for name, weight in parameters.items():
+        if ".lora_" in name:
+            continue
+        value = _full(weight).float()
+        if ".base_layer.weight" in name:
+            layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
+            a, b = _full(layer.lora_A[key].weight), _full(layer.lora_B[key].weight)
+            value = value + layer.scaling[key] * (b @ a)
+        value = value.to(dtype).cpu()
+        yield (
+            name.removeprefix("base_model.model.").replace(".base_layer.", "."),
+            value.clone() if untied else value,  # two names of one tensor can't be saved
+        )
+
+
+def _write(weights: Iterator[tuple[str, Tensor]], folder: Path, stem: str, first: bool) -> dict[str, list[str]]:
+    """Files of at most `FILE_BYTES`; the names of the weights in each. Ranks but the first only take part."""
+    names: dict[str, list[str]] = {}
+    held: dict[str, Tensor] = {}
+
+    def flush() -> None:
+        file = f"{stem}.safetensors" if not names else f"{stem}-{len(names) + 1:05d}.safetensors"
+        save_file(held, folder / file, metadata={"format": "pt"})
+        names[file] = list(held)
+        held.clear()
+
+    for name, value in weights:
+        if not first:
+            continue
+        if held and sum(each.nbytes for each in held.values()) + value.nbytes > FILE_BYTES:
+            flush()
+        held[name] = value.contiguous().clone() if not value.is_contiguous() else value
+    if held:
+        flush()
+    if len(names) > 1:  # by the names that several files have
+        (folder / f"{stem}.safetensors").rename(folder / f"{stem}-00001.safetensors")
+        names = {file if "-" in file else f"{stem}-00001.safetensors": keys for file, keys in names.items()}
+    return names
