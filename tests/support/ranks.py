@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from palimpsest.config.engine import RayEngineConfig
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.protocol import Objective
-from palimpsest.engines.scale.batch import Part
+from palimpsest.engines.embedded.forest.gradients import skips_silent
+from palimpsest.engines.protocol import Objective, StepBatch
+from palimpsest.engines.scale.batch import Part, plan
 from palimpsest.engines.scale.learner import RankLearner
+from palimpsest.errors import RunError
 
 
 def run_ranks(count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
@@ -36,23 +42,81 @@ def _rank(rank: int, count: int, meeting: str, work: Callable[..., None], argume
         dist.destroy_process_group()
 
 
-def updates(rank: int, cases: dict[str, tuple[RunConfig, Objective, list[list[Part]]]], out: Path) -> None:
-    """For each case: gradients of the first step, then all updates; what came of it as OUT/CASE.safetensors."""
-    for name, (config, objective, parts) in cases.items():
-        learner = RankLearner(config, objective)
-        mine = [update[rank // config.cluster.tensor_parallel] for update in parts]
-        forests = mine[0].forests("cpu", torch.float32)[0]
-        stats = learner._gradients.accumulate(forests, learner._forward)
+@dataclass(frozen=True)
+class Case:
+    """What ranks are to compute, and what one process computes."""
+
+    config: RunConfig
+    updates: tuple[tuple[StepBatch, ...], ...]
+    objective: Objective = "policy"
+    parts: tuple[tuple[Part, ...], ...] = ()
+    """For each update one of each rank; made by `on`."""
+
+    def on(self, ranks: int) -> Case:
+        """The same on so many ranks."""
+        cluster = self.config.cluster.model_copy(update={"learners": ranks})
+        dealt = [
+            plan(
+                steps,
+                ranks // cluster.tensor_parallel,
+                number=number,
+                micro_batch_tokens=micro_batch(self.config),
+                max_context=512,
+                skips_silent=skips_silent(self.objective, self.config.loss),
+            ).parts
+            for number, steps in enumerate(self.updates)
+        ]
+        return replace(
+            self, config=self.config.model_copy(update={"cluster": cluster}), parts=tuple(dealt), updates=self.updates
+        )
+
+
+def micro_batch(config: RunConfig) -> int:
+    assert isinstance(config.engine, RayEngineConfig)
+    return config.engine.micro_batch_tokens
+
+
+def compute(rank: int, cases: dict[str, Case], out: Path) -> None:
+    """Gradients of the first step of each case, then all its updates, into OUT/CASE.safetensors; its checkpoint."""
+    for name, case in cases.items():
+        learner = RankLearner(case.config, case.objective)
+        mine = [update[rank // case.config.cluster.tensor_parallel] for update in case.parts]
+        first = learner._gradients.accumulate(mine[0].forests("cpu", torch.float32)[0], learner._forward)
         gradients = {f"grad/{n}": whole(p.grad) for n, p in learner._model.named_parameters() if p.grad is not None}
         learner._optimizer._adamw.zero_grad(set_to_none=True)
-        done = [learner.update(part) for part in mine]
-        found = {f"weight/{n}": whole(p) for n, p in learner._model.named_parameters() if p.requires_grad}
-        losses = [stats.loss, *(step.loss for steps in done for step in steps)]
-        loss = torch.tensor(losses, dtype=torch.float64) / config.cluster.tensor_parallel
-        dist.all_reduce(loss)
-        norms = torch.tensor([step.grad_norm or -1.0 for steps in done for step in steps])
+        steps = [first, *(step for part in mine for step in learner.update(part))]
+        losses = torch.tensor([step.loss for step in steps], dtype=torch.float64) / case.config.cluster.tensor_parallel
+        dist.all_reduce(losses)
+        (out / name).mkdir(exist_ok=True)
+        written = learner.save(out / name)
+        (out / f"{name}-{rank}.json").write_text(json.dumps(dict(written)))
+        found = {**gradients, **held(learner), "losses": losses}
         if rank == 0:
-            save_file({**gradients, **found, "loss": loss, "norms": norms}, out / f"{name}.safetensors")
+            save_file(found, out / f"{name}.safetensors")
+
+
+def held(learner: RankLearner) -> dict[str, Tensor]:
+    """Masters and moments, whole."""
+    return {name: whole(tensor) for name, tensor in learner._optimizer.live().items()}
+
+
+def reload(rank: int, case: Case, folder: Path, out: Path) -> None:
+    """Load a checkpoint, write what is then held, and take one more update."""
+    learner = RankLearner(case.config, case.objective)
+    learner.load(folder)
+    before = held(learner)
+    (step,) = learner.update(case.parts[0][rank])
+    after = {f"after/{name}": tensor for name, tensor in held(learner).items()}
+    if rank == 0:
+        save_file({**before, **after, "norm": torch.tensor(step.grad_norm)}, out)
+
+
+def disagree(rank: int, case: Case) -> None:
+    """Be given plans of different numbers of passes."""
+    learner = RankLearner(case.config, case.objective)
+    part = case.parts[rank][rank]
+    with pytest.raises(RunError, match="different plans for update"):
+        learner.update(replace(part, number=0))
 
 
 def whole(tensor: Any) -> Tensor:

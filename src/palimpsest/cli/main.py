@@ -20,6 +20,7 @@ from palimpsest.cli import (
     bench,
     data,
     evaluate,
+    export,
     judge,
     model,
     new,
@@ -86,6 +87,7 @@ app.command("train", short_help="Reinforcement learning from a recipe.")(train.t
 app.command("cold-start", short_help="Only the lessons a recipe begins with.")(train.cold_start)
 app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
+app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
 app.add_typer(recipes.app, name="recipes")

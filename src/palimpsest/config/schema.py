@@ -300,11 +300,6 @@ class RunConfig(Strict):
                 "loss.old_logprobs=recompute takes for samples of its own: set loss.tis_cap, e.g. 2, which weighs them "
                 "by how likely they are now, or loss.old_logprobs=sampler"
             )
-        if self.engine.name == "ray" and self.train.ahead:
-            raise ValueError(
-                f"train.ahead={self.train.ahead} with engine.name=ray: what is sampled while the learner learns would "
-                "depend on timing; set train.ahead=0"
-            )
         if "leave_one_out" in (self.credit.rule, self.credit.options.get("outcome")) and self.train.group_size < 2:
             raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")
         if self.credit.rule == STATE_MIX and not self.reward.rewards_turns:

@@ -73,6 +73,13 @@ def open_encoder(model: str, preset: str, changes: Mapping[str, Any], *, device:
     return TextEncoder(model, reading_of(model, preset, **changes), device=device)
 
 
+def cast(folder: Path, dtype: str) -> None:
+    """Round the weights in `folder` to `dtype`, float32 or bfloat16."""
+    from palimpsest.engines.embedded.casting import cast as cast_weights
+
+    cast_weights(folder, dtype)
+
+
 class Closes(Protocol):
     async def close(self) -> None: ...
 

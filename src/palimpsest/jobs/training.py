@@ -11,6 +11,7 @@ from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import FileSource, ProblemSource, build_source
 from palimpsest.engines.open import check_models, using
+from palimpsest.errors import EngineError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.cold_start import run_cold_start
@@ -86,9 +87,20 @@ async def run_training(
         open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
         resumable(out, progress),
     ):
-        finished = await Training(folder, progress, stop).run(config, prepared)
+        finished = await _restarting(Training(folder, progress, stop), config, prepared)
         await asyncio.to_thread(report_training, out)
         return finished
+
+
+async def _restarting(training: Training, config: RunConfig, prepared: Prepared) -> Finished:
+    """Train, and go on from the newest checkpoint as often as `cluster.max_restarts` says if processes were lost."""
+    for left in range(config.cluster.max_restarts, 0, -1):
+        try:
+            return await training.run(config, prepared)
+        except EngineError as error:
+            training.folder.warn(f"{error}; going on from the newest checkpoint, as {left - 1} more times if need be")
+            prepared = await asyncio.to_thread(prepare, config)
+    return await training.run(config, prepared)
 
 
 @dataclass(frozen=True, slots=True)

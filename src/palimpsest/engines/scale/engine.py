@@ -1,8 +1,9 @@
 """The engine of `engine.name=ray`: the embedded engine's learner on ranks, its sampler in copies, each a process.
 
 Guaranteed: the event loop is never waited on; the same number of ranks and samplers gives the same bytes; processes are
-started when the first of them is needed, and all are gone after `close`.
-Not covered: batches collected ahead of the learner (`train.ahead`, refused).
+started when the first of them is needed, and all are gone after `close`. Samplers have weights of their own, so what is
+sampled while the learner learns (`train.ahead`) comes of those last published.
+Not covered: roles with a model of their own on GPUs of their own; each takes as many copies as `cluster.samplers` says.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ ROUNDS = 50  # of 0.1 s: a process that is being killed may start another
 def start(mark: str, folders: Sequence[Path]) -> subprocess.Popen[bytes]:
     """A guard in a session of its own, so that the interrupt of a terminal doesn't reach it."""
     command = [sys.executable, "-m", "palimpsest.engines.scale.guard", mark, *map(str, folders)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    silent = subprocess.DEVNULL  # who reads the run's output must not wait for the guard
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
 
 
 def finish(guard: subprocess.Popen[bytes]) -> None:

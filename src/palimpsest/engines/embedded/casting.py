@@ -1,0 +1,24 @@
+"""The weights of a folder in another kind of numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from palimpsest.engines.embedded.model import DTYPES
+from palimpsest.files import write_plain
+
+
+def cast(folder: Path, dtype: str) -> None:
+    """Round every weight in `folder` to `dtype`, float32 or bfloat16, and have config.json say so."""
+    for file in sorted(folder.glob("*.safetensors")):
+        weights = {
+            name: weight.to(DTYPES[dtype]) if weight.is_floating_point() else weight
+            for name, weight in load_file(file).items()
+        }
+        save_file(weights, file, metadata={"format": "pt"})
+    if (config := folder / "config.json").is_file():
+        described = json.loads(config.read_text("utf-8"))
+        write_plain(config, (json.dumps({**described, "dtype": dtype}, indent=2) + "\n").encode())

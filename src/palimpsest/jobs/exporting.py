@@ -1,0 +1,78 @@
+"""`palimpsest export`: the model of a checkpoint as a folder of its own, for servers and for other people.
+
+Guaranteed: the checkpoint verifies before anything is copied; the folder appears whole or not at all; without a dtype
+every file is the checkpoint's, byte for byte.
+Not covered: merging an adapter into its model; other formats than Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from palimpsest import files
+from palimpsest.engines.open import cast
+from palimpsest.errors import CheckpointError, RunError
+from palimpsest.model_files.manifest import MANIFEST
+from palimpsest.runs.checkpoint import Checkpoint, checkpoint_paths, newest_intact, verify
+
+DTYPES = ("float32", "bfloat16")
+_CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    step: int
+    path: Path
+    size: int
+    """Bytes."""
+
+
+def export(
+    run: str | Path,
+    to: str | Path,
+    *,
+    step: int | None = None,
+    dtype: str | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Exported:
+    """Copy the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`.
+
+    `dtype`: float32 or bfloat16; None: as it is. Raises RunError and CheckpointError.
+    """
+    run, to = Path(run), Path(to)
+    if dtype not in (None, *DTYPES):
+        raise RunError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
+    if to.exists():
+        raise RunError(f"--to {to}: is there already; give a folder that isn't")
+    checkpoint = _chosen(run, step, warn)
+    hidden = files.hidden_folder(to)
+    try:
+        for file in sorted(checkpoint.path.iterdir()):
+            if file.is_file() and file.name != MANIFEST:
+                shutil.copyfile(file, hidden / file.name)
+        if dtype is not None:
+            cast(hidden, dtype)
+        files.publish_folder(hidden, to)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    return Exported(checkpoint.step, to, sum(file.stat().st_size for file in to.iterdir()))
+
+
+def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
+    folder = run / _CHECKPOINTS
+    if step is None:
+        newest = newest_intact(folder, warn)
+        if newest is None:
+            raise RunError(f"{run}: has no checkpoint; give the folder of a run that has saved one")
+        return newest
+    path = folder / f"step-{step:06d}"
+    if not path.is_dir():
+        there = ", ".join(str(int(each.name[5:])) for each in checkpoint_paths(folder)) or "none"
+        raise CheckpointError(f"{run}: has no checkpoint of step {step}; it has those of {there}")
+    return verify(path)

@@ -1,0 +1,148 @@
+"""Runs on Ray, as commands: the same numbers as in one process, killed and resumed, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+
+from palimpsest.engines.scale import guard
+from support.cluster import ClusterRun, folders_left
+from support.command import Run
+from support.small_run import small_run
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model_folder: Path) -> Iterator[ClusterRun]:
+    made = ClusterRun(tiny_model_folder, tmp_path / "run")
+    yield made
+    for process in made.processes():
+        process.kill()
+
+
+def metrics(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
+    run: ClusterRun, tmp_path: Path, palimpsest: Run
+) -> None:
+    before = folders_left()
+    run.finish()
+    assert run.gone()
+    assert folders_left() <= before
+    settings = small_run(run.model, steps=2, prompts_per_step=2, group_size=4)
+    words = [f"{key}={orjson.dumps(value).decode()}" for key, value in settings.items()]
+    done = palimpsest(
+        "train", "memagent-quickstart", *words, "engine.micro_batch_tokens=256", "--out", str(tmp_path / "1")
+    )
+    assert done.returncode == 0, done.stderr
+    own = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
+    for theirs, ours in zip(metrics(tmp_path / "1"), metrics(run.out), strict=True):
+        assert {"learner/idle_share", "learner/padding_share"} <= ours.keys()
+        assert theirs.keys() - own == ours.keys() - own
+        assert all(ours[name] == pytest.approx(theirs[name], abs=1e-4) for name in theirs.keys() - own)
+    assert all("publish/seconds" in row for row in map(json.loads, (run.out / "timings.jsonl").open()))
+
+
+def test_what_bears_the_mark_is_ended_and_the_folders_go_when_the_guard_s_input_ends(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "file").touch()
+    watching = guard.start("test-mark", [tmp_path / "left"])
+    sleeping = psutil.Popen(["sleep", "600"], env={guard.MARK: "test-mark", "PATH": "/usr/bin:/bin"})
+    other = psutil.Popen(["sleep", "600"], env={"PATH": "/usr/bin:/bin"})
+    guard.finish(watching)
+    assert sleeping.wait(10) == -signal.SIGKILL
+    assert other.is_running()
+    other.kill()
+    other.wait()
+    assert not (tmp_path / "left").exists()
+
+
+@pytest.mark.slow
+def test_a_run_killed_and_resumed_comes_to_the_same_bytes(
+    run: ClusterRun, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    through = ClusterRun(tiny_model_folder, tmp_path / "through", steps=10)
+    through.finish()
+    run.steps = 10
+    run.start()
+    run.wait_for_step(4)
+    assert run.process is not None
+    run.process.kill()
+    assert run.gone()
+    run.finish()
+    assert run.rows() == through.rows()
+    records = sorted(path.name for path in (through.out / "trajectories").iterdir())
+    assert len(records) == 10
+    for name in records:
+        assert (run.out / "trajectories" / name).read_bytes() == (through.out / "trajectories" / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_a_run_that_a_signal_ends(run: ClusterRun, end: signal.Signals) -> None:
+    before = folders_left()
+    run.steps = 200
+    process = run.start()
+    run.wait_for_step(2)
+    assert not strangers(run)
+    process.send_signal(end)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode in (-signal.SIGKILL, 0, 128 + signal.SIGTERM), output
+    assert run.gone()
+    assert folders_left() <= before
+
+
+def strangers(run: ClusterRun) -> list[tuple[str, str]]:
+    """Sockets that listen on other interfaces than loopback and are not Ray's own, of which each process has one or
+    two; the ranks' connections among themselves are on loopback."""
+    found = []
+    for process in run.processes():
+        listening = [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        name = " ".join(process.cmdline())
+        rays = "ray" in name or process.pid == getattr(run.process, "pid", None)
+        open_ones = [ip for ip in listening if ip not in ("127.0.0.1", "::1")]
+        found += [(name, ip) for ip in open_ones[2 if "raylet" in name else 1 if rays else 0 :]]
+    return found
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: ClusterRun) -> None:
+    run.steps = 6
+    process = run.start()
+    run.wait_for_step(2)
+    rank = next(each for each in run.processes() if "ray::Rank" in " ".join(each.cmdline()))
+    rank.kill()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert "a process of engine.name=ray was lost" in output
+    assert run.gone()
+    run.finish()
+    assert len(run.rows()) == 6
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_save_leaves_the_checkpoint_before_it(run: ClusterRun) -> None:
+    run.steps = 30
+    process = run.start()
+    run.wait_for_step(2)
+    hidden = run.out / "checkpoints"
+    while process.poll() is None and not any(path.name.startswith(".step-") for path in hidden.iterdir()):
+        pass
+    process.kill()
+    process.wait()
+    assert run.gone()
+    last = len(run.rows())
+    resumed = run.start(f"train.steps={last + 1}")
+    output, _ = resumed.communicate(timeout=600)
+    assert resumed.returncode == 0, output
+    assert f"step-{last + 1:06d}" in {path.name for path in hidden.iterdir()}

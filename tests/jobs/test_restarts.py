@@ -1,0 +1,54 @@
+"""`cluster.max_restarts`: a training whose processes were lost goes on from its newest checkpoint by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.engine import EmbeddedEngine
+from palimpsest.engines.protocol import Objective
+from palimpsest.errors import EngineError
+from palimpsest.jobs import composing
+from palimpsest.jobs.training import train
+from support.small_run import small_run
+
+
+class Lossy(EmbeddedEngine):
+    """Loses its processes, as it were, when it publishes for the third time and as often after it as `losses` says."""
+
+    published: ClassVar[int] = 0
+    losses: ClassVar[int] = 0
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None) -> None:
+        super().__init__(config, objective=objective)
+        learner = self.learner
+        assert learner is not None
+        whole = learner.publish
+
+        async def publish() -> int:
+            Lossy.published += 1
+            if Lossy.published >= 3 and Lossy.losses:
+                Lossy.losses -= 1
+                raise EngineError("a process was lost")
+            return await whole()
+
+        learner.publish = publish  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("losses", "ends"), [(1, True), (3, False)])
+def test_lost_processes_are_started_again_so_many_times(
+    losses: int, ends: bool, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composing, "open_engine", Lossy)
+    Lossy.published, Lossy.losses = 0, losses
+    settings: dict[str, Any] = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": 2}
+    if ends:
+        run = train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+        assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+        assert "a process was lost; going on from the newest checkpoint" in (tmp_path / "run/events.jsonl").read_text()
+    else:
+        with pytest.raises(EngineError, match="a process was lost"):
+            train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)

@@ -1,0 +1,92 @@
+"""Runs on Ray as commands of their own, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from support.small_run import small_run
+
+TAG = "PALIMPSEST_TEST"
+
+
+@dataclass
+class ClusterRun:
+    """`palimpsest train` of a tiny model with engine.name=ray."""
+
+    model: Path
+    out: Path
+    steps: int = 2
+    overrides: tuple[str, ...] = ()
+    tag: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        if (self.out / "config.yaml").exists():
+            words = ["train", "--resume", str(self.out)]
+        else:
+            words = ["train", "memagent-quickstart", "--out", str(self.out), *self._settings()]
+        environment = {**os.environ, TAG: self.tag}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "palimpsest", *words, *more],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return self.process
+
+    def finish(self) -> str:
+        """The output of a run that ends by itself and well."""
+        process = self.start()
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output
+        return output
+
+    def _settings(self) -> list[str]:
+        changes: dict[str, Any] = small_run(self.model, steps=self.steps, prompts_per_step=2, group_size=4)
+        given = [f"{key}={orjson.dumps(value).decode()}" for key, value in changes.items()]
+        return [*given, "engine.name=ray", "cluster.learners=2", "engine.micro_batch_tokens=256", *self.overrides]
+
+    def wait_for_step(self, step: int) -> None:
+        while len(self.rows()) < step:
+            assert self.process is not None
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.2)
+
+    def rows(self) -> list[bytes]:
+        path = self.out / "metrics.jsonl"
+        return path.read_bytes().splitlines() if path.exists() else []
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that was started for the run and is still there."""
+        return [process for process in psutil.process_iter() if self._is_mine(process)]
+
+    def _is_mine(self, process: psutil.Process) -> bool:
+        try:
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TAG) == self.tag
+        except (psutil.Error, OSError):
+            return False
+
+    def gone(self) -> bool:
+        """Whether all of it ends by itself."""
+        for _ in range(300):
+            if not self.processes():
+                return True
+            time.sleep(0.1)
+        return False
+
+
+def folders_left() -> set[str]:
+    """Of clusters: in shared memory and among temporary files, sockets included."""
+    places = [(Path("/dev/shm"), "palimpsest-*"), (Path("/dev/shm"), "plasma*"), (Path("/tmp"), "pal-*")]
+    return {str(path) for place, pattern in places if place.is_dir() for path in place.glob(pattern)}
