@@ -9,24 +9,27 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import orjson
 import psutil
-
-from support.small_run import small_run
 
 TAG = "PALIMPSEST_TEST"
 
 
+ON_RAY = ("engine.name=ray", "cluster.learners=2", "cluster.samplers=1")
+
+
+def settings(steps: int) -> list[str]:
+    """Overrides of a run of seconds."""
+    train = {"steps": steps, "prompts_per_step": 2, "optimizer_steps": 2, "group_size": 4, "save_every": 1}
+    return [*(f"train.{key}={value}" for key, value in train.items()), "logging.sinks=[jsonl]"]
+
+
 @dataclass
 class ClusterRun:
-    """`palimpsest train` of a tiny model with engine.name=ray."""
+    """`palimpsest train` of the model inside the package, which has rewards to learn from, with engine.name=ray."""
 
-    model: Path
     out: Path
     steps: int = 2
-    overrides: tuple[str, ...] = ()
     tag: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
 
@@ -34,7 +37,7 @@ class ClusterRun:
         if (self.out / "config.yaml").exists():
             words = ["train", "--resume", str(self.out)]
         else:
-            words = ["train", "memagent-quickstart", "--out", str(self.out), *self._settings()]
+            words = ["train", "memagent-quickstart", "--out", str(self.out), *settings(self.steps), *ON_RAY]
         environment = {**os.environ, TAG: self.tag}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "palimpsest", *words, *more],
@@ -52,11 +55,6 @@ class ClusterRun:
         assert process.returncode == 0, output
         return output
 
-    def _settings(self) -> list[str]:
-        changes: dict[str, Any] = small_run(self.model, steps=self.steps, prompts_per_step=2, group_size=4)
-        given = [f"{key}={orjson.dumps(value).decode()}" for key, value in changes.items()]
-        return [*given, "engine.name=ray", "cluster.learners=2", "engine.micro_batch_tokens=256", *self.overrides]
-
     def wait_for_step(self, step: int) -> None:
         while len(self.rows()) < step:
             assert self.process is not None
@@ -73,7 +71,7 @@ class ClusterRun:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TAG) == self.tag
+            return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TAG) == self.tag)
         except (psutil.Error, OSError):
             return False
 

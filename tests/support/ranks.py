@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from palimpsest.config.engine import RayEngineConfig
 from palimpsest.config.schema import RunConfig
@@ -28,7 +29,7 @@ from palimpsest.errors import RunError
 def run_ranks(count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
     """Call `work(rank, *arguments)` in `count` processes; raises what one of them raised."""
     meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
-    torch.multiprocessing.spawn(_rank, (count, str(meeting), work, arguments), nprocs=count)
+    spawn(_rank, (count, str(meeting), work, arguments), nprocs=count)
 
 
 def _rank(rank: int, count: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -120,4 +121,5 @@ def disagree(rank: int, case: Case) -> None:
 
 
 def whole(tensor: Any) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().contiguous().clone()
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered.detach().contiguous().clone()

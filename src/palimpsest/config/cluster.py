@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from palimpsest.config.strict import Strict
+
+if TYPE_CHECKING:
+    from palimpsest.config.schema import RunConfig
 
 
 class ClusterConfig(Strict):
@@ -60,3 +63,24 @@ class ClusterConfig(Strict):
                 "cluster.gpus_per_sampler must be above 0 and at most 1, e.g. 0.6 and 0.4"
             )
         return self
+
+
+def check_cluster(config: RunConfig) -> None:
+    """Refuse a `cluster` that the engine or the device leaves without effect. Raises ValueError."""
+    cluster = config.cluster
+    if config.engine.name == "embedded":
+        fields = ClusterConfig.model_fields
+        for name in fields.keys() - {"max_restarts"}:
+            if (value := getattr(cluster, name)) != fields[name].default:
+                raise ValueError(f"cluster.{name}={value} is for engine.name=ray: set that, or leave it out")
+    if config.engine.name != "ray":
+        return
+    gpus, device = cluster.gpus_per_learner > 0, config.model.device
+    if device.startswith("cuda") and (device != "cuda" or not gpus):
+        raise ValueError(
+            f"model.device={device}: Ray hands out GPUs; set model.device=auto and cluster.gpus_per_learner=1"
+        )
+    if gpus and device == "cpu":
+        raise ValueError(
+            f"cluster.gpus_per_learner={cluster.gpus_per_learner:g}: set model.device=auto, for it says cpu"
+        )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.cluster import ClusterConfig
+from palimpsest.config.cluster import ClusterConfig, check_cluster
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.engine import EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.model import AdapterConfig as AdapterConfig
@@ -320,6 +320,7 @@ class RunConfig(Strict):
                 "synthetic_search; for other data begin with palimpsest sft"
             )
         self._check_lessons()
+        check_cluster(self)
         return self
 
     def _check_lessons(self) -> None:

@@ -111,7 +111,7 @@ def test_sampler_and_learner_of_shared_weights_take_turns(tiny_model_folder: Pat
         return watch
 
     trainer.update = watched("update", trainer.update)
-    engine.sampler._batch.step = watched("step", engine.sampler._batch.step)  # type: ignore[method-assign]
+    engine.sampler._batch.step = watched("step", engine.sampler._batch.step)
 
     async def go() -> None:
         learner = learner_of(engine)

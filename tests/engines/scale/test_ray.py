@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import orjson
 import psutil
 import pytest
 
 from palimpsest.engines.scale import guard
-from support.cluster import ClusterRun, folders_left
+from support.cluster import ClusterRun, folders_left, settings
 from support.command import Run
-from support.small_run import small_run
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model_folder: Path) -> Iterator[ClusterRun]:
-    made = ClusterRun(tiny_model_folder, tmp_path / "run")
+def run(tmp_path: Path) -> Iterator[ClusterRun]:
+    made = ClusterRun(tmp_path / "run")
     yield made
     for process in made.processes():
         process.kill()
@@ -39,14 +37,10 @@ def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
     run.finish()
     assert run.gone()
     assert folders_left() <= before
-    settings = small_run(run.model, steps=2, prompts_per_step=2, group_size=4)
-    words = [f"{key}={orjson.dumps(value).decode()}" for key, value in settings.items()]
-    done = palimpsest(
-        "train", "memagent-quickstart", *words, "engine.micro_batch_tokens=256", "--out", str(tmp_path / "1")
-    )
+    done = palimpsest("train", "memagent-quickstart", *settings(2), "--out", str(tmp_path / "one"))
     assert done.returncode == 0, done.stderr
     own = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
-    for theirs, ours in zip(metrics(tmp_path / "1"), metrics(run.out), strict=True):
+    for theirs, ours in zip(metrics(tmp_path / "one"), metrics(run.out), strict=True):
         assert {"learner/idle_share", "learner/padding_share"} <= ours.keys()
         assert theirs.keys() - own == ours.keys() - own
         assert all(ours[name] == pytest.approx(theirs[name], abs=1e-4) for name in theirs.keys() - own)
@@ -68,10 +62,8 @@ def test_what_bears_the_mark_is_ended_and_the_folders_go_when_the_guard_s_input_
 
 
 @pytest.mark.slow
-def test_a_run_killed_and_resumed_comes_to_the_same_bytes(
-    run: ClusterRun, tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    through = ClusterRun(tiny_model_folder, tmp_path / "through", steps=10)
+def test_a_run_killed_and_resumed_comes_to_the_same_bytes(run: ClusterRun, tmp_path: Path) -> None:
+    through = ClusterRun(tmp_path / "through", steps=10)
     through.finish()
     run.steps = 10
     run.start()

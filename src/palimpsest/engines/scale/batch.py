@@ -72,18 +72,19 @@ class Part:
 
     def _rows(self) -> list[Row]:
         ids = np.split(self.ids.astype(np.int64), np.cumsum(self.lengths)[:-1])
-        columns = (self.before.astype(np.int64), self.advantages, self.weights, self.logprobs)
         cut = np.cumsum(self.counts)[:-1]
-        before, advantages, weights, logprobs = (np.split(column, cut) for column in columns)
+        before = np.split(self.before.astype(np.int64), cut)
+        columns = (self.advantages, self.weights, self.logprobs)
+        advantages, weights, logprobs = (np.split(column.astype(np.float64), cut) for column in columns)
         return [
             Row(
                 index=int(place),
                 tokens=ids[r][:-1],
                 before=before[r],
                 targets=ids[r][before[r] + 1],
-                advantages=advantages[r].astype(np.float64),
-                weights=weights[r].astype(np.float64),
-                logprobs=logprobs[r].astype(np.float64),
+                advantages=advantages[r],
+                weights=weights[r],
+                logprobs=logprobs[r],
             )
             for r, place in enumerate(self.places)
         ]
@@ -172,8 +173,8 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
     forests = [forest for hand in hands for forest in hand]
     rows = [row for forest in forests if forest for row in forest.rows]
 
-    def column(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
-        return np.concatenate([np.zeros(0, dtype), *(getattr(row, name).astype(dtype) for row in rows)])
+    def column(name: str) -> Float32:
+        return np.concatenate([np.zeros(0), *(getattr(row, name) for row in rows)]).astype(np.float32)
 
     ids = [np.append(row.tokens, row.targets[-1]) for row in rows]
     return Part(
@@ -185,8 +186,8 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
         shared=np.concatenate([np.zeros(0), *(forest.shared for forest in forests if forest)]).astype(np.int32),
         counts=np.array([len(row.before) for row in rows], np.int32),
         ids=np.concatenate([np.zeros(0), *ids]).astype(np.int32),
-        before=column("before", np.int32),
-        advantages=column("advantages", np.float32),
-        weights=column("weights", np.float32),
-        logprobs=column("logprobs", np.float32),
+        before=np.concatenate([np.zeros(0), *(row.before for row in rows)]).astype(np.int32),
+        advantages=column("advantages"),
+        weights=column("weights"),
+        logprobs=column("logprobs"),
     )

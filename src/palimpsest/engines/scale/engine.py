@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from palimpsest.config.engine import RayEngineConfig
 from palimpsest.config.schema import RunConfig
@@ -96,8 +97,8 @@ class RayLearner:
         self._published = self.version
         return self.version
 
-    async def _all(self, method: str, folder: Path, timeout: float | None = None) -> list[object]:
-        def call() -> list[object]:
+    async def _all(self, method: str, folder: Path, timeout: float | None = None) -> list[Any]:
+        def call() -> list[Any]:
             self._group.start()
             limit = timeout or self._cluster.start_timeout_s
             return self._group.call(self._group.ranks, method, folder, timeout=limit)

@@ -90,6 +90,7 @@ class Group:
         cluster = self._cluster
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)
+        os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"  # else SIGTERM aborts instead of ending the step tidily
         if cluster.address is not None:
             ray.init(address=cluster.address, **options)
             return

@@ -44,7 +44,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def _has(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark)
     except (psutil.Error, OSError):
         return False
 

@@ -46,7 +46,7 @@ class RankLearner:
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("dp", "tp"))
         self._codec = Codec.load(config.model)
         check_savable(checked_copy(source_of(config.model)), self._codec.tokenizer)
-        self._root = self._shard()
+        self._root: Any = self._shard()  # FSDP adds methods to its class
         steps_each = config.train.optimizer_steps if objective == "policy" else 1
         self._optimizer = Optimizer(
             self._model.named_parameters(), config.optim, config.train.steps * steps_each, clip=clip_by_mesh

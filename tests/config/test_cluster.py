@@ -1,0 +1,43 @@
+"""`cluster`: what can't work is refused by key before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.load import load_recipe
+from palimpsest.engines.open import open_engine
+from palimpsest.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["cluster.learners=2"], "cluster.learners=2 is for engine.name=ray"),
+        (["engine.name=ray", "cluster.learners=3", "cluster.tensor_parallel=2"], "does not divide cluster.learners=3"),
+        (["engine.name=ray", "cluster.address=10.0.0.1:6379"], "set cluster.folder"),
+        (["engine.name=ray", "cluster.gpus_per_learner=2"], "a process computes on one GPU"),
+        (["engine.name=ray", "cluster.gpus_per_learner=0.5"], "placement=colocated"),
+        (["engine.name=ray", "cluster.placement=colocated"], "must be above 0 and at most 1"),
+        (["engine.name=ray", "model.device=cuda"], "cluster.gpus_per_learner=1"),
+        (["engine.name=ray", "cluster.gpus_per_learner=1", "model.device=cpu"], "for it says cpu"),
+        (["engine.name=rai"], "did you mean ray"),
+        (["engine.name=ray", "cluster.learner=2"], "did you mean"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(overrides: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason.replace(".", r"\.")):
+        load_recipe("memagent-quickstart", overrides)
+
+
+def test_the_recipe_s_own_settings_of_the_engine_hold_on_ray_too() -> None:
+    ours = load_recipe("memagent-quickstart", []).engine
+    theirs = load_recipe("memagent-quickstart", ["engine.name=ray"]).engine
+    assert isinstance(theirs, RayEngineConfig)
+    assert {**theirs.model_dump(), "name": "embedded"} == ours.model_dump()
+
+
+def test_without_ray_the_line_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palimpsest.engines.open.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"engine\.name=ray needs Ray: pip install .*\[ray\]"):
+        open_engine(load_recipe("memagent-quickstart", ["engine.name=ray"]), objective="policy")
