@@ -155,8 +155,7 @@ def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
         **_folded([update.extra for update in updates], fmean),
     }
     metrics = {f"policy/{name}": policy[name] for name in sorted(policy)}
-    known = {name: value for name, value in sorted(optim.items()) if value is not None}
-    metrics |= {name if "/" in name else f"optim/{name}": value for name, value in known.items()}
+    metrics |= {n if "/" in n else f"optim/{n}": value for n, value in sorted(optim.items()) if value is not None}
     speed = fmean(update.logical_tokens / update.seconds if update.seconds else 0.0 for update in updates)
     seconds = sum(update.seconds for update in updates)
     return metrics, {"policy/learner_s": seconds, "policy/learner_tokens_per_s": speed}

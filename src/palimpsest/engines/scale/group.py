@@ -8,13 +8,16 @@ Not covered: one process started again alone. A run whose processes were lost re
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import secrets
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from palimpsest.engines.scale.actors import Rank, SamplerCopy
 from palimpsest.errors import EngineError, PalimpsestError
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
+_SIGACTION = 1024  # bytes, more than any system's struct sigaction
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = threading.Lock()  # ray.init is of the whole process
 
 
@@ -75,7 +80,8 @@ class Group:
                 self._owns_ray = True
                 os.environ[guard.MARK] = mark
                 try:
-                    self._connect(temporary)
+                    with _signals_kept():
+                        self._connect(temporary)
                 finally:
                     del os.environ[guard.MARK]
         self._create()
@@ -90,7 +96,6 @@ class Group:
         cluster = self._cluster
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)
-        os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"  # else SIGTERM aborts instead of ending the step tidily
         if cluster.address is not None:
             ray.init(address=cluster.address, **options)
             return
@@ -194,6 +199,23 @@ class Group:
                 f"{what}: a process of engine.name=ray was lost ({_line(cause)}); the run goes on from its newest "
                 "checkpoint when it is resumed"
             ) from error
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Have signals handled afterwards as before: Ray's own handler aborts on a SIGTERM, which is to end a run tidily.
+
+    Python would let the main thread alone do so.
+    """
+    sigaction = ctypes.CDLL(None).sigaction
+    before = {number: ctypes.create_string_buffer(_SIGACTION) for number in SIGNALS}
+    for number, action in before.items():
+        sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            sigaction(number, action, None)
 
 
 def _line(error: BaseException) -> str:
