@@ -54,6 +54,7 @@ SIDEWAYS = {
     ("imitate", "runs"),
     ("imitate", "training"),
     ("engines.embedded", "engines.losses"),
+    ("engines.scale", "engines.embedded"),
     ("bench", "report"),
 }
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""

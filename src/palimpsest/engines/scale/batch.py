@@ -12,8 +12,8 @@ Axes: R rows, M passes, S optimiser steps, I ids, N trained tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from palimpsest.engines.embedded.forest.batches import Row, with_signal
 from palimpsest.engines.embedded.forest.layout import Forest, Packed, pack, rows_of
-from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.types import Segment
 
 PAIRS_PER_TOKEN = 16_384
@@ -190,4 +190,27 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
         advantages=column("advantages"),
         weights=column("weights"),
         logprobs=column("logprobs"),
+    )
+
+
+def merged(parts: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
+    """One optimiser step of all ranks.
+
+    >>> one = merged([UpdateStats(loss=0.5, tokens=3, seconds=1.0), UpdateStats(loss=0.25, seconds=2.0)], {})
+    >>> one.loss, one.tokens, one.seconds
+    (0.75, 3, 2.0)
+    """
+    names = dict.fromkeys(name for part in parts for name in part.token_sums)
+    largest = dict.fromkeys(name for part in parts for name in part.maxima)
+    return replace(
+        parts[0],
+        loss=sum(part.loss for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        segments=sum(part.segments for part in parts),
+        logical_tokens=sum(part.logical_tokens for part in parts),
+        physical_tokens=sum(part.physical_tokens for part in parts),
+        token_sums={name: sum(part.token_sums.get(name, 0.0) for part in parts) for name in names},
+        maxima={name: max(part.maxima.get(name, 0.0) for part in parts) for name in largest},
+        seconds=max(part.seconds for part in parts),
+        extra=dict(extra),
     )

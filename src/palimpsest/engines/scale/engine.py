@@ -12,7 +12,6 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.engine import check_vocabulary
 from palimpsest.engines.embedded.forest.gradients import skips_silent
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
-from palimpsest.engines.scale.batch import Plan, plan
+from palimpsest.engines.scale.batch import Plan, merged, plan
 from palimpsest.engines.scale.group import Group
 from palimpsest.engines.scale.sampler import Samplers
 from palimpsest.engines.scale.shard import skeleton, source_of
@@ -104,29 +103,6 @@ class RayLearner:
             return self._group.call(self._group.ranks, method, folder, timeout=limit)
 
         return await asyncio.to_thread(call)
-
-
-def merged(parts: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
-    """One optimiser step of all ranks.
-
-    >>> one = merged([UpdateStats(loss=0.5, tokens=3, seconds=1.0), UpdateStats(loss=0.25, seconds=2.0)], {})
-    >>> one.loss, one.tokens, one.seconds
-    (0.75, 3, 2.0)
-    """
-    names = dict.fromkeys(name for part in parts for name in part.token_sums)
-    largest = dict.fromkeys(name for part in parts for name in part.maxima)
-    return replace(
-        parts[0],
-        loss=sum(part.loss for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        segments=sum(part.segments for part in parts),
-        logical_tokens=sum(part.logical_tokens for part in parts),
-        physical_tokens=sum(part.physical_tokens for part in parts),
-        token_sums={name: sum(part.token_sums.get(name, 0.0) for part in parts) for name in names},
-        maxima={name: max(part.maxima.get(name, 0.0) for part in parts) for name in largest},
-        seconds=max(part.seconds for part in parts),
-        extra=dict(extra),
-    )
 
 
 class RayEngine:
