@@ -238,7 +238,7 @@ def test_a_score_that_breaks_on_the_thread_is_a_failure_of_the_sampler(
         raise RuntimeError("out of memory")
 
     async def go() -> None:
-        monkeypatch.setattr("palimpsest.engines.embedded.sampling.sampler.score", broken)
+        monkeypatch.setattr("palimpsest.engines.embedded.sampling.batch.score", broken)
         with pytest.raises(SamplerError, match="scoring failed: RuntimeError: out of memory"):
             await engine.sampler.score(PROMPT, PROMPT)
         monkeypatch.undo()
