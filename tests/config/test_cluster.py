@@ -21,6 +21,7 @@ from palimpsest.errors import ConfigError
         (["engine.name=ray", "cluster.placement=colocated"], "must be above 0 and at most 1"),
         (["engine.name=ray", "model.device=cuda"], "cluster.gpus_per_learner=1"),
         (["engine.name=ray", "cluster.gpus_per_learner=1", "model.device=cpu"], "for it says cpu"),
+        (["engine.name=ray", "model.lora={}", "cold_start={}"], "set cold_start=null"),
         (["engine.name=rai"], "did you mean ray"),
         (["engine.name=ray", "cluster.learner=2"], "did you mean"),
     ],

@@ -75,6 +75,11 @@ def check_cluster(config: RunConfig) -> None:
                 raise ValueError(f"cluster.{name}={value} is for engine.name=ray: set that, or leave it out")
     if config.engine.name != "ray":
         return
+    if config.cold_start is not None and config.model.lora is not None:
+        raise ValueError(
+            "engine.name=ray can't begin with an adapter, which a cold_start with model.lora ends with: set "
+            "cold_start=null, or model.lora=null"
+        )
     gpus, device = cluster.gpus_per_learner > 0, config.model.device
     if device.startswith("cuda") and (device != "cuda" or not gpus):
         raise ValueError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import ray
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ class Rank:
 
     def meeting(self) -> str:
         """Where ranks of several machines may meet: a free port of this one."""
-        host = socket.gethostbyname(platform.node())
+        host = ray.util.get_node_ip_address()
         with socket.socket() as free:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
