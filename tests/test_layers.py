@@ -32,7 +32,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("retrieval", "tools", "memory", "data"),
     ("measures", "reward", "rollout"),
     ("credit",),
-    ("engines.losses", "engines.embedded", "engines.scale"),
+    ("engines.losses", "engines.embedded", "engines.scale", "engines.vllm"),
     ("engines.open",),
     ("runs", "training", "imitate", "evaluation"),
     ("base", "serve", "view", "report", "bench"),
@@ -64,7 +64,7 @@ HEAVY = {
     "transformers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
     "tokenizers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
     "ray": ("engines.scale",),
-    "vllm": ("engines.scale", "bench"),  # bench measures it, in an interpreter of its own
+    "vllm": ("bench",),  # in an interpreter of its own; engines.vllm asks servers
     "peft": ("engines.embedded", "engines.scale"),
     "matplotlib": ("report",),
     "pyarrow": ("data",),
@@ -86,6 +86,7 @@ USES_ENGINES = {
     "engines.open": "",  # the door
     "engines.embedded": "",
     "engines.scale": "",
+    "engines.vllm": "",
     "bench": "",  # measures the parts of the embedded engine one by one
     "base": "palimpsest.engines.embedded.thread",  # trains from nothing, by a loop of its own, as repeatably
 }
@@ -94,7 +95,7 @@ USES_ENGINES = {
 
 def allowed(found: Import) -> bool:
     importer, imported = unit_of(found.importer), unit_of(found.imported)
-    if imported in ("engines.embedded", "engines.scale"):
+    if imported in ("engines.embedded", "engines.scale", "engines.vllm"):
         part = USES_ENGINES.get(importer or "")
         if part is None or not found.imported.startswith(part):
             return False
@@ -256,6 +257,8 @@ def test_the_lint_sees_what_it_is_for(source: str) -> None:
         ("palimpsest.text.codec", "palimpsest.memory.policy", False),
         ("palimpsest.training.loop", "palimpsest.engines.embedded.engine", False),
         ("palimpsest.jobs.composing", "palimpsest.engines.embedded.engine", False),
+        ("palimpsest.jobs.composing", "palimpsest.engines.vllm.engine", False),
+        ("palimpsest.engines.vllm.engine", "palimpsest.engines.embedded.engine", False),
         ("palimpsest.jobs.composing", "palimpsest.engines.open", True),
         ("palimpsest.engines.embedded.learner", "palimpsest.engines.losses", True),
         ("palimpsest.engines.embedded.learner", "palimpsest.training.loop", False),

@@ -48,7 +48,14 @@ class Reply:
 
 async def post(client: httpx.AsyncClient, url: str, body: Mapping[str, Any], *, limit: int) -> Reply:
     """`body` as JSON to `url`; at most `limit` bytes come back. Raises BadReply and httpx's errors."""
-    async with client.stream("POST", url, json=body, headers={"Accept-Encoding": "identity"}) as answer:
+    return await ask(client, "POST", url, body, limit=limit)
+
+
+async def ask(
+    client: httpx.AsyncClient, method: str, url: str, body: Mapping[str, Any] | None = None, *, limit: int
+) -> Reply:
+    """`post`, by any method, with or without a body."""
+    async with client.stream(method, url, json=body, headers={"Accept-Encoding": "identity"}) as answer:
         whole = answer.status_code == 200
         limit = limit if whole else ERROR_BYTES
         raw = bytearray()

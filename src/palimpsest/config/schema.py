@@ -16,6 +16,7 @@ from palimpsest.config.engine import EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.model import AdapterConfig as AdapterConfig
 from palimpsest.config.model import ModelConfig as ModelConfig
 from palimpsest.config.reward import RewardConfig
+from palimpsest.config.sampler import SamplerConfig, check_served
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
 
@@ -282,6 +283,7 @@ class RunConfig(Strict):
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     engine: EngineConfig = EmbeddedEngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+    sampler: SamplerConfig = SamplerConfig()
     train: TrainConfig = TrainConfig()
     cold_start: ColdStartConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -319,6 +321,7 @@ class RunConfig(Strict):
                 "cold_start draws its lessons from the synthetic world: data.source must be synthetic or "
                 "synthetic_search; for other data begin with palimpsest sft"
             )
+        check_served(self)
         self._check_lessons()
         check_cluster(self)
         return self

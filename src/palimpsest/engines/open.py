@@ -18,16 +18,18 @@ from palimpsest.model_files.folder import check_name, opened
 
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
+    from palimpsest.engines.embedded.engine import EmbeddedEngine
 
 T = TypeVar("T")
 _NEEDED = ("codec", "sampler", "learner", "limits", "close")
 _GIVEN = ("config", "objective")  # arguments that every engine is made with, before its options
 
 
-def open_engine(config: RunConfig, *, objective: Objective | None) -> Engine:
+def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path | None = None) -> Engine:
     """The engine that `config.engine` names, on the model that `config.model` names.
 
-    `objective` is what its learner descends; None opens it for sampling alone. Raises ConfigError for an engine that
+    `objective` is what its learner descends; None opens it for sampling alone, which the engine does itself, whatever
+    `config.sampler` names. `folder` is the run's, for what servers print. Raises ConfigError for an engine that
     isn't there or isn't one, ModelError for a model that can't be used. Whoever opens it closes it (`using`).
     """
     check_models(config)
@@ -40,7 +42,18 @@ def open_engine(config: RunConfig, *, objective: Objective | None) -> Engine:
         return _on_ray(config, objective)
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
-    return EmbeddedEngine(config, objective=objective, separate=objective == "policy" and config.train.ahead > 0)
+    served = objective == "policy" and config.sampler.name == "vllm"
+    separate = objective == "policy" and config.train.ahead > 0 and not served
+    engine = EmbeddedEngine(config, objective=objective, separate=separate)
+    return _served(engine, config, folder) if served else engine
+
+
+def _served(engine: EmbeddedEngine, config: RunConfig, folder: Path | None) -> Engine:
+    """`engine` with servers that sample in its place."""
+    from palimpsest.engines.vllm.engine import ServedEngine
+
+    assert engine.learner is not None
+    return ServedEngine(engine, engine.learner, config, folder)
 
 
 def _on_ray(config: RunConfig, objective: Objective | None) -> Engine:

@@ -45,12 +45,12 @@ class Parts:
     """Who takes the turns that have a role."""
 
 
-def build_parts(config: RunConfig) -> Parts:
-    """Cheap parts first, so that a wrong option is named before a model is loaded."""
+def build_parts(config: RunConfig, folder: Path | None = None) -> Parts:
+    """Cheap parts first, so that a wrong option is named before a model is loaded. `folder` is the run's."""
     policy = policy_of(config)
     build_rule(config.credit)
     check_reward(config.reward)  # refuses what the run would trip over
-    engine = open_engine(config, objective="policy")
+    engine = open_engine(config, objective="policy", folder=folder)
     return Parts(engine, policy, open_roles(config, engine.codec))
 
 

@@ -146,7 +146,7 @@ class RivalTraining:
         """Train to the end, going on from what is there."""
         config = parse_config(self.config)
         with open_run(self.folder, config, resume=True, on_warning=report.message) as folder:
-            finished = asyncio.run(Training(folder).run(config, prepare(config)))
+            finished = asyncio.run(Training(folder).run(config, prepare(config, folder.path)))
         if finished.interrupted:
             raise RunError(
                 f"{self.folder}: interrupted after step {finished.step}; resume the quickstart it belongs to"
@@ -171,7 +171,7 @@ async def run_quickstart(
     """`quickstart` of a configuration."""
     started = time.monotonic()
     plan = _plan(method, config)
-    prepared = await asyncio.to_thread(prepare, config)
+    prepared = await asyncio.to_thread(prepare, config, out)
     _admit(method, config, prepared)
     with (
         open_run(

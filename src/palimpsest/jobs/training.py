@@ -81,7 +81,7 @@ async def run_training(
 ) -> Finished:
     """`train` of a configuration."""
     prepared = await asyncio.to_thread(
-        prepare, config
+        prepare, config, out
     )  # before the folder: a mistake corrected is a run begun, not one to resume
     with (
         open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
@@ -113,8 +113,10 @@ class Prepared:
     """Problems of the evaluation during training; None: there is none."""
 
 
-def prepare(config: RunConfig) -> Prepared:
-    """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems."""
+def prepare(config: RunConfig, out: Path | None = None) -> Prepared:
+    """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems.
+
+    `out` is the folder that the run is to have; servers print there."""
     policy_of(config)  # cheap refusals come before the model is loaded
     build_evaluated(config.policy)
     check_sinks(config)
@@ -124,7 +126,7 @@ def prepare(config: RunConfig) -> Prepared:
     held_out = None
     if config.train.eval_every:
         held_out = build_source(config.data, split="eval").problems(step=0, count=config.train.eval_problems)
-    parts = build_parts(config)
+    parts = build_parts(config, out)
     limits = parts.engine.limits
     for problems in (source if isinstance(source, FileSource) else first, held_out or ()):
         admit_all(parts.policy, problems, parts.engine.codec, limits.max_context, limits.note)
@@ -163,7 +165,7 @@ class Training:
             config = config.model_copy(update={"model": model})
             await parts.engine.close()
             await parts.cast.close()
-            prepared = await asyncio.to_thread(prepare, config)
+            prepared = await asyncio.to_thread(prepare, config, self.folder.path)
         on_start(config.model.path)
         return await self._with_rewards(config, prepared)
 

@@ -128,6 +128,7 @@ class Driver:
         self.folder.checkpoints.tidy(found)
         if found is None:
             self.folder.begin_again()
+            await self.learner.publish()
             return 0, None
         self.folder.rewind(step)
         await self.learner.load(found.path)

@@ -2,8 +2,8 @@
 
 allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, eval_first, save_best,
           record_every: no past step would have come out otherwise
-warned    engine, cluster, optim, eval_sampling, policy.eval_options, data.eval_source, model.device,
-          model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
+warned    engine, cluster, sampler, optim, eval_sampling, policy.eval_options, data.eval_source,
+          model.device, model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
           reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run goes on, and events.jsonl says where it changed
@@ -46,6 +46,7 @@ _RULES: Mapping[str, Verdict] = {
     "train.record_every": "allowed",
     "engine": "warned",
     "cluster": "warned",
+    "sampler": "warned",
     "model.device": "warned",
     "model.gradient_checkpointing": "warned",
     "train.episode_timeout_s": "warned",

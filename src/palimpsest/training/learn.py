@@ -37,7 +37,9 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     """Give every token of `batch` its credit and take the optimiser steps.
 
     `policy/staleness` is the number of optimiser steps between the weights that sampled the batch and those that
-    begin to learn from it: 0 where nothing is collected ahead.
+    begin to learn from it: 0 where nothing is collected ahead. `sampler/logprob_gap_mean` and `_max` are then how far
+    the sampler's log-probabilities are from the learner's, over the tokens of the batch's first optimiser step: after
+    it the weights differ, and so do the two.
     """
     key = (config.seed, "dcpo", batch.step)
     steps = assign(batch.groups, config.credit, config.train.optimizer_steps, key)
@@ -49,6 +51,17 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     seconds = time.perf_counter() - start
     metrics, timings = learner_metrics(updates)
     metrics |= credit_metrics(steps)
+    metrics |= _gap(updates[0]) if updates and not staleness else {}
     metrics |= {"policy/staleness": staleness, "optim/steps_left_out": float(len(steps) - len(full))}
     tokens = metrics.get("policy/logical_tokens", 0.0)
     return Learnt(metrics, {**timings, "learn_s": seconds, "learn_tokens_per_s": tokens / seconds}, updates)
+
+
+def _gap(first: UpdateStats) -> Metrics:
+    """Between sampler and learner, nats, of the optimiser step that was taken with the weights that sampled."""
+    gaps: Metrics = {}
+    if first.tokens and "logprob_gap" in first.token_sums:
+        gaps["sampler/logprob_gap_mean"] = first.token_sums["logprob_gap"] / first.tokens
+    if "logprob_gap" in first.maxima:
+        gaps["sampler/logprob_gap_max"] = first.maxima["logprob_gap"]
+    return gaps

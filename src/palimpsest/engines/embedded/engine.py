@@ -86,6 +86,10 @@ class EmbeddedLearner:
         await self._thread.run(self._learner.load, folder)
         await self.publish()
 
+    async def write_weights(self, folder: Path) -> None:
+        """Write them as a Hugging Face folder for another process; see `write_untied`."""
+        await self._thread.run(self._learner.write_weights, folder)
+
     async def publish(self) -> int:
         """See `Learner.publish`."""
         await self._weights.publish(self.version)

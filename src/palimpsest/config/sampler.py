@@ -1,0 +1,155 @@
+"""`sampler`: who samples for the learner, the engine itself or servers of vLLM; refuses what neither can do."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from palimpsest.config.strict import Strict
+
+if TYPE_CHECKING:
+    from palimpsest.config.schema import RunConfig, SamplingConfig
+
+OWN_ARGS = (
+    "model",
+    "host",
+    "port",
+    "uds",
+    "api-key",
+    "served-model-name",
+    "enable-scale-out",
+    "skip-tokenizer-init",
+    "generation-config",
+    "dtype",
+    "max-model-len",
+    "logprobs-mode",
+    "load-format",
+    "tensor-parallel-size",
+    "gpu-memory-utilization",
+    "trust-remote-code",
+)
+"""Options of a server that follow from the run."""
+STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "args", "start_timeout_s")
+"""Keys of the servers that palimpsest starts."""
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+
+
+class SamplerConfig(Strict):
+    name: Literal["embedded", "vllm"] = "embedded"
+    """embedded: the engine samples itself; vllm: servers of vLLM, in processes of their own (docs/vllm.md)."""
+    urls: tuple[str, ...] = ()
+    """Servers that you run on this machine, e.g. [http://127.0.0.1:8000]; []: palimpsest starts its own."""
+    api_key_env: str | None = None
+    """Environment variable with the key of your servers (--api-key)."""
+    servers: int = Field(1, ge=1, le=64)
+    """Servers to start."""
+    python: str | None = None
+    """The Python that has vLLM and starts them; null: the one that runs palimpsest."""
+    devices: tuple[int, ...] = ()
+    """GPUs of the servers, `tensor_parallel` each, one after the other; []: what CUDA_VISIBLE_DEVICES says."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share one server's weights."""
+    memory: float = Field(0.85, gt=0, le=1)
+    """Share of a GPU's memory that a server takes; a CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
+    max_context: int | None = Field(None, ge=2)
+    """Window of the servers in tokens, at most the model's; null: the model's."""
+    publish: Literal["safetensors", "nccl", "ipc"] = "safetensors"
+    """How new weights reach the servers: safetensors, by files. nccl and ipc are refused: nobody has run them yet."""
+    folder: str | None = None
+    """Where the files of new weights are written, e.g. /dev/shm; null: the run folder."""
+    max_in_flight: int = Field(128, ge=1)
+    """Requests at one server at once; further ones of its groups go to another server, or wait."""
+    seeded: bool = True
+    """Every request carries its seed; false is faster on a GPU, and no two runs are alike."""
+    args: tuple[str, ...] = ()
+    """Further options of vLLM's server, e.g. [--enforce-eager]."""
+    start_timeout_s: float = Field(900.0, gt=0)
+    """Until a server that was started must answer a request."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """Until a request must be answered."""
+    publish_timeout_s: float = Field(300.0, gt=0)
+    """Until a server must sample from new weights; one that doesn't leaves the pool."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SamplerConfig:
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if self.name == "embedded" and changed:
+            raise ValueError(f"sampler.{changed[0]} is for servers: set sampler.name=vllm, or leave it out")
+        if self.publish != "safetensors":
+            raise ValueError(f"sampler.publish={self.publish} is not there yet: set sampler.publish=safetensors")
+        if self.api_key_env and not self.urls:
+            raise ValueError("sampler.api_key_env is for servers that you run: set sampler.urls, or leave it out")
+        if self.urls and (theirs := [name for name in changed if name in STARTED]):
+            raise ValueError(f"sampler.{theirs[0]} is for servers that palimpsest starts: leave out it or sampler.urls")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"sampler.urls={list(self.urls)} names a server twice")
+        for url in self.urls:
+            _check_url(url)
+        needed = self.servers * self.tensor_parallel
+        if self.devices and (len(self.devices) != needed or len(set(self.devices)) != needed):
+            raise ValueError(
+                f"sampler.devices={list(self.devices)}: {self.servers} servers of {self.tensor_parallel} need "
+                f"{needed} different GPUs"
+            )
+        _check_args(self.args)
+        return self
+
+
+def _check_url(url: str) -> None:
+    """An address on this machine: whoever reaches the endpoints that change weights may run code, key or no key."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"sampler.urls: no address of a server ({error}); give http://127.0.0.1:8000") from None
+    if parts.scheme != "http" or not host or parts.username or parts.path.strip("/") or parts.query:
+        raise ValueError("sampler.urls: give the address alone, like http://127.0.0.1:8000")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError(
+            f"sampler.urls={url}: vLLM asks for no key where weights are changed, so such a server must not be on a "
+            "network: start it on 127.0.0.1, and reach another machine's through a tunnel (ssh -L)"
+        )
+
+
+def _check_args(args: tuple[str, ...]) -> None:
+    for arg in args:
+        name = arg.partition("=")[0].lstrip("-").replace("_", "-")
+        if arg.startswith("-") and name in OWN_ARGS:
+            raise ValueError(f"sampler.args: {arg} follows from the run's configuration; leave it out")
+
+
+def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
+    """The mode of a server whose log-probabilities are those at the sampling temperature, before top-p.
+
+    vLLM's raw ones leave the temperature out, its processed ones have top-p in them too. At temperature 1 raw ones are
+    right with any top-p; at another one processed ones are, without top-p.
+    """
+    return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
+
+
+def check_served(config: RunConfig) -> None:
+    """Refuse what servers can't sample for. Raises ValueError."""
+    sampling, loss = config.sampling, config.loss
+    if config.sampler.name == "embedded":
+        return
+    if config.engine.name != "embedded":
+        raise ValueError(f"sampler.name=vllm samples for engine.name=embedded, not for {config.engine.name}")
+    if config.model.lora is not None:
+        raise ValueError("sampler.name=vllm publishes whole weights: set model.lora=null, or sampler.name=embedded")
+    if own := [name for name, role in config.roles.items() if role.model is not None]:
+        raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
+    cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
+    if cut and (loss.old_logprobs != "recompute" or loss.tis_cap is not None):
+        raise ValueError(
+            f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then gives no "
+            "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.tis_cap=null, which need none, "
+            "or sampling.top_p=1"
+        )

@@ -1,0 +1,205 @@
+"""One server of vLLM, asked over HTTP: token ids in, token ids and log-probabilities out, and new weights.
+
+Guaranteed: what comes back is what was asked for, sampled by the weights that were published last, or an error; a reply
+is never larger than the limit; a key is in no message.
+Not covered: time limits, which whoever calls sets; streams.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from palimpsest.config.sampler import LogprobsMode
+from palimpsest.endpoints import BadReply, ask
+from palimpsest.errors import SamplerError
+from palimpsest.types import SamplingParams, StopReason
+
+_REPLY_BYTES = 64 << 20
+_STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
+_TOP = 5
+"""Tokens whose log-probabilities tell the mode of a server."""
+
+
+class ServerFailed(SamplerError):
+    """The server did not answer, or not as a sound one: it is to be looked at before it is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of one request."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    cached: int
+    """Tokens of the prompt that were in the server's prefix cache."""
+
+
+class Client:
+    """One server. `close` it."""
+
+    def __init__(self, name: str, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
+        """`name` is for messages; `socket`: a Unix socket in the place of the address in `url`."""
+        self.name, self._key = name, key
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            transport=httpx.AsyncHTTPTransport(
+                uds=None if socket is None else str(socket),
+                limits=_UNLIMITED,
+                verify=False,  # plain HTTP on this machine: no certificates to load
+            ),
+            timeout=None,  # whoever calls times the whole
+            trust_env=False,  # a proxy of the environment is not meant for this machine
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def check_health(self) -> None:
+        """Raises ServerFailed if the server, or the engine behind it, is gone."""
+        await self._ask("GET", "/health")
+
+    async def window(self) -> int:
+        """Tokens of its longest prompt plus completion."""
+        models = await self._ask("GET", "/v1/models")
+        with _read_as_expected(self.name):
+            return int(models["data"][0]["max_model_len"])
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, version: str, seeded: bool = True
+    ) -> Answered:
+        """Complete one prompt with the weights of `version`. Raises SamplerError."""
+        wanted = {
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "stop_token_ids": list(params.stop_ids),
+            "logprobs": 0,
+            **({"seed": params.seed} if seeded else {}),
+        }
+        name, answer = await self._complete(prompt_ids, wanted)
+        return read_answer(answer, name, version, self.name)
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """[T] nats of `ids` after the prompt, at temperature 1 in either mode of the server."""
+        sequence = [*prompt_ids, *ids]
+        _, answer = await self._complete(sequence, {"max_tokens": 1, "prompt_logprobs": 0})
+        with _read_as_expected(self.name):
+            rows = answer["prompt_logprobs"][len(prompt_ids) :]
+            return tuple(float(row[str(id_)]["logprob"]) for row, id_ in zip(rows, ids, strict=True))
+
+    async def check_mode(self, mode: LogprobsMode) -> None:
+        """Raise ServerFailed unless its log-probabilities are of `mode`: processed ones spread at half the temperature
+        twice as far, raw ones as far."""
+        warm, cold = [await self._spread(temperature) for temperature in (1.0, 0.5)]
+        if warm < 1e-3:
+            raise ServerFailed(f"{self.name}: the model finds every token equally likely, so nothing tells its mode")
+        found = "processed_logprobs" if cold > 1.5 * warm else "raw_logprobs"
+        if found != mode:
+            raise ServerFailed(f"{self.name} gives {found}, this run needs --logprobs-mode {mode}: start it with that")
+
+    async def load(self, folder: Path, version: str) -> None:
+        """Sample from the weights in `folder` from now on, with nothing left of those before. Raises ServerFailed."""
+        await self._ask("POST", "/pause?mode=abort", {})
+        await self._ask(
+            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        )
+        reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true", {})
+        if not isinstance(reset, dict) or reset.get("success") is not True:
+            raise ServerFailed(f"{self.name}: its prefix cache could not be emptied, prompts there are of old weights")
+        await self.set_version(version)
+        await self._ask("POST", "/resume", {})
+
+    async def set_version(self, version: str) -> None:
+        """Have every answer say `version`."""
+        await self._ask("POST", "/update_weight_version", {"new_version": version})
+        await self.check_version(version)
+
+    async def check_version(self, version: str) -> None:
+        """Raise ServerFailed unless it says `version` of its weights."""
+        told = await self._ask("GET", "/weight_info")
+        if not isinstance(told, dict) or told.get("weight_version") != version:
+            raise ServerFailed(f"{self.name}: says {told!r:.100} of its weights instead of {version}")
+
+    async def _spread(self, temperature: float) -> float:
+        """Nats between the likeliest token and the `_TOP`th."""
+        wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP}
+        _, answer = await self._complete([0, 1, 2], wanted)
+        with _read_as_expected(self.name):
+            (token,) = answer["choices"][0]["logprobs"]["content"]
+            logprobs = sorted(float(each["logprob"]) for each in token["top_logprobs"])[-_TOP:]
+            return logprobs[-1] - logprobs[0]
+
+    async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any]) -> tuple[str, Any]:
+        """The id of the request and its answer. What isn't `wanted` is switched off, whatever the server's defaults."""
+        request_id = secrets.token_hex(8)
+        body = {"request_id": request_id, "token_ids": list(ids), "sampling_params": {**_PLAIN, **wanted}}
+        return request_id, await self._ask("POST", "/inference/v1/generate", body)
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            reply = await ask(self._http, method, path, body, limit=_REPLY_BYTES)
+            if reply.status != 200:
+                told = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
+                raise (SamplerError if reply.status in (400, 422) else ServerFailed)(told)
+            return reply.json() if reply.body else None
+        except (httpx.HTTPError, BadReply, ValueError) as error:
+            raise ServerFailed(f"{self.name}{path.partition('?')[0]}: {error or type(error).__name__}") from None
+
+
+_UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # the pool bounds what is in flight
+_PLAIN = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": True,  # the stop ids say where to end
+    "detokenize": False,
+}
+
+
+class _read_as_expected:
+    """Whatever doesn't look as expected is the server's failure."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (LookupError, TypeError, ValueError, AttributeError)):
+            raise ServerFailed(f"{self._name}: not the answer of a server of vLLM ({error!r:.100})") from None
+
+
+def read_answer(answer: Any, request_id: str, version: str, name: str) -> Answered:
+    """What `/inference/v1/generate` answered to `request_id`. Raises ServerFailed where it can't be trained on: it is
+    another request's, was cut off, was sampled by other weights, or holds a log-probability that isn't finite."""
+    with _read_as_expected(name):
+        (choice,) = answer["choices"]
+        token_ids = tuple(choice["token_ids"])
+        content = choice["logprobs"]["content"]
+        logprobs = tuple(float(each["logprob"]) for each in content)
+        versions = {span["version"] for span in choice["weight_versions"]}
+        if not answer["request_id"].endswith(request_id):
+            raise ServerFailed(f"{name}: answered another request than it was asked")
+        if choice["finish_reason"] not in _STOPS:
+            raise ServerFailed(f"{name}: ended the request by {choice['finish_reason']!r:.40}")
+        if versions != {version}:
+            raise ServerFailed(f"{name}: sampled with weights {sorted(map(str, versions))}, {version} is published")
+        if not token_ids or [each["token_id"] for each in content] != list(token_ids):
+            raise ServerFailed(f"{name}: tokens and log-probabilities don't belong together")
+        if not all(type(id_) is int for id_ in token_ids) or not all(map(math.isfinite, logprobs)):
+            raise ServerFailed(f"{name}: a token is no id, or its log-probability not finite")
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        return Answered(token_ids, logprobs, _STOPS[choice["finish_reason"]], int(details.get("cached_tokens") or 0))
+    raise AssertionError("unreachable")

@@ -1,0 +1,241 @@
+"""The servers of a run: which of them a request goes to, which have left, and how all come to new weights.
+
+    admitted ---> the server of the request's group, another where that is busy
+    load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume
+
+Guaranteed: nothing is asked of a server that hasn't the weights published last; `load_weights` returns once every
+server that is left has the new ones, and raises where none is; a server that ends, fails or doesn't answer is asked no
+more until the next publication, when it is started or loaded anew, and at once where no other is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import warnings
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.engines.vllm.client import Client, ServerFailed
+from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.errors import SamplerError
+
+_LOOK_S = 10.0  # for a server to say that it lives
+_POLL_S = 0.2  # between two looks at one that starts
+
+
+@dataclass(eq=False)
+class Member:
+    """One server."""
+
+    client: Client | None
+    """None: it isn't started yet."""
+    process: ServerProcess | None
+    """None: it is the user's."""
+    sound: bool = False
+    """It has the weights that were published last."""
+    reason: str = "nothing was published yet"
+    """Why it isn't sound."""
+    in_flight: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.sound and (self.process is None or self.process.running)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    folder: Path
+    version: int
+    tag: str
+    """What servers say of their weights: another word in every run, for a server may have served another."""
+
+
+class Pool:
+    """Its servers start when weights are first published."""
+
+    def __init__(self, members: Iterable[Member], settings: SamplerConfig, *, mode: LogprobsMode, window: int) -> None:
+        """`window`: tokens that each must take."""
+        self._members = list(members)
+        self._settings, self._mode, self._window = settings, mode, window
+        self._homes: dict[str, Member] = {}
+        """The server that holds the prefix of a group."""
+        self.published: Published | None = None
+        self._run = secrets.token_hex(4)
+        self._room = asyncio.Event()
+        """Set when a request may find a server that found none before."""
+        self._lock = asyncio.Lock()
+        """Held while servers start or load."""
+        self._attempts = 0
+        """To bring servers up, as far as they ended."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    # ---- which server ---------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def admitted(self, group: str | None) -> AsyncIterator[tuple[Client, str]]:
+        """A server with room for one request, and what it says of its weights. Raises SamplerError if none is left."""
+        member = await self._next(group)
+        published, client = self.published, member.client
+        assert published is not None
+        assert client is not None
+        member.in_flight += 1
+        try:
+            yield client, published.tag
+        except ServerFailed as error:
+            await self._look_at(member, client, published.tag, error)
+            raise
+        finally:
+            member.in_flight -= 1
+            self._room.set()
+
+    async def _next(self, group: str | None) -> Member:
+        """A server with room. Where none is left, one attempt is made to bring them back, for all who wait."""
+        attempts = self._attempts
+        while True:
+            if not self._lock.locked() and not any(member.usable for member in self._members):
+                if attempts < self._attempts:
+                    raise SamplerError(self._why())
+                await self._revive()
+            if not self._lock.locked() and (member := self._choose(group)) is not None:
+                return member
+            self._room.clear()
+            await self._room.wait()
+
+    def _choose(self, group: str | None) -> Member | None:
+        """The server of `group`, of a new group the one with fewest; the idlest where that is busy. None: all are."""
+        usable = [member for member in self._members if member.usable]
+        if not usable:
+            return None
+        home = self._homes.get(group or "")
+        if group and home not in usable:
+            groups = Counter(self._homes.values())
+            home = self._homes[group] = min(usable, key=lambda member: groups[member])
+        if home is not None and home.in_flight < self._settings.max_in_flight:
+            return home
+        idlest = min(usable, key=lambda member: member.in_flight)
+        return idlest if idlest.in_flight < self._settings.max_in_flight else None
+
+    async def _look_at(self, member: Member, client: Client, tag: str, error: ServerFailed) -> None:
+        """Ask a server that failed for its health and its version; without both in order it leaves the pool."""
+        try:
+            async with time_limit(_LOOK_S, client.name):
+                await client.check_health()
+                await client.check_version(tag)
+        except SamplerError as found:
+            same = self.published is not None and self.published.tag == tag and member.client is client
+            if same and member.sound and not self._lock.locked():  # nobody saw to it meanwhile
+                self._leave(member, f"{error}; {found}")
+
+    def _leave(self, member: Member, reason: str) -> None:
+        member.sound, member.reason = False, reason
+        warnings.warn(f"a server leaves the pool: {reason}", stacklevel=2)
+
+    # ---- weights --------------------------------------------------------------------------------------------
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """See `VllmSampler.load_weights`."""
+        try:
+            async with self._lock:
+                tag = f"{self._run}-{version}-{folder.name}"
+                self.published = Published(folder.resolve(), version, tag)
+                self._homes.clear()
+                await self._bring_up()
+        finally:
+            self._room.set()
+
+    async def _revive(self) -> None:
+        if self.published is None:
+            raise SamplerError("no server has weights: none were published, or the engine is closed")
+        try:
+            async with self._lock:
+                await self._bring_up()
+        finally:
+            self._room.set()
+
+    async def _bring_up(self) -> None:
+        assert self.published is not None
+        await asyncio.gather(*(self._bring(member, self.published) for member in self._members))
+        self._attempts += 1
+        if not any(member.usable for member in self._members):
+            raise SamplerError(self._why())
+
+    def _why(self) -> str:
+        return "no server is left: " + "; ".join(member.reason for member in self._members)
+
+    async def _bring(self, member: Member, published: Published) -> None:
+        """Have one server sample from the published weights, or leave."""
+        known, member.sound = member.usable, False
+        try:
+            if member.process is not None and not known:
+                await self._start(member, member.process, published)
+            else:
+                assert member.client is not None
+                async with time_limit(self._settings.publish_timeout_s, member.client.name):
+                    await member.client.load(published.folder, published.tag)
+                    if not known:
+                        await self._admit(member.client)
+            member.sound = True
+        except SamplerError as error:
+            self._leave(member, str(error))
+            if member.process is not None:
+                await asyncio.to_thread(member.process.stop)
+
+    async def _start(self, member: Member, process: ServerProcess, published: Published) -> None:
+        """Start a server on the published weights and warm it up: the first request may compile for a while."""
+        await asyncio.to_thread(process.stop)
+        if member.client is not None:
+            await member.client.close()
+        member.client = client = process.start(published.folder, published.folder.parent)
+        async with time_limit(self._settings.start_timeout_s, client.name):
+            while True:
+                process.check()
+                try:
+                    await client.check_health()
+                    break
+                except ServerFailed:
+                    await asyncio.sleep(_POLL_S)
+            await client.set_version(published.tag)
+            await self._admit(client)
+
+    async def _admit(self, client: Client) -> None:
+        """Refuse a server that can't serve this run."""
+        if (window := await client.window()) < self._window:
+            raise ServerFailed(
+                f"{client.name}: its window is {window} tokens, the run's {self._window}: set "
+                f"sampler.max_context={window}, or start it with --max-model-len {self._window}"
+            )
+        await client.check_mode(self._mode)
+
+    async def close(self) -> None:
+        """End the servers that were started; a second call does nothing."""
+        self.published = None
+        for member in self._members:
+            member.sound = False
+            if member.client is not None:
+                await member.client.close()
+        stopping = [asyncio.to_thread(member.process.stop) for member in self._members if member.process is not None]
+        await asyncio.gather(*stopping)
+        self._room.set()
+
+
+class time_limit:
+    """`asyncio.timeout` whose end is the failure of the server called `name`."""
+
+    def __init__(self, seconds: float, name: str) -> None:
+        self._timeout, self._told = asyncio.timeout(seconds), f"{name}: no answer within {seconds:g} s"
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await self._timeout.__aexit__(*error)  # type: ignore[arg-type]
+        except TimeoutError:
+            raise ServerFailed(self._told) from None

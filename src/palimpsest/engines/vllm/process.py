@@ -1,0 +1,163 @@
+"""One server of vLLM as a process of this run: started on a folder of weights, watched, ended without leftovers.
+
+It listens on a Unix socket in a folder that only this user may enter, since vLLM asks for no key where weights are
+changed; its key, random per run, comes by the environment and stands in no list of processes.
+
+Guaranteed: it ends with this process, however that ends (guard.py); its output is in a file of the run folder.
+Not covered: other users with the rights of this one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from palimpsest.config.extras import install_line
+from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.engines.vllm import guard
+from palimpsest.engines.vllm.client import Client
+from palimpsest.errors import ConfigError, SamplerError
+
+_PATIENCE_S = 20.0  # for a server that was asked to end
+_CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
+"""vLLM's CPU build: compiling gains nothing, and it dies of a prompt with a seed that it computes in parts."""
+_CPU_CACHE_GIB = "2"
+_TAIL = 4000  # bytes of a log in which a reason is looked for
+
+
+class ServerProcess:
+    """Starts with `start`, and again after it ended."""
+
+    def __init__(
+        self, settings: SamplerConfig, index: int, *, mode: LogprobsMode, dtype: str, window: int, folder: Path
+    ) -> None:
+        """The `index`th server of the run, of `window` tokens; it writes what it prints into `folder`."""
+        self._settings, self._index = settings, index
+        self._mode, self._dtype, self._window = mode, dtype, window
+        self._log = folder / f"vllm-{index}.log"
+        self._key = secrets.token_hex(16)
+        self._cpu = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, model: Path, handover: Path) -> Client:
+        """Start it on the weights in `model`; who asks it. It answers some time later.
+
+        `handover`, a folder of weights, is deleted where this process is killed. Raises ConfigError.
+        """
+        self._cpu = _torch_of(self._settings).endswith("+cpu")
+        self._folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))  # for its owner alone
+        socket = self._folder / "http"
+        command = [sys.executable, "-I", guard.__file__, str(_PATIENCE_S), str(self._folder), str(handover)]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._command(model, socket)],
+                stdin=subprocess.PIPE,  # closed by our end, whatever ends us
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,  # the terminal's Ctrl-C is for this process
+            )
+        return Client(f"vLLM server {self._index}", "http://localhost", socket=socket, key=self._key)
+
+    def stop(self) -> None:
+        """End it and what it started. Waits for that; a second call does nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(b".")
+            process.stdin.close()
+        try:
+            process.wait(2 * _PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def check(self) -> None:
+        """Raise SamplerError with the reason from its log if it ended."""
+        if self.running:
+            return
+        reason = "it ended"
+        if self._log.is_file():
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _TAIL))
+                lines = log.read().decode("utf-8", "replace").splitlines()
+            reason = next((line.strip() for line in reversed(lines) if "Error" in line), reason)
+        raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
+
+    def _command(self, model: Path, socket: Path) -> list[str]:
+        """vLLM's server. A model folder's own defaults of sampling are left out (`--generation-config vllm`)."""
+        settings = self._settings
+        return [
+            *(settings.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
+            *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
+            *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
+            *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+            *("--tensor-parallel-size", str(settings.tensor_parallel)),
+            *("--gpu-memory-utilization", str(settings.memory)),
+            *(*(_CPU_ARGS if self._cpu else ()), *settings.args),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        settings, folder = self._settings, str(self._folder)
+        environment = {
+            **os.environ,
+            "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that change weights
+            "VLLM_API_KEY": self._key,
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_RPC_BASE_PATH": folder,
+            "TMPDIR": folder,
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        if self._cpu:
+            environment.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
+            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # bound, servers would share the first cores
+        if settings.devices:
+            first = self._index * settings.tensor_parallel
+            visible = settings.devices[first : first + settings.tensor_parallel]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
+        if settings.python:
+            environment.pop("PYTHONPATH", None)  # of another environment
+        return environment
+
+
+def _inductor_cache() -> str:
+    """Where the next server finds what the first compiled; beyond the folder that goes with a server."""
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
+
+
+def check_python(settings: SamplerConfig) -> None:
+    """Raise ConfigError unless `sampler.python` is a Python with vLLM."""
+    _torch_of(settings)
+
+
+def _torch_of(settings: SamplerConfig) -> str:
+    """Version of torch that the servers' Python has, beside vLLM. Raises ConfigError."""
+    python = settings.python or sys.executable
+    fix = "name the Python of an environment that has vLLM" if settings.python else install_line("vllm")
+    code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
+    try:
+        told = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"sampler.python={python}: {error}; {fix}") from None
+    there, _, version = told.strip().partition(" ")
+    if there != "True":
+        raise ConfigError(f"sampler.python={python}: no vLLM there; {fix}")
+    return version

@@ -1,0 +1,138 @@
+"""Servers of vLLM as one sampler: requests in, published weights in.
+
+Guaranteed: nothing is sampled by other weights than those published last; every request ends within
+`sampler.request_timeout_s` of being sent.
+Not covered: the same tokens from another number of servers, or with requests that meet otherwise, where sums round
+otherwise in another batch (docs/vllm.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.endpoints import token_from
+from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats
+from palimpsest.engines.vllm.client import Client
+from palimpsest.engines.vllm.pool import Member, Pool, time_limit
+from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.types import Completion, SamplingParams
+
+
+@dataclass
+class _Counts:
+    requests: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        self.requests += 1
+        try:
+            yield
+        except Exception:
+            self.failed += 1
+            raise
+        except BaseException:
+            self.cancelled += 1
+            raise
+
+
+class VllmSampler:
+    """Satisfies `palimpsest.engines.protocol.Sampler`. Servers start when weights are first published."""
+
+    def __init__(self, settings: SamplerConfig, limits: Limits, *, mode: LogprobsMode, dtype: str, logs: Path) -> None:
+        """`limits` of the model, `dtype` of its weights; `logs`: a folder for what the servers print.
+
+        Raises ConfigError.
+        """
+        self._settings, self._vocab = settings, limits.vocab
+        self.max_context = min(limits.max_context, settings.max_context or limits.max_context)
+        key = token_from(settings.api_key_env, "sampler.api_key_env")
+        members = [Member(Client(url, url, key=key), None) for url in settings.urls]
+        for index in range(0 if settings.urls else settings.servers):
+            process = ServerProcess(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
+            members.append(Member(None, process))
+        self._pool = Pool(members, settings, mode=mode, window=self.max_context)
+        self._counts = _Counts()
+
+    @property
+    def version(self) -> int:
+        published = self._pool.published
+        return published.version if published else 0
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that the servers take at once."""
+        return self._settings.max_in_flight * len(self._pool)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
+        name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
+        again. The folder that it lies in is for weights alone: it is deleted where this process is killed.
+
+        Raises SamplerError if no server is left.
+        """
+        await self._pool.load_weights(folder, version)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        """See `Sampler.generate`. The part of `session` before its last slash names the group."""
+        self._check(prompt_ids, params.max_tokens)
+        group = session.rpartition("/")[0] if session else None
+        with self._counts.counted():
+            async with self._pool.admitted(group) as (client, tag):
+                version = self.version
+                async with time_limit(self._settings.request_timeout_s, client.name):
+                    answer = await client.generate(prompt_ids, params, version=tag, seeded=self._settings.seeded)
+            if max(answer.token_ids) >= self._vocab:
+                raise SamplerError(f"{client.name}: sampled an id outside the vocabulary of {self._vocab}")
+        self._counts.prompt_tokens += len(prompt_ids)
+        self._counts.computed_prompt_tokens += len(prompt_ids) - answer.cached
+        self._counts.generated_tokens += len(answer.token_ids)
+        return Completion(answer.token_ids, answer.logprobs, answer.stop_reason, version)
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """See `Sampler.stream`; all tokens come in one delta."""
+        completion = await self.generate(prompt_ids, params, session=session)
+        yield CompletionDelta(completion.token_ids, completion.logprobs)
+        yield CompletionDelta(completion=completion)
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """See `Sampler.score`."""
+        if not ids:
+            return ()
+        self._check([*prompt_ids, *ids], 1)
+        self._check(prompt_ids, 1)
+        async with self._pool.admitted(None) as (client, _), time_limit(self._settings.request_timeout_s, client.name):
+            return await client.score(prompt_ids, ids)
+
+    def stats(self) -> SamplerStats:
+        """See `SamplerStats`; what servers don't tell is 0."""
+        return SamplerStats(**vars(self._counts))
+
+    async def close(self) -> None:
+        """End the servers that were started; a second call does nothing."""
+        await self._pool.close()
+
+    def _check(self, prompt_ids: Sequence[int], budget: int) -> None:
+        """Raise PromptTooLong or SamplerError for what can't be computed: vLLM would take a prompt that is too long."""
+        if not prompt_ids or budget < 1:
+            raise SamplerError(f"a prompt of {len(prompt_ids)} tokens with max_tokens={budget}: at least 1 of both")
+        if len(prompt_ids) + budget > self.max_context:
+            raise PromptTooLong(
+                f"prompt of {len(prompt_ids)} tokens and max_tokens={budget} exceed the window of {self.max_context}: "
+                "shorten the prompt or the budget"
+            )
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab:
+            raise SamplerError(f"prompt holds an id outside the vocabulary of {self._vocab}: wrong tokenizer?")

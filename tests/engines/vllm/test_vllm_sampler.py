@@ -1,0 +1,286 @@
+"""A pool of servers that answer, stall, fail and lie, on loopback; the wire is vLLM's as recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.sampler import SamplerConfig
+from palimpsest.engines.protocol import Limits
+from palimpsest.engines.vllm.sampler import VllmSampler
+from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.types import SamplingParams, StopReason
+from support.vllm_wire import Fault, Wire, answer, reply, wire
+
+PROMPT = (5, 6, 7)
+PARAMS = SamplingParams(max_tokens=4, temperature=1.0, top_p=0.9, stop_ids=(2,), seed=2**63 - 1)
+GENERATE = "/inference/v1/generate"
+
+
+@asynccontextmanager
+async def pool(count: int = 1, **settings: Any) -> AsyncIterator[tuple[VllmSampler, list[Wire]]]:
+    """Servers of a user's, with weights of version 3."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(wire()) for _ in range(count)]
+        sampler = open_sampler(servers, **settings)
+        await sampler.load_weights(Path("/weights/a"), 3)
+        stack.push_async_callback(sampler.close)
+        yield sampler, servers
+
+
+def open_sampler(servers: list[Wire], **settings: Any) -> VllmSampler:
+    config = SamplerConfig(name="vllm", urls=tuple(server.url for server in servers), **settings)
+    return VllmSampler(config, Limits(100, 64), mode="raw_logprobs", dtype="float32", logs=Path("unused"))
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Wire], Fault]:
+    """A good answer, changed."""
+
+    def make(server: Wire) -> Fault:
+        def fault(request: dict[str, Any]) -> bytes:
+            value = answer(request, server.version)
+            change(value["choices"][0])
+            return reply(200, json.dumps(value).encode())
+
+        return fault
+
+    return make
+
+
+def always(content: bytes | None) -> Callable[[Wire], Fault]:
+    return lambda _: lambda _: content
+
+
+async def test_a_completion_is_what_the_server_sampled() -> None:
+    async with pool() as (sampler, [server]):
+        completion = await sampler.generate(PROMPT, PARAMS, session="s/1/p/0")
+        assert completion.token_ids == (7,) * 4
+        assert completion.logprobs == (-1.5,) * 4
+        assert completion.stop_reason is StopReason.LENGTH
+        assert (completion.policy_version, sampler.version) == (3, 3)
+        assert server.prompts[-1] == list(PROMPT)
+        stats = sampler.stats()
+        assert (stats.requests, stats.generated_tokens, stats.prompt_tokens, stats.computed_prompt_tokens) == (
+            1,
+            4,
+            3,
+            2,
+        )
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (always(reply(500, {"error": "down"})), "status 500"),
+        (always(reply(503, b"")), "status 503"),
+        (always(reply(429, b"")), "status 429"),
+        (always(reply(200, b"")), "not the answer"),
+        (always(reply(200, b"<html>")), "unexpected character"),
+        (always(reply(200, b'{"choices": [')), "unexpected end"),
+        (always(reply(200, [])), "not the answer"),
+        (always(b""), "disconnected"),
+        (changed(lambda choice: choice.update(finish_reason="abort")), "ended the request by 'abort'"),
+        (changed(lambda choice: choice["token_ids"].pop()), "don't belong together"),
+        (changed(lambda choice: choice.update(token_ids=[], logprobs={"content": []})), "don't belong together"),
+        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=float("nan"))), "unexpected char"),
+        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob="-inf")), "not finite"),
+        (changed(lambda choice: choice["logprobs"]["content"][0].update(token_id=8)), "don't belong together"),
+        (changed(lambda choice: choice["weight_versions"][0].update(version="default")), "sampled with weights"),
+        (changed(lambda choice: choice.update(weight_versions=[])), "sampled with weights"),
+        (changed(lambda choice: choice.update(weight_versions=None)), "not the answer"),
+    ],
+)
+async def test_what_can_not_be_trained_on_is_an_error_of_the_sampler(fault: Callable[[Wire], Fault], told: str) -> None:
+    async with pool() as (sampler, [server]):
+        server.faults[GENERATE] = fault(server)
+        with pytest.raises(SamplerError) as caught:
+            await sampler.generate(PROMPT, PARAMS)
+        assert told in str(caught.value)
+        assert sampler.stats().failed == 1
+        del server.faults[GENERATE]  # a healthy server that stumbled is asked again
+        assert (await sampler.generate(PROMPT, PARAMS)).token_ids == (7,) * 4
+
+
+async def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said() -> None:
+    async with pool(request_timeout_s=0.1) as (sampler, [server]):
+        server.faults[GENERATE] = always(None)(server)
+        with pytest.raises(SamplerError, match=r"no answer within 0.1 s"):
+            await sampler.generate(PROMPT, PARAMS)
+
+
+async def test_an_answer_to_another_request_is_refused() -> None:
+    async with pool() as (sampler, [server]):
+        server.faults[GENERATE] = lambda body: reply(200, answer({**body, "request_id": "other"}, server.version))
+        with pytest.raises(SamplerError, match="another request"):
+            await sampler.generate(PROMPT, PARAMS)
+
+
+async def test_lengths_and_ids_are_checked_before_anything_is_sent() -> None:
+    async with pool() as (sampler, [server]):
+        sent = len(server.prompts)
+        with pytest.raises(PromptTooLong, match="window of 64"):
+            await sampler.generate((5,) * 61, PARAMS)
+        for prompt in ((), (100,), (-1,)):
+            with pytest.raises(SamplerError):
+                await sampler.generate(prompt, PARAMS)
+        assert len(server.prompts) == sent
+
+
+async def test_a_publication_empties_the_cache_and_is_read_back_before_anything_is_sampled() -> None:
+    async with pool() as (sampler, [server]):
+        server.asked.clear()
+        await sampler.load_weights(Path("/weights/b"), 4)
+        assert server.asked == [
+            "/pause",
+            "/collective_rpc",
+            "/reset_prefix_cache",
+            "/update_weight_version",
+            "/weight_info",
+            "/resume",
+        ]
+        assert server.loaded[-1] == "/weights/b"
+        assert (await sampler.generate(PROMPT, PARAMS)).policy_version == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/reset_prefix_cache", reply(200, {"success": False})),  # vLLM answers 200 where blocks are held
+        ("/weight_info", reply(200, {"weight_version": "default"})),
+        ("/collective_rpc", reply(500, {"error": "no such file"})),
+        ("/pause", None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_that_does_not_take_new_weights_leaves_and_comes_back_with_the_next(
+    path: str, content: bytes | None
+) -> None:
+    async with pool(2, publish_timeout_s=60 if content else 2) as (sampler, [good, bad]):
+        bad.faults[path] = lambda _: content
+        await sampler.load_weights(Path("/weights/b"), 4)
+        bad.prompts.clear()
+        for rollout in range(8):
+            assert (await sampler.generate(PROMPT, PARAMS, session=f"{rollout}/0")).policy_version == 4
+        assert not bad.prompts
+        bad.faults.clear()
+        await sampler.load_weights(Path("/weights/c"), 5)
+        for rollout in range(8):
+            await sampler.generate(PROMPT, PARAMS, session=f"{rollout}/0")
+        assert bad.prompts[-4:] == [list(PROMPT)] * 4
+        assert good.loaded[-1] == bad.loaded[-1] == "/weights/c"
+
+
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_without_a_server_left_a_publication_fails_with_the_reasons() -> None:
+    async with pool() as (sampler, [server]):
+        server.faults["/collective_rpc"] = lambda _: reply(500, {"error": "no such file"})
+        with pytest.raises(SamplerError, match=r"no server is left: .*no such file"):
+            await sampler.load_weights(Path("/weights/b"), 4)
+
+
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_that_came_back_with_its_old_weights_is_loaded_anew_before_it_samples() -> None:
+    async with pool() as (sampler, [server]):
+        server.version = "default"  # as one that was started again
+        with pytest.raises(SamplerError, match="sampled with weights"):
+            await sampler.generate(PROMPT, PARAMS)
+        assert (await sampler.generate(PROMPT, PARAMS)).policy_version == 3
+        assert server.loaded == ["/weights/a"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_all_who_wait_for_servers_share_one_attempt_to_bring_them_back() -> None:
+    async with pool() as (sampler, [server]):
+        server.faults["/health"] = server.faults["/pause"] = always(reply(503, b""))(server)
+        server.faults[GENERATE] = always(reply(500, b""))(server)
+        with pytest.raises(SamplerError):
+            await sampler.generate(PROMPT, PARAMS)
+        server.asked.clear()
+        failures = await asyncio.gather(*(sampler.generate(PROMPT, PARAMS) for _ in range(20)), return_exceptions=True)
+        assert all(isinstance(failure, SamplerError) for failure in failures)
+        assert server.asked == ["/pause"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [({"raw": False}, "this run needs --logprobs-mode raw_logprobs"), ({"window": 32}, "is 32")]
+)
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_in_the_wrong_mode_or_too_small_is_refused(change: dict[str, Any], told: str) -> None:
+    async with wire() as server:
+        vars(server).update(change)
+        sampler = open_sampler([server])
+        with pytest.raises(SamplerError) as caught:
+            await sampler.load_weights(Path("/weights/a"), 0)
+        assert told in str(caught.value)
+        await sampler.close()
+
+
+async def test_a_group_stays_with_the_server_that_holds_its_prefix() -> None:
+    async with pool(2) as (sampler, servers):
+        for server in servers:
+            server.prompts.clear()
+        for group in range(6):
+            for rollout in range(4):
+                await sampler.generate((group,), PARAMS, session=f"0/{group}/{rollout}")
+        assert [{ids[0] for ids in server.prompts} for server in servers] == [{0, 2, 4}, {1, 3, 5}]
+
+
+async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are() -> None:
+    async with pool(2, max_in_flight=3) as (sampler, servers):
+        for server in servers:
+            server.gate = asyncio.Event()
+        calls = [asyncio.create_task(sampler.generate((9,), PARAMS, session=f"g/{n}")) for n in range(8)]
+        while sum(server.in_flight for server in servers) < 6:
+            await asyncio.sleep(0)
+        assert [server.in_flight for server in servers] == [3, 3]
+        for server in servers:
+            assert server.gate is not None
+            server.gate.set()
+        assert len(await asyncio.gather(*calls)) == 8
+        assert [server.most_in_flight for server in servers] == [3, 3]
+
+
+async def test_what_a_cancelled_request_held_is_free_again() -> None:
+    async with pool(max_in_flight=1) as (sampler, [server]):
+        server.gate = asyncio.Event()
+        call = asyncio.create_task(sampler.generate(PROMPT, PARAMS))
+        while not server.in_flight:
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        server.gate.set()
+        assert (await sampler.generate(PROMPT, PARAMS)).token_ids
+        assert sampler.stats().cancelled == 1
+
+
+async def test_requests_wait_for_a_publication_and_are_sampled_by_its_weights() -> None:
+    async with pool() as (sampler, _):
+        publishing = asyncio.create_task(sampler.load_weights(Path("/weights/b"), 9))
+        await asyncio.sleep(0)
+        assert (await sampler.generate(PROMPT, PARAMS)).policy_version == 9
+        await publishing
+
+
+async def test_nothing_is_sampled_before_weights_were_published_or_after_the_end() -> None:
+    async with wire() as server:
+        sampler = open_sampler([server])
+        with pytest.raises(SamplerError, match="none were published"):
+            await sampler.generate(PROMPT, PARAMS)
+        await sampler.load_weights(Path("/weights/a"), 0)
+        await sampler.close()
+        await sampler.close()
+        with pytest.raises(SamplerError, match="the engine is closed"):
+            await sampler.generate(PROMPT, PARAMS)
+
+
+async def test_a_stream_gives_what_generate_gives() -> None:
+    async with pool() as (sampler, _):
+        first, last = [delta async for delta in sampler.stream(PROMPT, PARAMS)]
+        assert (first.token_ids, first.logprobs) == ((7,) * 4, (-1.5,) * 4)
+        assert last.completion == await sampler.generate(PROMPT, PARAMS)

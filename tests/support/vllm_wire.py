@@ -1,0 +1,109 @@
+"""What servers of vLLM 0.32 answer, recorded, from a server of ten lines on loopback that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+Fault = Callable[[dict[str, Any]], bytes | None]
+"""The raw reply to a request's body; None: none ever comes."""
+
+
+def token(id_: int, logprob: float, top: int = 0, spread: float = 1.0) -> dict[str, Any]:
+    others = [{"token_id": n, "logprob": logprob - spread * n, "rank": n + 1} for n in range(top)]
+    return {"token_id": id_, "logprob": logprob, "rank": 1, "top_logprobs": others}
+
+
+def answer(request: dict[str, Any], version: str, *, raw: bool = True) -> dict[str, Any]:
+    """Of `/inference/v1/generate`: `max_tokens` times the last token of the prompt."""
+    wanted = request["sampling_params"]
+    ids = [request["token_ids"][-1]] * wanted["max_tokens"]
+    spread = 1.0 if raw else 1.0 / wanted.get("temperature", 1.0)
+    choice = {
+        "index": 0,
+        "finish_reason": "length",
+        "stop_reason": None,
+        "token_ids": ids,
+        "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
+        "logprobs": {"content": [token(id_, -1.5, wanted.get("logprobs", 0), spread) for id_ in ids]},
+    }
+    return {
+        "request_id": f"generate-tokens-{request['request_id']}",
+        "usage": {"prompt_tokens": len(request["token_ids"]), "prompt_tokens_details": {"cached_tokens": 1}},
+        "prompt_logprobs": None,
+        "output_mode": "tokens",
+        "choices": [choice],
+    }
+
+
+def reply(status: int, body: object) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return b"HTTP/1.1 %d x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(content), content)
+
+
+@dataclass
+class Wire:
+    """A server's state, and what it was asked."""
+
+    url: str = ""
+    version: str = "default"
+    raw: bool = True
+    window: int = 512
+    loaded: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+    faults: dict[str, Fault] = field(default_factory=dict)
+    """By the path they break."""
+    gate: asyncio.Event | None = None
+    """Completions wait for it."""
+    in_flight: int = 0
+    most_in_flight: int = 0
+
+    async def reply_to(self, path: str, body: dict[str, Any]) -> bytes | None:
+        path = path.partition("?")[0]
+        self.asked.append(path)
+        if fault := self.faults.get(path):
+            return fault(body)
+        match path:
+            case "/v1/models":
+                return reply(200, {"data": [{"id": "policy", "max_model_len": self.window}]})
+            case "/collective_rpc":
+                self.loaded.append(body["kwargs"]["weights_path"])
+            case "/update_weight_version":
+                self.version = body["new_version"]
+            case "/inference/v1/generate":
+                self.prompts.append(body["token_ids"])
+                self.in_flight += 1
+                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                if self.gate is not None:
+                    await self.gate.wait()
+                self.in_flight -= 1
+                return reply(200, answer(body, self.version, raw=self.raw))
+        return reply(200, {"success": True, "weight_version": self.version})
+
+
+@asynccontextmanager
+async def wire() -> AsyncIterator[Wire]:
+    """A server on loopback for as long as it is used."""
+    state = Wire()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        length = next((int(line.split()[1]) for line in head if line.startswith("content-length")), 0)
+        body = json.loads(await reader.readexactly(length) or b"{}")
+        if (content := await state.reply_to(head[0].split()[1], body)) is None:
+            await reader.read()  # until the client gives up
+        else:
+            writer.write(content)
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    state.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield state
+    finally:
+        listening.close()
