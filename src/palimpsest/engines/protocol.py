@@ -90,8 +90,8 @@ class Sampler(Protocol):
     ) -> Completion:
         """Complete one prompt. Cancelling the caller frees what the request holds.
 
-        `session` is the same for the requests of one episode, whose prompts often begin alike; an engine with several
-        replicas may send them to one. It changes no token.
+        `session` is the same for the requests of one episode, and up to its last slash for those of a group, whose
+        prompts often begin alike; an engine with several replicas may send them to one. It changes no token.
         Raises PromptTooLong if prompt and budget exceed `max_context`, SamplerError if the engine failed.
         """
         ...

@@ -12,7 +12,7 @@ r"""What a step is measured by.
 | outcome/answered, outcome/... | episodes that ended so |
 | memory/tokens, memory/copy_fidelity... | measures/memory.py, over all episodes |
 | tool/prunes, tool/context_tokens... | measures/tools.py, over episodes that are no variant's |
-| curriculum/chunks, objectives, credit/..., policy/..., optim/..., eval/... | see training/loop.py |
+| curriculum/chunks, objectives, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
 
 A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
 """

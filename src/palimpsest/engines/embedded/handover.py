@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 _INDEX = "model.safetensors.index.json"
-_HEAD = "output-projection.safetensors"
+_WHOLE, _REST, _HEAD = "model.safetensors", "model-1.safetensors", "output-projection.safetensors"
 
 
 @torch.no_grad()
@@ -27,15 +28,23 @@ def write_untied(model: Any, folder: Path) -> None:
     if head.weight is not model.get_input_embeddings().weight:
         return
     (module,) = [name for name, each in model.named_modules() if each is head]
-    name = f"{module}.weight"
-    save_file({name: head.weight.detach().cpu().contiguous()}, folder / _HEAD, metadata={"format": "pt"})
-    if (index := folder / _INDEX).is_file():
-        listed = json.loads(index.read_text())
-        listed["weight_map"][name] = _HEAD
-        index.write_text(json.dumps(listed, indent=1))
+    weight = {f"{module}.weight": head.weight.detach().cpu().contiguous()}
+    save_file(weight, folder / _HEAD, metadata={"format": "pt"})
+    index = _index(folder)
+    index["weight_map"].update(dict.fromkeys(weight, _HEAD))
+    (folder / _INDEX).write_text(json.dumps(index, indent=1))
     settings = folder / "config.json"
     config = json.loads(settings.read_text())
     for section in (config, *(each for each in config.values() if isinstance(each, dict))):
         if section is config or "tie_word_embeddings" in section:
             section["tie_word_embeddings"] = False
     settings.write_text(json.dumps(config, indent=1))
+
+
+def _index(folder: Path) -> Any:
+    """Which tensor is in which file. A file that is alone gets another name: under its own no index is looked for."""
+    if (folder / _INDEX).is_file():
+        return json.loads((folder / _INDEX).read_text())
+    whole = (folder / _WHOLE).rename(folder / _REST)
+    with safe_open(whole, framework="pt") as tensors:
+        return {"metadata": {}, "weight_map": dict.fromkeys(tensors.keys(), _REST)}

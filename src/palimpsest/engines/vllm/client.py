@@ -23,7 +23,7 @@ from palimpsest.types import SamplingParams, StopReason
 
 _REPLY_BYTES = 64 << 20
 _STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
-_TOP = 5
+_TOP = 10
 """Tokens whose log-probabilities tell the mode of a server."""
 
 
@@ -97,12 +97,14 @@ class Client:
             return tuple(float(row[str(id_)]["logprob"]) for row, id_ in zip(rows, ids, strict=True))
 
     async def check_mode(self, mode: LogprobsMode) -> None:
-        """Raise ServerFailed unless its log-probabilities are of `mode`: processed ones spread at half the temperature
-        twice as far, raw ones as far."""
-        warm, cold = [await self._spread(temperature) for temperature in (1.0, 0.5)]
-        if warm < 1e-3:
+        """Raise ServerFailed unless its log-probabilities are of `mode`: at half the temperature the distance between
+        two tokens is twice as large in processed ones, and the same in raw ones."""
+        warm, cold = [await self._likeliest(temperature) for temperature in (1.0, 0.5)]
+        both = sorted(warm.keys() & cold.keys(), key=lambda id_: warm[id_])
+        distance = warm[both[-1]] - warm[both[0]] if both else 0.0
+        if distance < 1e-3:
             raise ServerFailed(f"{self.name}: the model finds every token equally likely, so nothing tells its mode")
-        found = "processed_logprobs" if cold > 1.5 * warm else "raw_logprobs"
+        found = "processed_logprobs" if cold[both[-1]] - cold[both[0]] > 1.5 * distance else "raw_logprobs"
         if found != mode:
             raise ServerFailed(f"{self.name} gives {found}, this run needs --logprobs-mode {mode}: start it with that")
 
@@ -129,14 +131,12 @@ class Client:
         if not isinstance(told, dict) or told.get("weight_version") != version:
             raise ServerFailed(f"{self.name}: says {told!r:.100} of its weights instead of {version}")
 
-    async def _spread(self, temperature: float) -> float:
-        """Nats between the likeliest token and the `_TOP`th."""
-        wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP}
-        _, answer = await self._complete([0, 1, 2], wanted)
+    async def _likeliest(self, temperature: float) -> dict[int, float]:
+        """Nats of some of the likeliest tokens after a prompt."""
+        _, answer = await self._complete([0, 1, 2], {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP})
         with _read_as_expected(self.name):
             (token,) = answer["choices"][0]["logprobs"]["content"]
-            logprobs = sorted(float(each["logprob"]) for each in token["top_logprobs"])[-_TOP:]
-            return logprobs[-1] - logprobs[0]
+            return {int(each["token_id"]): float(each["logprob"]) for each in token["top_logprobs"]}
 
     async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any]) -> tuple[str, Any]:
         """The id of the request and its answer. What isn't `wanted` is switched off, whatever the server's defaults."""
@@ -202,4 +202,3 @@ def read_answer(answer: Any, request_id: str, version: str, name: str) -> Answer
             raise ServerFailed(f"{name}: a token is no id, or its log-probability not finite")
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         return Answered(token_ids, logprobs, _STOPS[choice["finish_reason"]], int(details.get("cached_tokens") or 0))
-    raise AssertionError("unreachable")

@@ -1,0 +1,159 @@
+"""The real vLLM, from the Python that $PALIMPSEST_VLLM_PYTHON names (scripts/vllm_environment.py makes one), on the GPU that
+it finds or on its CPU build. Log-probabilities are compared with transformers', token by token, where whole batches
+would hide what is stale: a tied output projection after new weights, a prompt that was cached before them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+
+from palimpsest.config.sampler import SamplerConfig
+from palimpsest.engines.embedded.handover import write_untied
+from palimpsest.engines.protocol import Limits
+from palimpsest.engines.vllm.sampler import VllmSampler
+from palimpsest.runs.rows import read_rows
+from palimpsest.types import Completion, SamplingParams
+from support.models import build_llama
+
+PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_VLLM_PYTHON, a Python with vLLM"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+GAP = 1e-4  # nats; float32 on both sides
+STALE = 0.05  # far less than what stale weights are off
+VOCAB, WINDOW = 384, 512
+LONG = tuple(range(10, 310))  # several blocks of a prefix cache
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sampler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmSampler]:
+    """Two servers, whose log-probabilities are those at the temperature."""
+    settings = SamplerConfig(name="vllm", python=PYTHON, servers=2, max_in_flight=2)
+    logs = tmp_path_factory.mktemp("servers")
+    opened = VllmSampler(settings, Limits(VOCAB, WINDOW), mode="processed_logprobs", dtype="float32", logs=logs)
+    yield opened
+    await opened.close()
+
+
+def tied_model(seed: int) -> Any:
+    """A head size of 32 is the least that vLLM computes on a CPU."""
+    return build_llama(VOCAB, seed=seed, hidden_size=64, num_attention_heads=2, num_key_value_heads=2)
+
+
+@torch.no_grad()
+def gap(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> float:
+    """Largest distance, in nats, to the log-probabilities by transformers."""
+    ids = torch.tensor([[*prompt, *completion.token_ids]])
+    nats = torch.log_softmax(model(ids).logits[0, len(prompt) - 1 : -1] / temperature, -1)
+    expected = nats.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    return float((expected - torch.tensor(completion.logprobs)).abs().max())
+
+
+async def test_after_new_weights_of_a_tied_model_every_server_is_the_learner_for_cached_prompts_too(
+    sampler: VllmSampler, tmp_path: Path
+) -> None:
+    before, after = tied_model(0), tied_model(1)
+    stale_head = tied_model(1)
+    stale_head.lm_head.weight = torch.nn.Parameter(before.lm_head.weight.detach().clone())
+    for version, model in enumerate((before, after)):
+        write_untied(model, tmp_path / f"v{version}")
+        await sampler.load_weights(tmp_path / f"v{version}", version)
+        for temperature in (1.0, 0.7):
+            params = SamplingParams(max_tokens=16, temperature=temperature, stop_ids=(), seed=7)
+            for group in ("a", "b", "a", "b"):  # one for each server, twice, so that the second is cached
+                completion = await sampler.generate(LONG, params, session=f"{group}/0")
+                assert completion.policy_version == version
+                assert gap(model, LONG, completion, temperature) < GAP
+    assert gap(before, LONG, completion, temperature) > STALE  # had it been so, the test would have seen it
+    assert gap(stale_head, LONG, completion, temperature) > STALE
+    assert sampler.stats().computed_prompt_tokens < sampler.stats().prompt_tokens
+
+
+async def test_a_group_split_over_two_servers_has_one_policy(sampler: VllmSampler, tmp_path: Path) -> None:
+    model = tied_model(2)
+    write_untied(model, tmp_path / "weights")
+    await sampler.load_weights(tmp_path / "weights", 2)
+    params = [SamplingParams(max_tokens=24, temperature=0.7, seed=2**62 + n) for n in range(8)]
+    calls = [sampler.generate(LONG, each, session=f"g/{n}") for n, each in enumerate(params)]
+    completions = await asyncio.gather(*calls)
+    assert max(gap(model, LONG, each, 0.7) for each in completions) < GAP
+    again = [await sampler.generate(LONG, each, session="g/0") for each in params]
+    assert [each.token_ids for each in again] == [each.token_ids for each in completions]
+    assert len({each.token_ids for each in completions}) == 8
+
+
+async def test_a_stop_token_is_sampled_and_ends_the_completion(sampler: VllmSampler, tmp_path: Path) -> None:
+    model = tied_model(3)
+    write_untied(model, tmp_path / "weights")
+    await sampler.load_weights(tmp_path / "weights", 3)
+    params = SamplingParams(max_tokens=100, stop_ids=tuple(range(0, VOCAB, 2)), seed=1)
+    completion = await sampler.generate((5, 6, 7), params)
+    assert completion.stop_reason.value == "stop"
+    assert [id_ % 2 for id_ in completion.token_ids] == [1] * (len(completion.token_ids) - 1) + [0]
+    scored = await sampler.score((5, 6, 7), completion.token_ids)
+    assert scored == pytest.approx(completion.logprobs, abs=GAP)
+
+
+def train(recipe: str, out: Path, steps: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "palimpsest", "train", recipe, "--out", str(out), f"train.steps={steps}"]
+    settings = ["train.save_every=100", "sampler.name=vllm", f"sampler.python={PYTHON}", "sampler.max_context=2048"]
+    return subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True)
+
+
+def left_of(out: Path) -> list[str]:
+    """Processes whose command names the run."""
+    lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(out) in line]
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+
+
+async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(tmp_path: Path) -> None:
+    before, out = shared_memory(), tmp_path / "run"
+    process = train("memagent-quickstart", out, 3)
+    _, told = process.communicate()
+    assert process.returncode == 0, told
+    rows = read_rows(out / "metrics.jsonl")
+    gaps = [row["sampler/logprob_gap_max"] for row in rows if "sampler/logprob_gap_max" in row]
+    assert gaps
+    assert max(gaps) < GAP
+    assert all(row["publish/seconds"] > 0 for row in read_rows(out / "timings.jsonl"))
+    assert not left_of(out)
+    assert shared_memory() <= before
+    assert [path.name for path in (out / "servers").iterdir()] == ["vllm-0.log"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    before, out = shared_memory(), tmp_path / "run"
+    process = train("memact-quickstart", out, 50)  # at temperature 0.7
+    while not read_rows(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else True:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.5)
+    gaps = [row["sampler/logprob_gap_max"] for row in read_rows(out / "metrics.jsonl")]
+    assert max(gaps) < GAP
+    process.send_signal(number)
+    process.communicate()
+    for _ in range(600):
+        if not left_of(out):
+            break
+        time.sleep(0.1)
+    assert not left_of(out)
+    assert shared_memory() <= before
+    assert [path.name for path in (out / "servers").iterdir()] == ["vllm-0.log"]
