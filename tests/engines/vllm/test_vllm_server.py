@@ -1,6 +1,6 @@
-"""The real vLLM, from the Python that $PALIMPSEST_VLLM_PYTHON names (scripts/vllm_environment.py makes one), on the GPU that
-it finds or on its CPU build. Log-probabilities are compared with transformers', token by token, where whole batches
-would hide what is stale: a tied output projection after new weights, a prompt that was cached before them."""
+"""The real vLLM, from the Python that $PALIMPSEST_VLLM_PYTHON names (scripts/vllm_environment.py makes one), on the
+GPU that it finds or on its CPU build. Log-probabilities are compared with transformers', token by token, where whole
+batches would hide what is stale: a tied output projection after new weights, a prompt cached before them."""
 
 from __future__ import annotations
 
