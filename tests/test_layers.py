@@ -27,6 +27,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "progress",
         "model_files",
         "engines.protocol",
+        "engines.guard",
     ),
     ("text",),
     ("retrieval", "tools", "memory", "data"),

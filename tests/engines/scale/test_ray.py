@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from palimpsest.engines.scale import guard
+from palimpsest.engines import guard
 from support.cluster import ClusterRun, folders_left, settings
 from support.command import Run
 

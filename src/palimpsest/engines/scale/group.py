@@ -2,7 +2,7 @@
 
 Guaranteed: nothing is started before it is first needed; whatever one process raises, or a time limit that passes, ends
 all of them, for the others would wait for it in their next collective; nothing is left once the driver is gone, by
-whatever end (guard.py).
+whatever end (engines/guard.py).
 Not covered: one process started again alone. A run whose processes were lost resumes from its newest checkpoint.
 """
 
@@ -27,8 +27,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines import guard
 from palimpsest.engines.protocol import Objective
-from palimpsest.engines.scale import guard
 from palimpsest.engines.scale.actors import Rank, SamplerCopy
 from palimpsest.errors import EngineError, PalimpsestError
 

@@ -3,9 +3,7 @@
     publish: the learner's weights -> a folder of a new name -> every server -> the folder before it is deleted
 
 Guaranteed: a version is written once, however often it is published; no weights stay on their way once the engine is
-closed, or its process is killed while it has servers of its own.
-Not covered: what a killed run with servers of the user's leaves in `sampler.folder`; in the run folder it goes with the
-next publication.
+closed, or its process is killed (engines/guard.py).
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Protocol
 
 from palimpsest.config.sampler import logprobs_mode
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines import guard
 from palimpsest.engines.protocol import Engine, Learner, Limits, StepBatch, UpdateStats
 from palimpsest.engines.vllm.process import check_python
 from palimpsest.engines.vllm.sampler import VllmSampler
@@ -45,6 +45,7 @@ class ServedLearner:
         """`handover` is where weights lie on their way."""
         self._learner, self._sampler, self._handover = learner, sampler, handover
         self._published: tuple[int, Path] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._count = 0
 
     @property
@@ -72,8 +73,8 @@ class ServedLearner:
         """See `Learner.publish`. The first time servers are started. Raises SamplerError if none is left."""
         if self._published is not None and self._published[0] == self.version:
             return self.version
-        if self._count == 0:
-            shutil.rmtree(self._handover, ignore_errors=True)  # of this run, before it was killed
+        if self._guard is None:
+            self._guard = guard.start(secrets.token_hex(8), [self._handover])
             self._handover.mkdir(mode=0o700, parents=True)
         self._count += 1
         folder = self._handover / f"{self._count}-version-{self.version}"
@@ -84,6 +85,12 @@ class ServedLearner:
             if other != folder:
                 await asyncio.to_thread(shutil.rmtree, other)
         return self.version
+
+    def clear(self) -> None:
+        """Delete what lies on the way; a second call does nothing."""
+        watching, self._guard = self._guard, None
+        if watching is not None:
+            guard.finish(watching)
 
 
 class ServedEngine:
@@ -98,11 +105,11 @@ class ServedEngine:
             check_python(settings)
         name = f"palimpsest-{secrets.token_hex(4)}"
         logs = Path(tempfile.gettempdir()) / name if folder is None else folder / FOLDER
-        self._handover = logs / "weights" if settings.folder is None else Path(settings.folder) / name
+        handover = logs / name if settings.folder is None else Path(settings.folder) / name
         mode, dtype = logprobs_mode(config.sampling), config.model.dtype
         self._inner, self.codec = inner, inner.codec
         self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs)
-        self.learner = ServedLearner(learner, self.sampler, self._handover)
+        self.learner = ServedLearner(learner, self.sampler, handover)
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
         self.limits = replace(
             inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=f"sampled by {who}"
@@ -113,5 +120,5 @@ class ServedEngine:
         try:
             await self.sampler.close()
         finally:
-            shutil.rmtree(self._handover, ignore_errors=True)
+            await asyncio.to_thread(self.learner.clear)
             await self._inner.close()

@@ -192,7 +192,7 @@ class Pool:
         await asyncio.to_thread(process.stop)
         if member.client is not None:
             await member.client.close()
-        member.client = client = process.start(published.folder, published.folder.parent)
+        member.client = client = process.start(published.folder)
         async with time_limit(self._settings.start_timeout_s, client.name):
             while True:
                 process.check()

@@ -3,7 +3,7 @@
 It listens on a Unix socket in a folder that only this user may enter, since vLLM asks for no key where weights are
 changed; its key, random per run, comes by the environment and stands in no list of processes.
 
-Guaranteed: it ends with this process, however that ends (guard.py); its output is in a file of the run folder.
+Guaranteed: it ends with this process, however that ends (engines/guard.py); its output is in a file of the run folder.
 Not covered: other users with the rights of this one.
 """
 
@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from palimpsest.config.extras import install_line
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
-from palimpsest.engines.vllm import guard
+from palimpsest.engines import guard
 from palimpsest.engines.vllm.client import Client
 from palimpsest.errors import ConfigError, SamplerError
 
-_PATIENCE_S = 20.0  # for a server that was asked to end
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """vLLM's CPU build: compiling gains nothing, and it dies of a prompt with a seed that it computes in parts."""
 _CPU_CACHE_GIB = "2"
@@ -44,26 +41,26 @@ class ServerProcess:
         self._key = secrets.token_hex(16)
         self._cpu = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._mark = ""
         self._folder = Path()
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, model: Path, handover: Path) -> Client:
-        """Start it on the weights in `model`; who asks it. It answers some time later.
-
-        `handover`, a folder of weights, is deleted where this process is killed. Raises ConfigError.
-        """
+    def start(self, model: Path) -> Client:
+        """Start it on the weights in `model`; who asks it. It answers some time later. Raises ConfigError."""
         self._cpu = _torch_of(self._settings).endswith("+cpu")
         self._folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))  # for its owner alone
         socket = self._folder / "http"
-        command = [sys.executable, "-I", guard.__file__, str(_PATIENCE_S), str(self._folder), str(handover)]
+        self._mark = secrets.token_hex(8)
+        self._guard = guard.start(self._mark, [self._folder])
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *self._command(model, socket)],
-                stdin=subprocess.PIPE,  # closed by our end, whatever ends us
+                self._command(model, socket),
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment(),
@@ -74,18 +71,12 @@ class ServerProcess:
     def stop(self) -> None:
         """End it and what it started. Waits for that; a second call does nothing."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(b".")
-            process.stdin.close()
-        try:
-            process.wait(2 * _PATIENCE_S)
-        except subprocess.TimeoutExpired:
+        watching, self._guard = self._guard, None
+        if watching is not None:
+            guard.finish(watching)
+        if process is not None:
             process.kill()
             process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def check(self) -> None:
         """Raise SamplerError with the reason from its log if it ended."""
@@ -117,6 +108,7 @@ class ServerProcess:
         settings, folder = self._settings, str(self._folder)
         environment = {
             **os.environ,
+            guard.MARK: self._mark,
             "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that change weights
             "VLLM_API_KEY": self._key,
             "VLLM_HOST_IP": "127.0.0.1",

@@ -76,7 +76,7 @@ class VllmSampler:
     async def load_weights(self, folder: Path, version: int) -> None:
         """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
         name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
-        again. The folder that it lies in is for weights alone: it is deleted where this process is killed.
+        again.
 
         Raises SamplerError if no server is left.
         """

@@ -1,0 +1,89 @@
+"""Ends and removes what a run started on this machine, once whoever started it is gone, however it ended.
+
+    python -m palimpsest.engines.guard MARK FOLDER...     until its standard input ends
+
+Guaranteed: processes whose environment has the mark are killed, then the folders removed, and the shared memory that
+those processes had (Linux); it outlives a SIGKILL of the process that started it.
+Not covered: a machine that goes down; processes on other machines; this process killed by SIGKILL itself; memory of a
+process that was there for less than `LOOK_S`.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+MARK = "PALIMPSEST_STARTED_BY"
+"""Variable of the environment that everything inherits which is started for a run."""
+ROUNDS = 50  # of 0.1 s: a process that is being killed may start another
+LOOK_S = 5.0  # between two looks at which shared memory there is: a process that crashes doesn't remove its own
+_MEMORY = re.compile(r" (/dev/shm/(?:psm_|sem\.mp-|torch_|nccl-)[^/\s]+)$", re.MULTILINE)
+
+
+def start(mark: str, folders: Sequence[Path]) -> subprocess.Popen[bytes]:
+    """A guard in a session of its own, so that the interrupt of a terminal doesn't reach it."""
+    command = [sys.executable, "-m", "palimpsest.engines.guard", mark, *map(str, folders)]
+    silent = subprocess.DEVNULL  # who reads the run's output must not wait for the guard
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
+
+
+def finish(guard: subprocess.Popen[bytes]) -> None:
+    """Have it clear up, and wait for it."""
+    assert guard.stdin is not None
+    guard.stdin.close()
+    guard.wait()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes started with the mark, zombies left out."""
+    return [process for process in psutil.process_iter() if _has(process, mark)]
+
+
+def _has(process: psutil.Process, mark: str) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark)
+    except (psutil.Error, OSError):
+        return False
+
+
+def memory_of(processes: Sequence[psutil.Process]) -> set[str]:
+    """Files of the shared memory that they have mapped, of the kinds that are for processes of one owner alone."""
+    files: set[str] = set()
+    for process in processes:
+        with suppress(OSError):  # it ended, or this is no Linux
+            files.update(_MEMORY.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return files
+
+
+def main() -> None:
+    mark, *folders = sys.argv[1:]
+    memory: set[str] = set()
+    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+        memory |= memory_of(marked(mark))
+    for _ in range(ROUNDS):
+        if not (left := marked(mark)):
+            break
+        memory |= memory_of(left)
+        for process in left:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        time.sleep(0.1)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in memory:
+        Path(file).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

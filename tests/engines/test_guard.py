@@ -1,0 +1,58 @@
+"""What a run started ends with it, however it ends: processes, those that they started, folders, shared memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from palimpsest.engines import guard
+
+MARK = "mark-of-a-test"
+SEGMENT = Path(f"/dev/shm/psm_of_a_test_{os.getpid()}")
+STARTED = """
+import mmap, signal, subprocess, sys, time
+with open({segment!r}, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not SEGMENT.parent.is_dir(), reason="no /dev/shm")
+def test_the_end_of_the_pipe_ends_all_that_has_the_mark_with_its_memory_and_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    watching = guard.start(MARK, [folder])
+    command = [sys.executable, "-c", STARTED.format(segment=str(SEGMENT))]
+    started = subprocess.Popen(command, env={**os.environ, guard.MARK: MARK}, stdout=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert started.stdout is not None
+    child = int(started.stdout.readline())
+    assert SEGMENT.exists()
+    guard.finish(watching)  # what the system does where a process is killed
+    assert started.wait(30) < 0
+    assert gone(child)
+    assert not folder.exists()
+    assert not SEGMENT.exists()
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    started.stdout.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether it ends soon: who adopts it may take a moment to look."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
