@@ -20,7 +20,7 @@ import mmap, signal, subprocess, sys, time
 with open({segment!r}, "w+b") as file:
     file.truncate(4096)
     memory = mmap.mmap(file.fileno(), 4096)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={{}})
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(child.pid, flush=True)
 time.sleep(600)

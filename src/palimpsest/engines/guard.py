@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,19 +43,29 @@ def finish(guard: subprocess.Popen[bytes]) -> None:
     guard.wait()
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Processes started with the mark, zombies left out."""
-    return [process for process in psutil.process_iter() if _has(process, mark)]
+def marked(mark: str, known: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
+    """Processes started with the mark, those `known` to belong to them, and what they started; zombies left out.
+
+    What was seen once is remembered: a process that names itself (vLLM's do) may overwrite its environment.
+    """
+    found: set[psutil.Process] = set()
+    for process in {*known, *(each for each in psutil.process_iter() if _has(each, mark))}:
+        with suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found |= {process, *process.children(recursive=True)}
+    return found
 
 
 def _has(process: psutil.Process, mark: str) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark)
-    except (psutil.Error, OSError):
-        return False
+    environment = Path(f"/proc/{process.pid}/environ")
+    with suppress(psutil.Error, OSError):
+        if environment.exists():  # psutil reads up to the first gap
+            return f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0")
+        return bool(process.environ().get(MARK) == mark)
+    return False
 
 
-def memory_of(processes: Sequence[psutil.Process]) -> set[str]:
+def memory_of(processes: Iterable[psutil.Process]) -> set[str]:
     """Files of the shared memory that they have mapped, of the kinds that are for processes of one owner alone."""
     files: set[str] = set()
     for process in processes:
@@ -67,17 +77,17 @@ def memory_of(processes: Sequence[psutil.Process]) -> set[str]:
 def main() -> None:
     mark, *folders = sys.argv[1:]
     memory: set[str] = set()
+    processes: set[psutil.Process] = set()
     while not select.select([sys.stdin], [], [], LOOK_S)[0]:
-        memory |= memory_of(marked(mark))
+        processes = marked(mark, processes)
+        memory |= memory_of(processes)
     for _ in range(ROUNDS):
-        if not (left := marked(mark)):
+        if not (processes := marked(mark, processes)):
             break
-        memory |= memory_of(left)
-        for process in left:
-            try:
+        memory |= memory_of(processes)
+        for process in processes:
+            with suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                continue
         time.sleep(0.1)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
