@@ -53,7 +53,7 @@ class Client:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             transport=httpx.AsyncHTTPTransport(
                 uds=None if socket is None else str(socket),
-                limits=_UNLIMITED,
+                limits=_LIMITS,
                 verify=False,  # plain HTTP on this machine: no certificates to load
             ),
             timeout=None,  # whoever calls times the whole
@@ -155,7 +155,8 @@ class Client:
             raise ServerFailed(f"{self.name}{path.partition('?')[0]}: {error or type(error).__name__}") from None
 
 
-_UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # the pool bounds what is in flight
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+"""The pool bounds what is in flight. A connection that is kept may be the one that the server closes just now."""
 _PLAIN = {
     "top_k": 0,
     "min_p": 0.0,

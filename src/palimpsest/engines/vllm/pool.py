@@ -24,7 +24,7 @@ from palimpsest.engines.vllm.client import Client, ServerFailed
 from palimpsest.engines.vllm.process import ServerProcess
 from palimpsest.errors import SamplerError
 
-_LOOK_S = 10.0  # for a server to say that it lives
+_LOOK_S = 60.0  # for a server to say that it lives: it may be starved, and a start takes as long
 _POLL_S = 0.2  # between two looks at one that starts
 
 
