@@ -89,6 +89,29 @@ def test_numbers_of_near_misses_out_of_bounds_or_none_are_refused(numbers: int |
         SyntheticConfig.model_validate({"near_misses": numbers})
 
 
+def test_of_several_shares_of_rivals_a_training_document_draws_one_and_evaluation_has_the_last() -> None:
+    config = SyntheticConfig.model_validate({"rivals": [1.0, 0.0], "near_misses": 0, "chunks": 20})
+
+    def share(problem: Problem) -> float:
+        evidence = read_fact(problem.metadata["evidence"][0])
+        assert evidence is not None
+        assert problem.context is not None
+        facts = read_facts(problem.context)
+        return sum(relation == evidence.relation for _, relation, _ in facts) / len(facts)
+
+    trained = [share(problem) for problem in SyntheticSource(config, seed=0).problems(step=0, count=100)]
+    assert 30 < sum(each == 1 for each in trained) < 70
+    assert all(each == 1 or each < 0.3 for each in trained)
+    held_out = SyntheticSource(config, seed=0, split="eval").problems(step=0, count=20)
+    assert max(map(share, held_out)) < 0.3
+
+
+@pytest.mark.parametrize("shares", [[], [-0.1], [0.5, 1.1], 2])
+def test_shares_of_rivals_out_of_bounds_or_none_are_refused(shares: float | list[float]) -> None:
+    with pytest.raises(ValueError, match=r"data\.synthetic\.rivals=\[.*\]: give shares from 0 to 1, e\.g\. 0\.25"):
+        SyntheticConfig.model_validate({"rivals": shares})
+
+
 def test_shares_beyond_one_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.synthetic\.starts: .* add up to 1\.1: lower them to 1 together"):
         StartsConfig(invention=0.6, evidence=0.5)

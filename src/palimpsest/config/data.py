@@ -13,8 +13,10 @@ FORMATS = ("hotpotqa", "musique", "memagent", "memact", "memagent_eval", "ruler"
 """The shipped ones, by columns."""
 
 
-Number = TypeVar("Number", bound=int)
-OneOrMore = Annotated[tuple[Number, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int) else value)]
+Number = TypeVar("Number", int, float)
+OneOrMore = Annotated[
+    tuple[Number, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int | float) else value)
+]
 """Several numbers, or one in their place."""
 
 
@@ -51,8 +53,9 @@ class SyntheticConfig(Strict):
     or several of which each training document draws one and evaluation has the last."""
     starts: StartsConfig | None = None
     """Memories that training documents begin with; null: none."""
-    rivals: float = Field(0.0, ge=0, le=1)
-    """Share of the other sentences that say the last hop's relation, of other people: any of them might be evidence."""
+    rivals: OneOrMore[float] = (0.0,)
+    """Share of the other sentences that say the last hop's relation, of other people, any of which might be evidence:
+    one share, or several of which each training document draws one and evaluation has the last."""
     order: Literal["any", "forward", "reverse"] = "any"
     """Of the evidence: any, first hop first, last hop first."""
     min_distance: int = Field(0, ge=0)
@@ -63,6 +66,10 @@ class SyntheticConfig(Strict):
         if not self.near_misses or not all(0 <= number <= 1000 for number in self.near_misses):
             raise ValueError(
                 f"data.synthetic.near_misses={list(self.near_misses)}: give numbers from 0 to 1000, e.g. 4 or [0, 2, 4]"
+            )
+        if not self.rivals or not all(0 <= share <= 1 for share in self.rivals):
+            raise ValueError(
+                f"data.synthetic.rivals={list(self.rivals)}: give shares from 0 to 1, e.g. 0.25 or [0.25, 0.0]"
             )
         return self
 

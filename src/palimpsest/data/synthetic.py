@@ -191,7 +191,7 @@ class SyntheticSource:
             facts_per_chunk=config.facts_per_chunk,
             hops=config.hops,
             near_misses=rng.choice(config.near_misses) if training else config.near_misses[-1],
-            rivals=config.rivals,
+            rivals=rng.choice(config.rivals) if training else config.rivals[-1],
             order=config.order,
             min_distance=config.min_distance,
         )
