@@ -26,6 +26,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic import Evidence, World, distractor, draw_question, near_miss, rival
@@ -144,7 +145,7 @@ class Lessons:
     def _other(self, world: World, evidence: Evidence, rng: random.Random) -> str:
         """A fact that is not evidence, as documents have them."""
         while True:
-            draw = rival if rng.random() < self.data.rivals else rng.choice((near_miss, distractor))
+            draw = rival if rng.random() < fmean(self.data.rivals) else rng.choice((near_miss, distractor))
             if (sentence := draw(world, evidence, rng)) not in FILLER:
                 return sentence
 
