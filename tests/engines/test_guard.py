@@ -20,6 +20,9 @@ import mmap, signal, subprocess, sys, time
 with open({segment!r}, "w+b") as file:
     file.truncate(4096)
     memory = mmap.mmap(file.fileno(), 4096)
+import multiprocessing as processes
+lock = processes.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={{}})
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(child.pid, flush=True)
@@ -36,13 +39,16 @@ def test_the_end_of_the_pipe_ends_all_that_has_the_mark_with_its_memory_and_fold
     started = subprocess.Popen(command, env={**os.environ, guard.MARK: MARK}, stdout=subprocess.PIPE)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     assert started.stdout is not None
+    semaphore = SEGMENT.parent / f"sem.{started.stdout.readline().decode().strip().removeprefix('/')}"
     child = int(started.stdout.readline())
+    assert semaphore.exists()
     assert SEGMENT.exists()
     guard.finish(watching)  # what the system does where a process is killed
     assert started.wait(30) < 0
     assert gone(child)
     assert not folder.exists()
     assert not SEGMENT.exists()
+    assert not semaphore.exists()
     assert other.poll() is None
     other.kill()
     other.wait()

@@ -26,7 +26,10 @@ MARK = "PALIMPSEST_STARTED_BY"
 """Variable of the environment that everything inherits which is started for a run."""
 ROUNDS = 50  # of 0.1 s: a process that is being killed may start another
 LOOK_S = 5.0  # between two looks at which shared memory there is: a process that crashes doesn't remove its own
-_MEMORY = re.compile(r" (/dev/shm/(?:psm_|sem\.mp-|torch_|nccl-)[^/\s]+)$", re.MULTILINE)
+_MEMORY = Path("/dev/shm")
+_OWN = ("psm_", "sem.mp-", "torch_", "nccl-")
+"""Beginnings of what is for the processes of one owner alone."""
+_MAPPED = re.compile(r" (\d+) +/dev/shm/", re.MULTILINE)  # the inode: a semaphore is mapped under another name
 
 
 def start(mark: str, folders: Sequence[Path]) -> subprocess.Popen[bytes]:
@@ -66,12 +69,19 @@ def _has(process: psutil.Process, mark: str) -> bool:
 
 
 def memory_of(processes: Iterable[psutil.Process]) -> set[str]:
-    """Files of the shared memory that they have mapped, of the kinds that are for processes of one owner alone."""
-    files: set[str] = set()
+    """Inodes of the shared memory that they have mapped."""
+    inodes: set[str] = set()
     for process in processes:
         with suppress(OSError):  # it ended, or this is no Linux
-            files.update(_MEMORY.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    return files
+            inodes.update(_MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return inodes
+
+
+def _remove_memory(inodes: set[str]) -> None:
+    for file in _MEMORY.glob("*"):
+        with suppress(OSError):
+            if file.name.startswith(_OWN) and str(file.stat().st_ino) in inodes:
+                file.unlink()
 
 
 def main() -> None:
@@ -91,8 +101,7 @@ def main() -> None:
         time.sleep(0.1)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-    for file in memory:
-        Path(file).unlink(missing_ok=True)
+    _remove_memory(memory)
 
 
 if __name__ == "__main__":
