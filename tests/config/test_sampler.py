@@ -32,7 +32,9 @@ VLLM = "sampler.name=vllm"
         ([VLLM, "sampler.devices=[1, 1]", "sampler.tensor_parallel=2"], "1 servers of 2 need 2 different GPUs"),
         ([VLLM, "sampler.args=[--api_key=x]"], "sampler.args: --api_key=x follows from"),
         ([VLLM, "sampler.args=[--host, 0.0.0.0]"], "sampler.args: --host follows from"),
-        ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded, not for a:B"),
+        ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded and ray, not for a:B"),
+        ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2 is of copies of the embedded sampler"),
+        ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),
         ([VLLM, "model.lora={rank: 4}"], "set model.lora=null"),
         (
             [VLLM, "roles={critic: {model: org/other}}"],
@@ -59,6 +61,7 @@ def test_what_can_not_work_is_refused(overrides: list[str], told: str) -> None:
         [VLLM, "sampler.urls=[http://127.0.0.1:8000, 'http://[::1]:8001', http://localhost:8002]"],
         [VLLM, "sampler.devices=[2, 3]", "sampler.tensor_parallel=2"],
         [VLLM, "sampling.top_p=0.999"],
+        [VLLM, "engine.name=ray", "cluster.learners=2", "cluster.samplers=1"],
         [VLLM, "sampling={temperature: 0.7, top_p: 0.95}", "loss.old_logprobs=recompute"],
     ],
 )

@@ -140,8 +140,11 @@ def check_served(config: RunConfig) -> None:
     sampling, loss = config.sampling, config.loss
     if config.sampler.name == "embedded":
         return
-    if config.engine.name != "embedded":
-        raise ValueError(f"sampler.name=vllm samples for engine.name=embedded, not for {config.engine.name}")
+    if config.engine.name not in ("embedded", "ray"):
+        raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
+    for key in ("samplers", "gpus_per_sampler", "placement"):
+        if (value := getattr(config.cluster, key)) != type(config.cluster).model_fields[key].default:
+            raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
     if config.model.lora is not None:
         raise ValueError("sampler.name=vllm publishes whole weights: set model.lora=null, or sampler.name=embedded")
     if own := [name for name, role in config.roles.items() if role.model is not None]:

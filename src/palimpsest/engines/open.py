@@ -19,6 +19,7 @@ from palimpsest.model_files.folder import check_name, opened
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
     from palimpsest.engines.embedded.engine import EmbeddedEngine
+    from palimpsest.engines.scale.engine import RayEngine
 
 T = TypeVar("T")
 _NEEDED = ("codec", "sampler", "learner", "limits", "close")
@@ -38,17 +39,18 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
             opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
         return _own(config.engine, config, objective)
+    served = objective == "policy" and config.sampler.name == "vllm"
     if isinstance(config.engine, RayEngineConfig):
-        return _on_ray(config, objective)
+        on_ray = _on_ray(config, objective)
+        return _served(on_ray, config, folder) if served else on_ray
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
-    served = objective == "policy" and config.sampler.name == "vllm"
     separate = objective == "policy" and config.train.ahead > 0 and not served
     engine = EmbeddedEngine(config, objective=objective, separate=separate)
     return _served(engine, config, folder) if served else engine
 
 
-def _served(engine: EmbeddedEngine, config: RunConfig, folder: Path | None) -> Engine:
+def _served(engine: EmbeddedEngine | RayEngine, config: RunConfig, folder: Path | None) -> Engine:
     """`engine` with servers that sample in its place."""
     from palimpsest.engines.vllm.engine import ServedEngine
 
@@ -56,7 +58,7 @@ def _served(engine: EmbeddedEngine, config: RunConfig, folder: Path | None) -> E
     return ServedEngine(engine, engine.learner, config, folder)
 
 
-def _on_ray(config: RunConfig, objective: Objective | None) -> Engine:
+def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
     if find_spec("ray") is None:
         raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
     from palimpsest.engines.scale.engine import RayEngine

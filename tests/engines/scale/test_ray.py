@@ -7,13 +7,20 @@ import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from palimpsest.config.load import load_recipe
+from palimpsest.config.models import model_path
 from palimpsest.engines import guard
-from support.cluster import ClusterRun, folders_left, settings
+from palimpsest.engines.open import open_engine
+from support.cluster import ON_RAY, ClusterRun, folders_left, settings
 from support.command import Run
+from support.vllm_wire import reply, wire
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 
@@ -45,6 +52,32 @@ def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
         assert theirs.keys() - own == ours.keys() - own
         assert all(ours[name] == pytest.approx(theirs[name], abs=1e-4) for name in theirs.keys() - own)
     assert all("publish/seconds" in row for row in map(json.loads, (run.out / "timings.jsonl").open()))
+
+
+@pytest.mark.slow
+async def test_ranks_publish_their_weights_to_servers_whole_and_untied(tmp_path: Path) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+
+    def load(body: dict[str, Any]) -> bytes:
+        weights = Path(body["kwargs"]["weights_path"])
+        assert json.loads((weights / "config.json").read_text())["tie_word_embeddings"] is False
+        found.append({name: value for file in weights.glob("*.safetensors") for name, value in load_file(file).items()})
+        return reply(200, {})
+
+    async with wire() as server:
+        server.faults["/collective_rpc"] = load
+        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_context={server.window}"]
+        config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY, *servers])
+        engine = open_engine(config, objective="policy", folder=tmp_path)
+        try:
+            assert engine.learner is not None
+            assert await engine.learner.publish() == 0
+        finally:
+            await engine.close()
+    whole = load_file(Path(model_path(config.model)) / "model.safetensors")
+    assert found[0].keys() == whole.keys() | {"lm_head.weight"}
+    assert all(torch.equal(found[0][name], value) for name, value in whole.items())
+    assert torch.equal(found[0]["lm_head.weight"], whole["model.embed_tokens.weight"])
 
 
 def test_what_bears_the_mark_is_ended_and_the_folders_go_when_the_guard_s_input_ends(tmp_path: Path) -> None:

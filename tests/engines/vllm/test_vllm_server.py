@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ async def test_a_stop_token_is_sampled_and_ends_the_completion(sampler: VllmSamp
     assert scored == pytest.approx(completion.logprobs, abs=GAP)
 
 
-def train(recipe: str, out: Path, steps: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "palimpsest", "train", recipe, "--out", str(out), f"train.steps={steps}"]
+def train(recipe: str, out: Path, steps: int, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "palimpsest", "train", recipe, "--out", str(out), f"train.steps={steps}", *more]
     settings = ["train.save_every=100", "sampler.name=vllm", f"sampler.python={PYTHON}", "sampler.max_context=2048"]
     return subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True)
 
@@ -124,9 +125,21 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("psm_*")}
 
 
-async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "learners",
+    [
+        (),
+        pytest.param(
+            ("engine.name=ray", "cluster.learners=2"),
+            marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+        ),
+    ],
+)
+async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(
+    tmp_path: Path, learners: tuple[str, ...]
+) -> None:
     before, out = shared_memory(), tmp_path / "run"
-    process = train("memagent-quickstart", out, 3)
+    process = train("memagent-quickstart", out, 3, *learners)
     _, told = process.communicate()
     assert process.returncode == 0, told
     rows = read_rows(out / "metrics.jsonl")

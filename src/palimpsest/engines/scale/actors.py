@@ -83,6 +83,7 @@ class Rank:
         return self._learner.version
 
     def publish(self, folder: Path) -> None:
+        check_seen(folder, "sampler.folder")
         self._learner.publish(folder)
 
 

@@ -87,14 +87,18 @@ class RayLearner:
             return self.version
         await asyncio.to_thread(self._group.start)
         folder = self._group.folder / f"weights-{self.version}"
-        folder.mkdir(exist_ok=True)
         try:
-            await self._all("publish", folder, timeout=self._cluster.publish_timeout_s)
+            await self.write_weights(folder)
             await self._samplers.load_weights(folder, self.version)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._published = self.version
         return self.version
+
+    async def write_weights(self, folder: Path) -> None:
+        """Write the whole present model, adapters merged and its output projection apart, as samplers read it."""
+        folder.mkdir()
+        await self._all("publish", folder.resolve(), timeout=self._cluster.publish_timeout_s)
 
     async def _all(self, method: str, folder: Path, timeout: float | None = None) -> list[Any]:
         def call() -> list[Any]:
@@ -121,11 +125,12 @@ class RayEngine:
         if cluster.address is not None:
             notes.append(risk_of(cluster.address))
         self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
-        self._group = Group(config, objective)
-        self.sampler = Samplers(self._group, cluster.samplers, context, vocab, cluster.publish_timeout_s)
+        copies = 0 if objective == "nll" or (objective and config.sampler.name == "vllm") else cluster.samplers
+        self._group = Group(config, objective, copies)
+        self.sampler = Samplers(self._group, copies, context, vocab, cluster.publish_timeout_s)
         self.learner: RayLearner | None = None
         if objective is not None:
-            samples = self.sampler if objective == "policy" else None
+            samples = self.sampler if copies else None
             self.learner = RayLearner(config, objective, self._group, samples, self.limits)
 
     async def close(self) -> None:

@@ -41,8 +41,9 @@ _STARTING = threading.Lock()  # ray.init is of the whole process
 class Group:
     """The processes of one engine."""
 
-    def __init__(self, config: RunConfig, objective: Objective | None) -> None:
-        self._config, self._objective, self._cluster = config, objective, config.cluster
+    def __init__(self, config: RunConfig, objective: Objective | None, copies: int) -> None:
+        """`copies` of the sampler."""
+        self._config, self._objective, self._cluster, self._copies = config, objective, config.cluster, copies
         self.ranks: list[Any] = []
         self.samplers: list[Any] = []
         self.folder = Path()
@@ -118,9 +119,8 @@ class Group:
     def _create(self) -> None:
         cluster, config = self._cluster, self._config
         learners = cluster.learners if self._objective else 0
-        samplers = cluster.samplers if self._objective != "nll" else 0
         rank_gpus, sampler_gpus = cluster.gpus_per_learner, cluster.gpus_per_sampler
-        placed = self._place([rank_gpus] * learners, [sampler_gpus] * samplers)
+        placed = self._place([rank_gpus] * learners, [sampler_gpus] * self._copies)
         environment = {"OMP_NUM_THREADS": str(config.engine.threads)}  # type: ignore[union-attr]
         if cluster.address is None:
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -131,7 +131,7 @@ class Group:
         ]
         self.samplers = [
             ray.remote(SamplerCopy).options(**common, num_gpus=sampler_gpus, **placed[learners + s]).remote(config, 0)
-            for s in range(samplers)
+            for s in range(self._copies)
         ]
 
     def _place(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
