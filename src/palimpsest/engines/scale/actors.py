@@ -44,7 +44,7 @@ class Rank:
 
     def meeting(self) -> str:
         """Where ranks of several machines may meet: a free port of this one."""
-        host = ray.util.get_node_ip_address()
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as free:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"

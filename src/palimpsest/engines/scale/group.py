@@ -147,9 +147,10 @@ class Group:
         group = placement_group([{"GPU": gpus} if gpus else {"CPU": 1} for gpus in whole], strategy="PACK")
         self._placed.append(group)
         if not group.wait(self._cluster.start_timeout_s):
+            there = ray.available_resources()  # type: ignore[no-untyped-call]
             raise EngineError(
-                f"the cluster has no room for {sum(whole):g} GPUs; it has {ray.available_resources()}: lower "
-                "cluster.learners or cluster.samplers"
+                f"the cluster has no room for {sum(whole):g} GPUs; it has {there}: lower cluster.learners or "
+                "cluster.samplers"
             )
         strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]
         return [{"scheduling_strategy": strategy} for strategy in strategies]
