@@ -22,7 +22,7 @@ class Lossy(EmbeddedEngine):
     published: ClassVar[int] = 0
     losses: ClassVar[int] = 0
 
-    def __init__(self, config: RunConfig, *, objective: Objective | None) -> None:
+    def __init__(self, config: RunConfig, *, objective: Objective | None, folder: Path | None) -> None:
         super().__init__(config, objective=objective)
         learner = self.learner
         assert learner is not None
