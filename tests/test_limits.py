@@ -21,6 +21,7 @@ LATE_IMPORTS = 0.04
 """Share of imports that may stand inside functions: they hide what a module needs."""
 
 LONG = {
+    "cli.data_build.build": "a command",
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.probe.probe": "a command",
     "cli.train.sft": "a command",
@@ -36,6 +37,7 @@ LONG = {
 LONG_FILES: dict[str, str] = {}
 WIDE = {
     "cli.data.assemble": "a command",
+    "cli.data_build.build": "a command",
     "cli.evaluate.evaluate": "a command",
     "cli.retrieval.serve": "a command",
     "cli.train.sft": "a command",

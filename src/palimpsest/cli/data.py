@@ -1,4 +1,4 @@
-"""`palimpsest data`: what is in a data file, and long contexts made of one."""
+"""`palimpsest data`: what is in a data file, and data sets that are made."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Look into data files, make evaluation files.", no_args_is_help=True, rich_markup_mode=None)
+from palimpsest.cli import data_build
+
+app = typer.Typer(help="Look into data files, make data sets.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def group() -> None:
-    """Look into data files, make evaluation files."""
+    """Look into data files, make data sets."""
 
 
 @app.command("inspect")
@@ -74,3 +76,6 @@ def assemble(
         seed=seed,
     )
     Terminal().message(f"{out}: {count} problems of {documents} documents")
+
+
+app.command("build")(data_build.build)

@@ -31,3 +31,15 @@ def numbers(option: str, what: str, text: str) -> tuple[int, ...]:
     if min(given) < 1:
         raise ConfigError(f"{option} {text}: expected {what} such as 4,64,256")
     return given
+
+
+def shares(option: str, text: str | None) -> tuple[float, ...]:
+    """Numbers given as 0.1,0.9; none for None. Raises ConfigError.
+
+    >>> shares("--positions", "0,0.5,1")
+    (0.0, 0.5, 1.0)
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(f"{option} {text}: expected numbers such as 0.1,0.9") from None

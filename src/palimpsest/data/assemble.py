@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from palimpsest.data.placing import Order, ordered, room, spaced
+from palimpsest.data.placing import Order, at_positions, ordered, room, spaced
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem, Question
@@ -91,6 +91,9 @@ class Placing:
 
     order: Order = "any"
     min_distance: int = 0
+    positions: tuple[float, ...] = ()
+    """Where each gold paragraph stands, in reasoning order, 0.0 (first document) to 1.0 (last); empty: by chance, as
+    `order` and `min_distance` admit."""
 
 
 ANYWHERE = Placing()
@@ -116,17 +119,26 @@ def assemble(
         return record.problem(record.context, record.metadata)
     paragraphs = record.paragraphs
     if documents is not None:
-        rng = keyed_random(seed, "documents", record.id)
-        paragraphs = _choose(record, corpus or Corpus(()), documents, rng)
-        if placing != ANYWHERE:
-            paragraphs = _place(record, paragraphs, placing, rng)
-    metadata = {
-        **record.metadata,
+        paragraphs = arrange(record, corpus or Corpus(()), documents, seed=seed, placing=placing)
+    metadata = {**record.metadata, **placed(record, paragraphs), "evidence": record.gold}
+    return record.problem(document_block(paragraphs), metadata)
+
+
+def arrange(
+    record: Record, corpus: Corpus, documents: int, *, seed: int, placing: Placing = ANYWHERE
+) -> tuple[str, ...]:
+    """[documents] the paragraphs of a record's context, in their order, as `assemble` joins them. Raises DataError."""
+    rng = keyed_random(seed, "documents", record.id)
+    paragraphs = _choose(record, corpus, documents, rng)
+    return paragraphs if placing == ANYWHERE else _place(record, paragraphs, placing, rng)
+
+
+def placed(record: Record, paragraphs: Sequence[str]) -> dict[str, Any]:
+    """What metadata says of a context's documents: how many there are, and the numbers of the gold ones, from 1."""
+    return {
         "num_docs": len(paragraphs),
-        "evidence": record.gold,
         "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
     }
-    return record.problem(document_block(paragraphs), metadata)
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:
@@ -168,7 +180,10 @@ def _place(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: r
             f"{room(len(gold), distance)} documents, data.documents={len(paragraphs)}; raise it or lower "
             "data.min_distance"
         )
-    slots = ordered(rng, spaced(rng, len(gold), len(paragraphs), distance), placing.order)
+    if placing.positions:
+        slots = at_positions(placing.positions, len(gold), len(paragraphs), f"problem {record.id}")
+    else:
+        slots = ordered(rng, spaced(rng, len(gold), len(paragraphs), distance), placing.order)
     at = dict(zip(slots, gold, strict=True))
     others = iter([paragraph for paragraph in paragraphs if paragraph not in gold])
     return tuple(at[slot] if slot in at else next(others) for slot in range(len(paragraphs)))

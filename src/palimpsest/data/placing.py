@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
+from palimpsest.errors import DataError
+
 Order = Literal["any", "forward", "reverse"]
 """Of evidence in reasoning order: any, first hop first, last hop first (ReMemR1's distant evidence)."""
 
@@ -43,6 +45,22 @@ def ordered(rng: random.Random, slots: Sequence[int], order: Order) -> list[int]
     if order == "any":
         return rng.sample(slots, len(slots))
     return list(slots) if order == "forward" else list(slots)[::-1]
+
+
+def at_positions(positions: Sequence[float], count: int, slots: int, what: str) -> list[int]:
+    """The slot of each of `count` pieces at relative places of 0.0 to 1.0. Raises DataError, which begins with `what`.
+
+    >>> at_positions([0.0, 0.5, 1.0], 3, 101, "")
+    [0, 50, 100]
+    """
+    if len(positions) != count:
+        raise DataError(f"{what}: {count} gold documents, but {len(positions)} positions; give one for each")
+    chosen = [round(position * (slots - 1)) for position in positions]
+    if len(set(chosen)) < count:
+        raise DataError(
+            f"{what}: two of the positions fall on one of {slots} documents; give others, or more documents"
+        )
+    return chosen
 
 
 def distance_between(slots: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 from palimpsest import files
 from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Corpus, Record, assemble
+from palimpsest.data.documents_file import DOCUMENTS, palimpsest_by_index
 from palimpsest.data.formats import (
     Format,
     hotpotqa,
@@ -59,7 +60,7 @@ def read_records(
     path = Path(path)
     seen: Counter[str] = Counter()
     for record in islice(format_of(path, format, corpus).read(path), limit):
-        yield replace(record, id=_unused(record.id, seen))
+        yield replace(record, id=unused_id(record.id, seen))
 
 
 def format_of(path: Path, format: str | DataFormat | None = None, corpus: str | Path | None = None) -> DataFormat:
@@ -99,7 +100,7 @@ class RowFormat:
             yield replace(record, metadata=metadata.checked(row, record.metadata))
 
 
-def _unused(name: str, seen: Counter[str]) -> str:
+def unused_id(name: str, seen: Counter[str]) -> str:
     """`name`, or the first of `name#2`, `name#3`... that no record has yet; `seen` counts it."""
     chosen = name
     while seen[chosen]:
@@ -110,13 +111,24 @@ def _unused(name: str, seen: Counter[str]) -> str:
 
 
 def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
-    """`format`, able to look up document indices if the file has them and the corpus is at hand."""
-    if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
+    """`format`, able to look up document indices if the file has them. Raises DataError if their corpus isn't there."""
+    if format.name not in _BY_INDEX or not isinstance(row.values.get("context"), list):
         return format
-    place = Path(corpus) if corpus else path.parent / INDEXED_CORPUS
+    beside, what, parser = _BY_INDEX[format.name]
+    place = Path(corpus) if corpus else path.parent / beside
     if not corpus and not place.is_file():
-        return format  # its parser says what is needed
-    return replace(format, parse=memagent_eval_by_index(read_corpus(place)))
+        raise DataError(
+            f"{row.where}: context holds document indices, not text; put the {beside} that they index ({what}) beside "
+            "this one, or name it as corpus"
+        )
+    return replace(format, parse=parser(read_corpus(place)))
+
+
+_BY_INDEX = {
+    "memagent_eval": (INDEXED_CORPUS, "official distractor file", memagent_eval_by_index),
+    "palimpsest": (DOCUMENTS, "written with it", palimpsest_by_index),
+}
+"""Formats whose context may be indices: the file that they index, what it is, and the parser."""
 
 
 def read_corpus(path: str | Path) -> Corpus:
@@ -127,6 +139,8 @@ def read_corpus(path: str | Path) -> Corpus:
 def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
     if "paragraphs" in row.values:
         return musique(row, "").paragraphs or ()
+    if row.values.get("title") is None and isinstance(row.values.get("text"), str):
+        return (row.values["text"],)
     if "title" in row.values and "text" in row.values:
         title, text = (fields.text(row, row.values[key], key, blank=True) for key in ("title", "text"))
         return (f"{title}\n{text}",)
@@ -141,7 +155,7 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
     with files.drafted(Path(path)) as file:
         for problem in problems:
             count += 1
-            file.write(json.dumps(_as_json(problem), ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(json.dumps(problem_row(problem), ensure_ascii=False, allow_nan=False) + "\n")
     return count
 
 
@@ -180,7 +194,8 @@ def _eval_row(index: int, problem: Problem) -> dict[str, object]:
     }
 
 
-def _as_json(problem: Problem) -> dict[str, object]:
+def problem_row(problem: Problem) -> dict[str, object]:
+    """A row of our own layout."""
     asked = [{"question": each.question, "answers": list(each.answers)} for each in problem.by_question]
     return {
         "id": problem.id,

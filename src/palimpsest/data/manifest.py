@@ -1,0 +1,49 @@
+"""The manifest of a data set that was made here: what it was made of, by what settings, and which edition it is.
+
+    manifest.json   {"made_by": "palimpsest data build", "version": "0.1.0", "edition": "3f5a...", "seed": 1,
+                     "settings": {...}, "sources": [...], "files": {"eval_50.jsonl": {"sha256": "...", ...}}, ...}
+
+The edition is the SHA-256 of the lines `<sha256>  <name>` of all data files in the order of their names, as `sha256sum`
+prints them: two sets of one edition are the same bytes, whoever made them and when.
+
+Guaranteed: nothing in it depends on the machine, its paths or the clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from palimpsest import __version__, files
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(
+    folder: Path, *, made_by: str, seed: int, described: Mapping[str, Mapping[str, Any]], **rest: Any
+) -> str:
+    """Write the manifest of the files in `folder`, with what is known of each by its name. Returns the edition."""
+    hashes = files.hashes(folder)
+    edition = edition_of(hashes)
+    content = {
+        "made_by": made_by,
+        "version": __version__,
+        "edition": edition,
+        "seed": seed,
+        **rest,
+        "files": {name: {"sha256": digest, **described.get(name, {})} for name, digest in hashes.items()},
+    }
+    files.write_file(folder / MANIFEST, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    return edition
+
+
+def edition_of(hashes: Mapping[str, str]) -> str:
+    """
+    >>> edition_of({"b": "22", "a": "11"}) == edition_of({"a": "11", "b": "22"})
+    True
+    """
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()

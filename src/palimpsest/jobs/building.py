@@ -1,0 +1,215 @@
+"""Long contexts of question files: splits, numbers of documents, places of the evidence, and a manifest.
+
+    built = build_contexts(["hotpot_train.json"], Contexts((50, 200), seed=1), out=Path("sets/hotpot"))
+
+writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, `documents.jsonl` where rows hold numbers of
+documents in place of text, and `manifest.json`.
+
+Guaranteed: the same files, settings and seed give the same bytes; each context is built, written and forgotten, so that
+memory holds the questions and their paragraphs, whatever the contexts come to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from palimpsest import files
+from palimpsest.data.assemble import Corpus, Placing, Record, arrange, assemble, document_block
+from palimpsest.data.documents_file import DOCUMENTS, document_row, row_by_index, write_documents
+from palimpsest.data.manifest import write_manifest
+from palimpsest.data.placing import Order
+from palimpsest.data.problems import problem_row
+from palimpsest.data.question_files import Filters, Questions, read_questions, read_where
+from palimpsest.data.splitting import ALL, Split, deal, read_splits
+from palimpsest.errors import ConfigError
+from palimpsest.jobs.set_folder import new_folder
+from palimpsest.progress.progress import Progress, Silent, Tick
+
+Layout = Literal["auto", "text", "indices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """What contexts are to be like."""
+
+    documents: tuple[int, ...]
+    seed: int = 0
+    splits: tuple[Split, ...] = ALL
+    disjoint_gold: bool = False
+    order: Order = "any"
+    min_distance: float = 0
+    """Documents between gold ones at the least; below 1 a share of the context."""
+    positions: tuple[float, ...] = ()
+    """As in `Placing`; questions with another number of gold documents are left out."""
+    layout: Layout = "auto"
+    """Contexts as text, as numbers of documents, or whichever takes less room."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if not self.documents or min(self.documents) < 1:
+            raise ConfigError(f"--documents {self.documents}: numbers from 1")
+        if self.order not in ("any", "forward", "reverse"):
+            raise ConfigError(f"--order {self.order}: choose one of any, forward, reverse")
+        if self.layout not in ("auto", "text", "indices"):
+            raise ConfigError(f"--layout {self.layout}: choose one of auto, text, indices")
+        if any(not 0 <= place <= 1 for place in self.positions):
+            raise ConfigError(f"--positions {self.positions}: from 0 (first document) to 1 (last)")
+        if self.positions and (self.order != "any" or self.min_distance):
+            raise ConfigError("--positions says where gold documents stand: leave out --order and --min-distance")
+        if self.min_distance < 0 or (self.min_distance >= 1 and not float(self.min_distance).is_integer()):
+            raise ConfigError(f"--min-distance {self.min_distance}: a number of documents, or a share below 1")
+
+    def placing(self, documents: int) -> Placing:
+        """How gold documents stand among so many."""
+        share = self.min_distance < 1
+        distance = self.min_distance * documents if share else self.min_distance
+        return Placing(self.order, int(distance), self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What was written."""
+
+    folder: Path
+    edition: str
+    problems: dict[str, int]
+    """By file."""
+    left_out: dict[str, int]
+    """Questions that no split has, by why."""
+    layout: Layout
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Which context of which record goes where."""
+
+    contexts: Contexts
+    corpus: Corpus
+    splits: dict[str, tuple[Record, ...]]
+    index: dict[str, int] = field(default_factory=dict)
+    """Numbers of documents, by their text; empty where contexts are text."""
+
+    @property
+    def files(self) -> Iterator[tuple[str, int, tuple[Record, ...]]]:
+        """(name, documents, records) of each file."""
+        for name, records in self.splits.items():
+            for documents in self.contexts.documents:
+                yield f"{name}_{documents}.jsonl", documents, records
+
+    @property
+    def total(self) -> int:
+        return len(self.contexts.documents) * sum(map(len, self.splits.values()))
+
+    def paragraphs(self, record: Record, documents: int) -> tuple[str, ...]:
+        placing = self.contexts.placing(documents)
+        return arrange(record, self.corpus, documents, seed=self.contexts.seed, placing=placing)
+
+    def row(self, record: Record, documents: int) -> dict[str, Any]:
+        paragraphs = self.paragraphs(record, documents)
+        if self.index:
+            return row_by_index(record, paragraphs, self.index)
+        return problem_row(assemble(replace(record, paragraphs=paragraphs)))
+
+
+def read_contexts(
+    given: Mapping[str, Any], *, split: str, where: Sequence[str], without_yes_no: bool
+) -> tuple[Contexts, Filters]:
+    """What a command line asks for: fields of `Contexts`, splits and filters as texts. Raises ConfigError."""
+    return Contexts(**given, splits=read_splits(split)), Filters(read_where(where), without_yes_no)
+
+
+def build_contexts(
+    sources: Sequence[str | Path],
+    contexts: Contexts,
+    *,
+    out: Path,
+    corpora: Sequence[str | Path] = (),
+    exclude: Sequence[str | Path] = (),
+    filters: Filters | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Built:
+    """Build contexts of the questions of `sources`; questions that `exclude` asks too are in none. Raises DataError."""
+    progress = progress or Silent()
+    filters = filters or Filters()
+    if contexts.positions:
+        filters = replace(filters, gold_documents=len(contexts.positions))
+    with new_folder(out, force=force, progress=progress) as folder:
+        read = read_questions(_paths(sources), corpora=_paths(corpora), exclude=_paths(exclude), filters=filters)
+        plan = _planned(read, contexts)
+        with progress.count("contexts", plan.total * 2) as tick:
+            _choose_layout(plan, tick)
+            if plan.index:
+                write_documents(folder / DOCUMENTS, Corpus(tuple(plan.index)))
+            problems = {name: _write(folder / name, plan, size, own, tick) for name, size, own in plan.files}
+        layout: Layout = "indices" if plan.index else "text"
+        described = {name: {"problems": problems[name], "documents": size} for name, size, _ in plan.files}
+        edition = write_manifest(
+            folder,
+            made_by="palimpsest data build",
+            seed=contexts.seed,
+            described=described,
+            settings=_settings(contexts, filters),
+            layout=layout,
+            sources=read.sources,
+            left_out=dict(read.left_out),
+        )
+    return Built(out, edition, problems, dict(read.left_out), layout)
+
+
+def _paths(given: Sequence[str | Path]) -> list[Path]:
+    return [Path(path) for path in given]
+
+
+def _planned(read: Questions, contexts: Contexts) -> _Plan:
+    dealt = deal(
+        read.records,
+        contexts.splits,
+        seed=contexts.seed,
+        disjoint_gold=contexts.disjoint_gold,
+        excluded_gold=read.excluded_gold,
+    )
+    used = sum(map(len, dealt.splits.values()))
+    if dealt.shared_gold:
+        read.left_out["gold documents of another split"] = dealt.shared_gold
+    if spare := len(read.records) - used - dealt.shared_gold:
+        read.left_out["not asked for by any split"] = spare
+    return _Plan(contexts, read.corpus, dict(dealt.splits))
+
+
+def _choose_layout(plan: _Plan, tick: Tick) -> None:
+    """Number the documents of all contexts, if rows of numbers are what is asked for, or what takes less room."""
+    as_text = as_numbers = 0
+    used: dict[str, int] = {}
+    for _, documents, records in plan.files:
+        for record in records:
+            paragraphs = plan.paragraphs(record, documents)
+            for paragraph in paragraphs:
+                if paragraph not in used:
+                    used[paragraph] = len(json.dumps(paragraph, ensure_ascii=False).encode())
+            as_text += sum(used[paragraph] for paragraph in paragraphs) + len(document_block([""] * documents))
+            as_numbers += 7 * documents  # five digits, a comma and a space
+            tick()
+    as_numbers += sum(used.values()) + len(document_row("")) * len(used)
+    layout = plan.contexts.layout
+    if layout == "indices" or (layout == "auto" and as_numbers < as_text):
+        plan.index = {paragraph: number for number, paragraph in enumerate(sorted(used))}
+
+
+def _write(path: Path, plan: _Plan, documents: int, records: Sequence[Record], tick: Tick) -> int:
+    with files.drafted(path) as file:
+        for record in records:
+            file.write(json.dumps(plan.row(record, documents), ensure_ascii=False, allow_nan=False) + "\n")
+            tick()
+    return len(records)
+
+
+def _settings(contexts: Contexts, filters: Filters) -> dict[str, Any]:
+    """As JSON can hold them; the seed stands apart."""
+    where = {key: sorted(values) for key, values in filters.where.items()}
+    chosen = asdict(replace(filters, where={})) | {"where": where}
+    return {key: value for key, value in asdict(contexts).items() if key != "seed"} | chosen

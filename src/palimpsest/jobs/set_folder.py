@@ -1,0 +1,49 @@
+"""Where a data set is written to: a folder, or a file, that appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from palimpsest import files
+from palimpsest.errors import RunError
+from palimpsest.progress.progress import Progress
+from palimpsest.runs.moving import refuse_moving
+
+
+@contextmanager
+def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
+    """A hidden folder that becomes `out` at the end; what `out` held is moved aside then. Raises RunError at once where
+    it holds something and `force` isn't given."""
+    check_free(out, force=force)
+    hidden = files.hidden_folder(out.absolute())
+    try:
+        yield hidden
+        if out.is_dir() and any(out.iterdir()):
+            progress.message(f"{out}: what it held is now {files.set_aside(out)}")
+        files.publish_folder(hidden, out.absolute())
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def check_free(out: Path, *, force: bool) -> None:
+    """Raises RunError unless a folder may be written at `out`."""
+    if os.path.lexists(out) and not out.is_dir():
+        raise RunError(f"{out} is {'a file' if out.exists() else 'a link to nothing'}: a folder is needed")
+    if out.is_dir() and any(out.iterdir()):
+        if not force:
+            raise RunError(f"{out} is not empty: give another --out, or --force to move it aside")
+        refuse_moving(out, whole=False)
+
+
+def free_file(out: Path, *, force: bool, progress: Progress) -> None:
+    """Make room for a file: what is there is moved aside with `force`, and refused without. Raises RunError."""
+    if out.is_dir():
+        raise RunError(f"{out} is a folder: give the path of a file")
+    if os.path.lexists(out):
+        if not force:
+            raise RunError(f"{out} is there: give another --out, or --force to move it aside")
+        progress.message(f"{out}: what it held is now {files.set_aside(out)}")
