@@ -209,7 +209,7 @@ def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, ti
     started: list[str] = []
     for _ in range(2):
         with open_run(tmp_path / "run", config, resume=True) as folder:
-            finished = asyncio.run(Training(folder).run(config, prepare(config), started.append))
+            finished = asyncio.run(Training(folder).run(config, prepare(config, folder.path), started.append))
         assert finished.step == 1
     assert started == [str(tmp_path / "run" / "cold-start" / "checkpoints" / "step-000002")] * 2
     rows = (tmp_path / "run" / "cold-start" / "metrics.jsonl").read_text().splitlines()
@@ -232,7 +232,7 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
     lessons = "cold_start={steps: 5, lessons_per_step: 2, distinct: 3}"
     settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
     config = load_recipe("rememr1-quickstart", [*settings, "logging.sinks=[jsonl]"])
-    prepared = prepare(config)
+    prepared = prepare(config, tmp_path)
     step = SupervisedTrainer.step
     happens: Callable[[], None] | None = None
 

@@ -21,9 +21,11 @@ class Lossy(EmbeddedEngine):
 
     published: ClassVar[int] = 0
     losses: ClassVar[int] = 0
+    folders: ClassVar[list[Path | None]] = []
 
     def __init__(self, config: RunConfig, *, objective: Objective | None, folder: Path | None) -> None:
         super().__init__(config, objective=objective)
+        Lossy.folders.append(folder)
         learner = self.learner
         assert learner is not None
         whole = learner.publish
@@ -43,7 +45,7 @@ def test_lost_processes_are_started_again_so_many_times(
     losses: int, ends: bool, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(composing, "open_engine", Lossy)
-    Lossy.published, Lossy.losses = 0, losses
+    Lossy.published, Lossy.losses, Lossy.folders = 0, losses, []
     settings: dict[str, Any] = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": 2}
     if ends:
         run = train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
@@ -52,3 +54,5 @@ def test_lost_processes_are_started_again_so_many_times(
     else:
         with pytest.raises(EngineError, match="a process was lost"):
             train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+    assert Lossy.folders == [tmp_path / "run"] * len(Lossy.folders)
+    assert len(Lossy.folders) == (2 if ends else 3)

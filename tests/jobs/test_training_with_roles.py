@@ -61,7 +61,7 @@ def test_frozen_roles_play_beside_a_trained_agent_on_its_weights_and_on_their_ow
     model = str(tiny_model_folder)
     settings = config(model, critic={"trained": False}, sceptic={"model": model})
     with open_run(tmp_path / "run", settings) as folder:
-        asyncio.run(Training(folder).run(settings, prepare(settings)))
+        asyncio.run(Training(folder).run(settings, prepare(settings, folder.path)))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     groups = read_groups(tmp_path / "run" / "trajectories" / "step-000003.jsonl.zst").groups
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]

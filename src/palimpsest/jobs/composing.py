@@ -45,7 +45,7 @@ class Parts:
     """Who takes the turns that have a role."""
 
 
-def build_parts(config: RunConfig, folder: Path | None = None) -> Parts:
+def build_parts(config: RunConfig, folder: Path) -> Parts:
     """Cheap parts first, so that a wrong option is named before a model is loaded. `folder` is the run's."""
     policy = policy_of(config)
     build_rule(config.credit)

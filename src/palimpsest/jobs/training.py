@@ -99,7 +99,7 @@ async def _restarting(training: Training, config: RunConfig, prepared: Prepared)
             return await training.run(config, prepared)
         except EngineError as error:
             training.folder.warn(f"{error}; going on from the newest checkpoint, as {left - 1} more times if need be")
-            prepared = await asyncio.to_thread(prepare, config)
+            prepared = await asyncio.to_thread(prepare, config, training.folder.path)
     return await training.run(config, prepared)
 
 
@@ -113,10 +113,11 @@ class Prepared:
     """Problems of the evaluation during training; None: there is none."""
 
 
-def prepare(config: RunConfig, out: Path | None = None) -> Prepared:
+def prepare(config: RunConfig, out: Path) -> Prepared:
     """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems.
 
-    `out` is the folder that the run is to have; servers print there."""
+    `out` is the folder that the run has, or is to have; servers print there.
+    """
     policy_of(config)  # cheap refusals come before the model is loaded
     build_evaluated(config.policy)
     check_sinks(config)
