@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -156,9 +156,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in `folder` and below, by its path relative to it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+def hashes(folder: Path, paths: Iterable[Path] | None = None) -> dict[str, str]:
+    """SHA-256 of `paths`, or of every file in `folder` and below, by its path relative to `folder`."""
+    if paths is None:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
 
 

@@ -13,6 +13,9 @@ _OURS_IN_TEMPLATES = (
     "return_dict", "tokenize", "tools",
 )  # fmt: skip
 
+Dtype = Literal["float32", "bfloat16"]
+"""What numbers weights are."""
+
 
 class AdapterConfig(Strict):
     """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs the extra `lora`."""
@@ -28,7 +31,7 @@ class ModelConfig(Strict):
     path: str = "embedded"
     """`embedded` for the model inside the package, `embedded-tools` for the same after lessons in calling tools, a
     Hugging Face folder, or a hub id such as Qwen/Qwen3-4B."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     device: str = "auto"
     """auto, cpu, cuda, cuda:1"""
     gradient_checkpointing: bool = False

@@ -11,15 +11,24 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from palimpsest import files
+from palimpsest.config.model import Dtype
 from palimpsest.engines.open import cast
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.model_files.manifest import MANIFEST
-from palimpsest.runs.checkpoint import Checkpoint, checkpoint_paths, newest_intact, verify
+from palimpsest.runs.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    checkpoint_paths,
+    checkpoint_step,
+    newest_intact,
+    step_name,
+    verify,
+)
 
-DTYPES = ("float32", "bfloat16")
-_CHECKPOINTS = "checkpoints"
+DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +74,14 @@ def export(
 
 
 def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
-    folder = run / _CHECKPOINTS
+    folder = run / CHECKPOINTS
     if step is None:
         newest = newest_intact(folder, warn)
         if newest is None:
             raise RunError(f"{run}: has no checkpoint; give the folder of a run that has saved one")
         return newest
-    path = folder / f"step-{step:06d}"
+    path = folder / step_name(step)
     if not path.is_dir():
-        there = ", ".join(str(int(each.name[5:])) for each in checkpoint_paths(folder)) or "none"
+        there = ", ".join(str(checkpoint_step(each)) for each in checkpoint_paths(folder)) or "none"
         raise CheckpointError(f"{run}: has no checkpoint of step {step}; it has those of {there}")
     return verify(path)

@@ -40,6 +40,7 @@ from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Stage
 from palimpsest.report.report import Results
+from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
 from palimpsest.runs.origin import Origin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
@@ -155,7 +156,7 @@ class RivalTraining:
     @property
     def model(self) -> str:
         """Folder of the trained weights, once it has run."""
-        return str(Path(self.folder) / "checkpoints" / f"step-{parse_config(self.config).train.steps:06d}")
+        return str(Path(self.folder) / CHECKPOINTS / step_name(parse_config(self.config).train.steps))
 
 
 async def run_quickstart(

@@ -11,6 +11,7 @@ from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.settings import model_folder, newest_checkpoint
 from palimpsest.jobs.table import Table
+from palimpsest.runs.checkpoint import checkpoint_step
 from palimpsest.runs.rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.types import Problem
@@ -39,7 +40,7 @@ class Run:
     def steps(self) -> int:
         """Steps done, of `config.train.steps`."""
         newest = newest_checkpoint(self.folder)
-        return 0 if newest is None else int(newest.name.removeprefix("step-"))
+        return 0 if newest is None else checkpoint_step(newest)
 
     @property
     def finished(self) -> bool:

@@ -19,7 +19,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class
-from palimpsest.runs.checkpoint import checkpoint_paths, newest_intact
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
 from palimpsest.runs.origin import how_to_resume
 from palimpsest.runs.run_folder import CONFIG, load_config
 
@@ -66,7 +66,7 @@ def _from_checkpoint(config: RunConfig) -> RunConfig:
 def _run_in(folder: Path) -> RunConfig | None:
     """The configuration of the run in a folder, or of the run that a checkpoint's folder belongs to."""
     folder = folder.resolve()
-    for place in (folder, *([folder.parent.parent] if folder.parent.name == "checkpoints" else [])):
+    for place in (folder, *([folder.parent.parent] if folder.parent.name == CHECKPOINTS else [])):
         if (place / CONFIG).is_file():
             return load_config(place)
     return None
@@ -225,7 +225,7 @@ def model_folder(path: Model, warn: Callable[[str], None]) -> str:
     folder = Path(path)
     if not (folder / CONFIG).is_file():
         return str(folder) if isinstance(path, os.PathLike) else path
-    intact = newest_intact(folder / "checkpoints", warn)
+    intact = newest_intact(folder / CHECKPOINTS, warn)
     if intact is None:
         raise RunError(f"{folder}: holds no checkpoint to start from; {how_to_resume(folder)}")
     return str(intact.path)
@@ -237,5 +237,5 @@ def _unsaid(_: str) -> None:
 
 def newest_checkpoint(run: Path) -> Path | None:
     """The last one saved in a run's folder; None before the first."""
-    saved = checkpoint_paths(run / "checkpoints")
+    saved = checkpoint_paths(run / CHECKPOINTS)
     return saved[-1] if saved else None

@@ -4,6 +4,9 @@ A checkpoint is a folder `step-000040` holding what the learner wrote and `manif
 file (the learner says what it wrote), the step, the state of the loop, and the identity of the configuration. It is
 written in a hidden folder, flushed, verified, and published by one rename. A resume takes the newest that verifies.
 
+Verifying reads every file once more, though whoever wrote it has hashed it: ranks may have written it on other
+machines, and it must be whole where the run goes on. It costs the reading and a SHA-256, of 8 files at once.
+
 Guaranteed: a save that fails (disk full, crash) leaves older checkpoints as they were; a flipped bit or a missing
 byte anywhere, the manifest included, makes a checkpoint unusable, and the one before it is taken with a warning;
 an old checkpoint is removed only after the new one has been read back; what a kill left of a save or a prune goes with
@@ -29,6 +32,8 @@ from palimpsest.model_files.manifest import FORMAT, MANIFEST, read_manifest, sea
 Write = Callable[[Path], Awaitable[Mapping[str, str]]]
 """Writes files into an empty folder; returns the SHA-256 of each by its path relative to it."""
 
+CHECKPOINTS = "checkpoints"
+"""In the run folder."""
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -65,7 +70,7 @@ class Checkpoints:
         Raises CheckpointError, leaving everything as it was, if the files can't be written, or are not what `write`
         says it wrote.
         """
-        path = self.folder / (name or f"step-{step:06d}")
+        path = self.folder / (name or step_name(step))
         self.folder.mkdir(exist_ok=True)
         files.remove_leftovers(self.folder)
         hidden = files.hidden_folder(path)
@@ -117,6 +122,15 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{free:,} are free on the disk"
+
+
+def step_name(step: int) -> str:
+    """The name of what is kept of a step.
+
+    >>> step_name(40)
+    'step-000040'
+    """
+    return f"step-{step:06d}"
 
 
 def checkpoint_step(path: Path) -> int:

@@ -20,6 +20,7 @@ from palimpsest import files
 from palimpsest.config.schema import TrainConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.rollout.record import encode_groups
+from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import METRICS, SAVED, RunFolder
@@ -113,7 +114,7 @@ class Driver:
                     step += 1
                     if self._due(self.config.save_every, step):
                         saved = await self._save(step)
-                if saved is None or saved.name != f"step-{step:06d}":
+                if saved is None or saved.name != step_name(step):
                     saved = await self._save(step)
             interrupted = step < self.config.steps
             self.folder.event("interrupted" if interrupted else "finished", step=step)
@@ -143,7 +144,7 @@ class Driver:
         try:
             report = await self.job.step(step)
         except PalimpsestError:
-            unsaved = saved is None or saved.name != f"step-{step - 1:06d}"
+            unsaved = saved is None or saved.name != step_name(step - 1)
             if step > 1 and unsaved and self.learner.version == version:
                 await self._save(step - 1)
             raise

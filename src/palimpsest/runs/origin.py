@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palimpsest.runs.checkpoint import checkpoint_paths
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.rows import read_rows
 
 EVENTS = "events.jsonl"
@@ -56,4 +56,4 @@ def how_to_resume(run: str | os.PathLike[str]) -> str:
 
 def has_checkpoint(run: str | os.PathLike[str]) -> bool:
     """Whether a run, or its cold start, has anything to go on from."""
-    return any(checkpoint_paths(folder / "checkpoints") for folder in (Path(run), Path(run) / "cold-start"))
+    return any(checkpoint_paths(folder / CHECKPOINTS) for folder in (Path(run), Path(run) / "cold-start"))

@@ -30,7 +30,7 @@ from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.runs.checkpoint import Checkpoints, checkpoint_paths, checkpoint_step
+from palimpsest.runs.checkpoint import CHECKPOINTS, Checkpoints, checkpoint_paths, checkpoint_step, step_name
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.moving import CONFIG as CONFIG
@@ -57,7 +57,7 @@ class RunFolder:
         self.on_warning = on_warning
         self._lock = lock
         self.checkpoints = Checkpoints(
-            path / "checkpoints",
+            path / CHECKPOINTS,
             identity=identity(config),
             keep=config.train.keep_checkpoints,
             warn=self.warn,
@@ -93,7 +93,7 @@ class RunFolder:
 
     def record(self, step: int, encoded: bytes) -> Path:
         """Write the trajectories of one step (`encode_groups`), as one file that is there whole or not at all."""
-        path = self.path / TRAJECTORIES / f"step-{step:06d}.jsonl.zst"
+        path = self.path / TRAJECTORIES / f"{step_name(step)}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
         files.write_file(path, encoded)
         return path
@@ -222,7 +222,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
 def _refuse_lost_checkpoints(path: Path) -> None:
     """Refuse a run that has saved checkpoints and has none: to begin again is not what --resume is for."""
     saved = [row.get("step") for row in read_rows(path / EVENTS) if row.get("kind") == SAVED]
-    folder = path / "checkpoints"
+    folder = path / CHECKPOINTS
     if saved and not checkpoint_paths(folder):
         raise RunError(
             f"{folder} holds no checkpoint, though one was saved after step {saved[-1]}: put it back, or begin anew "
@@ -263,13 +263,13 @@ def _visible(path: Path) -> list[str]:
 def _progress(path: Path) -> str:
     rows = read_rows(path / METRICS)
     steps = f"{rows[-1].get('step')} steps" if rows else "no step finished"
-    saved = checkpoint_paths(path / "checkpoints")
+    saved = checkpoint_paths(path / CHECKPOINTS)
     return f"{steps}, {f'newest checkpoint {saved[-1].name}' if saved else 'no checkpoint'}"
 
 
 def _steps_done(path: Path) -> int:
     """Steps of the newest checkpoint of the run in `path`; 0 before the first."""
-    saved = checkpoint_paths(path / "checkpoints")
+    saved = checkpoint_paths(path / CHECKPOINTS)
     return checkpoint_step(saved[-1]) if saved else 0
 
 

@@ -23,6 +23,7 @@ from palimpsest.memory.registry import admit_all
 from palimpsest.rollout.failures import failure
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.text.counting import counted
@@ -55,7 +56,7 @@ class Batch:
     @property
     def file(self) -> str:
         """Where in a checkpoint it lies, if it was collected ahead."""
-        return f"ahead/step-{self.step:06d}.jsonl.zst"
+        return f"ahead/{step_name(self.step)}.jsonl.zst"
 
     def record(self) -> bytes:
         """The groups as a record file holds them. Read and written once more they might differ (rollout/record.py)."""
