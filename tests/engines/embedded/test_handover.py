@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from palimpsest.engines.embedded.handover import write_untied
+from palimpsest.config.model import AdapterConfig, ModelConfig
+from palimpsest.engines.embedded.handover import untied, write_untied
+from palimpsest.engines.embedded.lora import adapted
+from palimpsest.engines.scale.storage import _describe
+from support.architectures import built, configured
 from support.models import build_llama
 
 
@@ -31,11 +36,77 @@ def test_a_folder_of_weights_opens_as_the_same_model_with_a_projection_of_its_ow
 def test_a_folder_in_several_files_lists_the_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_llama(96)
     save = model.save_pretrained
-    monkeypatch.setattr(model, "save_pretrained", lambda folder: save(folder, max_shard_size="20KB"))
+    monkeypatch.setattr(model, "save_pretrained", lambda folder, **more: save(folder, max_shard_size="20KB", **more))
     write_untied(model, tmp_path / "out")
     listed = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
     assert {*listed} == {*model.state_dict()}
     assert all(name in names_in(tmp_path / "out" / file) for name, file in listed.items())
+
+
+def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
+    model = built("Gemma3").float()
+    write_untied(model, tmp_path / "embedded")
+    (tmp_path / "ranks").mkdir()
+    _describe(model, tmp_path / "ranks", ModelConfig(), adapters=False, whole=True)
+    for folder in (tmp_path / "embedded", tmp_path / "ranks"):
+        written = json.loads((folder / "config.json").read_text())
+        assert written["tie_word_embeddings"] is written["text_config"]["tie_word_embeddings"] is False
+        assert "tie_word_embeddings" not in written["vision_config"]
+    opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "embedded")
+    ids = torch.arange(20)[None]
+    assert torch.equal(opened(ids).logits, model(ids).logits)
+
+
+def test_a_configuration_is_untied_in_a_copy() -> None:
+    config = configured("Gemma3")
+    assert not untied(config).text_config.tie_word_embeddings
+    assert config.tie_word_embeddings
+    assert config.text_config.tie_word_embeddings
+
+
+@pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_are_merged_into_the_weights(tmp_path: Path, tied: bool) -> None:
+    plain = build_llama(96, tie_word_embeddings=tied, attention_bias=True)
+    model = with_adapters(build_llama(96, tie_word_embeddings=tied, attention_bias=True))
+    write_untied(model, tmp_path / "out")
+    names = [name for file in (tmp_path / "out").glob("*.safetensors") for name in names_in(file)]
+    assert sorted(names) == sorted({*plain.state_dict()})
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert opened.lm_head.weight is not opened.model.embed_tokens.weight
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(opened(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(opened(ids).logits, plain(ids).logits, atol=0.1)
+    assert any(".lora_B." in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
+def test_in_bfloat16_merging_moves_log_probabilities_about_as_far_as_bfloat16_does(tmp_path: Path) -> None:
+    plain = build_llama(96)
+    model = with_adapters(build_llama(96).bfloat16())
+    write_untied(model, tmp_path / "out")
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    rounding = distance(build_llama(96).bfloat16(), plain)
+    assert 0 < distance(merged, model) < 3 * rounding
+
+
+def distance(one: Any, other: Any) -> float:
+    """Mean over 200 places of the next tokens' log-probabilities, in nats."""
+    ids = torch.arange(200)[None] % 96
+    with torch.no_grad():
+        nats = [model(ids).logits[0].float().log_softmax(-1) for model in (one, other)]
+    return float((nats[0] - nats[1]).abs().mean())
+
+
+def with_adapters(model: Any) -> Any:
+    """With adapters that change it."""
+    model = adapted(model, AdapterConfig(rank=4, alpha=8), "x")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    return model
 
 
 def names_in(file: Path) -> list[str]:

@@ -2,12 +2,13 @@
 
 Guaranteed: safetensors and config.json as transformers writes them, with the output projection in a file of its own
 where it shares its tensor with the embeddings: some readers load tied weights once and leave the projection as it was,
-silently (docs/vllm.md).
-Not covered: adapters; classes that can't be untied.
+silently (docs/vllm.md); adapters are merged.
+Not covered: classes that can't be untied.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from palimpsest.engines.embedded.lora import merged_weights
+
 _INDEX = "model.safetensors.index.json"
 _WHOLE, _REST, _HEAD = "model.safetensors", "model-1.safetensors", "output-projection.safetensors"
 
@@ -23,7 +26,11 @@ _WHOLE, _REST, _HEAD = "model.safetensors", "model-1.safetensors", "output-proje
 @torch.no_grad()
 def write_untied(model: Any, folder: Path) -> None:
     """Write `model` into `folder`, which doesn't exist."""
-    model.save_pretrained(folder)
+    weights = None
+    if hasattr(model, "peft_config"):
+        weights = {name: weight.cpu() for name, weight in merged_weights(model, model.dtype)}
+        model = model.get_base_model()
+    model.save_pretrained(folder, state_dict=weights)
     head = model.get_output_embeddings()
     if head.weight is not model.get_input_embeddings().weight:
         return
@@ -33,12 +40,17 @@ def write_untied(model: Any, folder: Path) -> None:
     index = _index(folder)
     index["weight_map"].update(dict.fromkeys(weight, _HEAD))
     (folder / _INDEX).write_text(json.dumps(index, indent=1))
-    settings = folder / "config.json"
-    config = json.loads(settings.read_text())
-    for section in (config, *(each for each in config.values() if isinstance(each, dict))):
-        if section is config or "tie_word_embeddings" in section:
-            section["tie_word_embeddings"] = False
-    settings.write_text(json.dumps(config, indent=1))
+    untied(model.config).save_pretrained(folder)
+
+
+def untied(config: Any) -> Any:
+    """A copy of transformers' `config` that ties no weights, nor do those inside it (a multimodal model's parts)."""
+    config = copy.deepcopy(config)
+    config.tie_word_embeddings = False
+    for name in config.sub_configs:
+        if hasattr(part := getattr(config, name, None), "tie_word_embeddings"):
+            setattr(config, name, untied(part))
+    return config
 
 
 def _index(folder: Path) -> Any:

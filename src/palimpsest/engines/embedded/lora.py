@@ -16,10 +16,12 @@ a check that the model behind an adapter is still the one it was trained on.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from palimpsest.config.extras import install_line
 from palimpsest.config.schema import AdapterConfig
@@ -76,6 +78,35 @@ def merged(model: Any, folder: Path, path: str) -> Any:
     if hasattr(model, "peft_config"):  # left by peft; it stands for a model that has adapters still
         del model.peft_config
     return model.requires_grad_(True).eval()
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the files of the model itself.
+
+    >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
+    'model.layers.0.self_attn.q_proj.weight'
+    """
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+@torch.no_grad()
+def merged_weights(
+    model: Any, dtype: torch.dtype, *, whole: Callable[[Tensor], Tensor] = Tensor.detach, tied: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Every weight by its plain name, in `dtype`, adapters merged in float32, one after the other.
+
+    `whole` gathers a weight of which there are shares; `tied`: one that has two names comes under both.
+    """
+    modules = dict(model.named_modules())
+    for name, weight in model.named_parameters(remove_duplicate=not tied):
+        if ".lora_" in name:
+            continue
+        value = whole(weight).to(torch.promote_types(weight.dtype, torch.float32))
+        if name.endswith(".base_layer.weight"):
+            layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
+            a, b = (whole(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
+            value = value + layer.scaling[key] * (b @ a)
+        yield plain_name(name), value.to(dtype)
 
 
 def _peft(what: str) -> Any:

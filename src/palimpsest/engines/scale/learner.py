@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from palimpsest import files
 from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of
@@ -96,7 +97,7 @@ class RankLearner:
             "reference": self._origin,
         }
         written = save_state(folder, self._optimizer.live(), facts)
-        return written | write_model(self._model, folder, self._config.model, self._codec)
+        return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, on however many ranks. Raises CheckpointError."""

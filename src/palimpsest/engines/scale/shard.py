@@ -39,7 +39,7 @@ from palimpsest.engines.embedded.forest.hidden import hidden_at
 from palimpsest.engines.embedded.forest.layout import Forest
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
-from palimpsest.engines.embedded.lora import adapted
+from palimpsest.engines.embedded.lora import adapted, plain_name
 from palimpsest.engines.embedded.model import DTYPES, disable_noise
 from palimpsest.engines.embedded.structure import ROOT
 from palimpsest.errors import ModelError
@@ -221,15 +221,6 @@ def _fill_buffers(model: Any, small: Any, device: torch.device) -> None:
             raise ModelError(f"{type(_base(model)).__name__}: layers with a table ({plain}) can't be divided")
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_buffer(leaf, computed[plain].to(device), persistent=False)
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name in the files of the model itself.
-
-    >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
-    'model.layers.0.self_attn.q_proj.weight'
-    """
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 @torch.no_grad()

@@ -33,7 +33,8 @@ from torch.distributed.tensor import DTensor
 
 from palimpsest import files
 from palimpsest.config.schema import ModelConfig
-from palimpsest.engines.embedded.lora import sort_targets
+from palimpsest.engines.embedded.handover import untied
+from palimpsest.engines.embedded.lora import merged_weights, sort_targets
 from palimpsest.engines.embedded.model import DTYPES
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.errors import CheckpointError
@@ -60,7 +61,7 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         files.sync(file)
         if file.suffix == ".safetensors":
             _compare(file, tensors)
-    return {file.relative_to(folder).as_posix(): files.sha256(file) for file in mine}
+    return files.hashes(folder, mine)
 
 
 def _compare(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -110,38 +111,38 @@ def fingerprint(folder: Path) -> str:
 # ---- the model whole ----------------------------------------------------------------------------------------
 
 
-def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, whole: bool = False) -> dict[str, str]:
+def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, whole: bool = False) -> list[Path]:
     """Write the model as Hugging Face has it, gathered weight by weight, on rank 0; collective.
 
     `whole`: adapters are merged and the output projection is written beside the embeddings it is tied to; else an
-    adapted model is its adapters alone. Returns the SHA-256 of every file, on other ranks nothing.
+    adapted model is its adapters alone. Returns the files it wrote, on other ranks none.
     """
     adapted, first = hasattr(model, "peft_config"), dist.get_rank() == 0
-    weights = _adapters(model) if adapted and not whole else _weights(model, DTYPES[config.dtype], untied=whole)
+    if adapted and not whole:
+        weights = _adapters(model)
+    else:
+        weights = merged_weights(model, DTYPES[config.dtype], whole=_full, tied=whole)
     before = set(folder.rglob("*")) if first else set()
     names = _write(weights, folder, "adapter_model" if adapted and not whole else "model", first)
     if not first:
-        return {}
+        return []
     if len(names) > 1:
         index = {"metadata": {}, "weight_map": {key: file for file, keys in names.items() for key in keys}}
         files.write_plain(folder / "model.safetensors.index.json", json.dumps(index, indent=1).encode())
-    _describe(model, folder, config, adapters=adapted and not whole, untied=whole)
+    _describe(model, folder, config, adapters=adapted and not whole, whole=whole)
     codec.tokenizer.save_pretrained(folder)
-    fresh = sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
-    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in fresh}
+    return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
-def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, untied: bool) -> None:
+def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, whole: bool) -> None:
     if adapters:
         model.peft_config[model.active_adapter].save_pretrained(folder)
         sort_targets(folder)
         return
     base = getattr(model, "get_base_model", lambda: model)()
-    base.config.save_pretrained(folder)
+    (untied(base.config) if whole else base.config).save_pretrained(folder)
     described = json.loads((folder / "config.json").read_text())
     described |= {"architectures": [type(base).__name__], "dtype": config.dtype}
-    if untied:
-        described["tie_word_embeddings"] = False
     files.write_plain(folder / "config.json", (json.dumps(described, indent=2, sort_keys=True) + "\n").encode())
     if getattr(base, "generation_config", None) is not None:
         base.generation_config.save_pretrained(folder)
@@ -154,26 +155,7 @@ def _full(weight: Tensor) -> Tensor:
 def _adapters(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            yield name.replace(f".{model.active_adapter}.", "."), _full(weight).cpu()
-
-
-def _weights(model: Any, dtype: torch.dtype, *, untied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Every weight whole, adapters merged, one after the other."""
-    parameters = dict(model.named_parameters(remove_duplicate=not untied))
-    modules = dict(model.named_modules())
-    for name, weight in parameters.items():
-        if ".lora_" in name:
-            continue
-        value = _full(weight).float()
-        if ".base_layer.weight" in name:
-            layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
-            a, b = _full(layer.lora_A[key].weight), _full(layer.lora_B[key].weight)
-            value = value + layer.scaling[key] * (b @ a)
-        value = value.to(dtype).cpu()
-        yield (
-            name.removeprefix("base_model.model.").replace(".base_layer.", "."),
-            value.clone() if untied else value,  # two names of one tensor can't be saved
-        )
+            yield name.replace(f".{model.active_adapter}.", "."), _full(weight)
 
 
 def _write(weights: Iterator[tuple[str, Tensor]], folder: Path, stem: str, first: bool) -> dict[str, list[str]]:
@@ -192,7 +174,7 @@ def _write(weights: Iterator[tuple[str, Tensor]], folder: Path, stem: str, first
             continue
         if held and sum(each.nbytes for each in held.values()) + value.nbytes > FILE_BYTES:
             flush()
-        held[name] = value.contiguous().clone() if not value.is_contiguous() else value
+        held[name] = value.to("cpu", copy=True).contiguous()  # two names of one tensor can't be saved
     if held:
         flush()
     if len(names) > 1:  # by the names that several files have
