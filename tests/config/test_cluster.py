@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.engine import ENGINES, RayEngineConfig
 from palimpsest.config.load import load_recipe
 from palimpsest.engines.open import open_engine
 from palimpsest.errors import ConfigError
@@ -14,6 +14,10 @@ from palimpsest.errors import ConfigError
     ("overrides", "reason"),
     [
         (["cluster.learners=2"], "cluster.learners=2 is for engine.name=ray"),
+        (  # of several the first in the order of the section
+            ["cluster.cpu_offload=true", "cluster.samplers=2", "cluster.learners=2", "cluster.folder=/a"],
+            "cluster.learners=2 is for engine.name=ray",
+        ),
         (["engine.name=ray", "cluster.learners=3", "cluster.tensor_parallel=2"], "does not divide cluster.learners=3"),
         (["engine.name=ray", "cluster.address=10.0.0.1:6379"], "set cluster.folder"),
         (["engine.name=ray", "cluster.gpus_per_learner=2"], "a process computes on one GPU"),
@@ -29,6 +33,11 @@ from palimpsest.errors import ConfigError
 def test_combinations_that_cannot_work_are_refused(overrides: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason.replace(".", r"\.")):
         load_recipe("memagent-quickstart", overrides)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_shipped_engine_has_a_section_of_its_own(name: str) -> None:
+    assert load_recipe("memagent-quickstart", [f"engine.name={name}"]).engine.name == name
 
 
 def test_the_recipe_s_own_settings_of_the_engine_hold_on_ray_too() -> None:

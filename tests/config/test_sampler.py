@@ -35,7 +35,6 @@ VLLM = "sampler.name=vllm"
         ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded and ray, not for a:B"),
         ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2 is of copies of the embedded sampler"),
         ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),
-        ([VLLM, "model.lora={rank: 4}"], "set model.lora=null"),
         (
             [VLLM, "roles={critic: {model: org/other}}"],
             "roles.critic.model: servers of vLLM hold the run's model alone",
@@ -62,6 +61,7 @@ def test_what_can_not_work_is_refused(overrides: list[str], told: str) -> None:
         [VLLM, "sampler.devices=[2, 3]", "sampler.tensor_parallel=2"],
         [VLLM, "sampling.top_p=0.999"],
         [VLLM, "engine.name=ray", "cluster.learners=2", "cluster.samplers=1"],
+        [VLLM, "model.lora={rank: 4}"],
         [VLLM, "sampling={temperature: 0.7, top_p: 0.95}", "loss.old_logprobs=recompute"],
     ],
 )

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from palimpsest.config.model import Dtype
 from palimpsest.config.strict import Strict
 
 if TYPE_CHECKING:
     from palimpsest.config.schema import RunConfig
+
+COPIES = ("samplers", "gpus_per_sampler", "placement")
+"""Keys of the copies of the embedded sampler."""
 
 
 class ClusterConfig(Strict):
@@ -30,7 +34,7 @@ class ClusterConfig(Strict):
     """Where weights lie on their way to the samplers; None: /dev/shm of this machine. Every node must see it."""
     cpu_offload: bool = False
     """Weights, gradients and moments of the learners lie in the machines' own memory."""
-    mixed_precision: Literal["float32", "bfloat16"] | None = None
+    mixed_precision: Dtype | None = None
     """What learners compute in; their weights and moments are float32 in any case. None: model.dtype."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Until all processes must be there, their model loaded."""
@@ -68,11 +72,10 @@ class ClusterConfig(Strict):
 def check_cluster(config: RunConfig) -> None:
     """Refuse a `cluster` that the engine or the device leaves without effect. Raises ValueError."""
     cluster = config.cluster
-    if config.engine.name == "embedded":
-        fields = ClusterConfig.model_fields
-        for name in fields.keys() - {"max_restarts"}:
-            if (value := getattr(cluster, name)) != fields[name].default:
-                raise ValueError(f"cluster.{name}={value} is for engine.name=ray: set that, or leave it out")
+    changed = [name for name in cluster.changed() if name != "max_restarts"]
+    if config.engine.name == "embedded" and changed:
+        value = getattr(cluster, changed[0])
+        raise ValueError(f"cluster.{changed[0]}={value} is for engine.name=ray: set that, or leave it out")
     if config.engine.name != "ray":
         return
     if config.cold_start is not None and config.model.lora is not None:

@@ -59,9 +59,9 @@ class OwnEngineConfig(Strict):
 
 def _tag(section: Any) -> str:
     name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
-    if name == "ray":
-        return "ray"
-    return OWN if isinstance(name, str) and is_own(name) else "embedded"
+    if isinstance(name, str) and is_own(name):
+        return OWN
+    return str(name) if name in ENGINES else "embedded"
 
 
 EngineConfig = Annotated[

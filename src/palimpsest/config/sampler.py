@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from palimpsest.config.cluster import COPIES
 from palimpsest.config.strict import Strict
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class SamplerConfig(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SamplerConfig:
-        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        changed = self.changed()
         if self.name == "embedded" and changed:
             raise ValueError(f"sampler.{changed[0]} is for servers: set sampler.name=vllm, or leave it out")
         if self.publish != "safetensors":
@@ -135,6 +136,11 @@ def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
     return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
 
 
+def is_served(config: RunConfig, objective: str | None) -> bool:
+    """Whether servers sample in the place of the engine, opened for `objective`: they do where rewards are trained."""
+    return objective == "policy" and config.sampler.name == "vllm"
+
+
 def check_served(config: RunConfig) -> None:
     """Refuse what servers can't sample for. Raises ValueError."""
     sampling, loss = config.sampling, config.loss
@@ -142,11 +148,9 @@ def check_served(config: RunConfig) -> None:
         return
     if config.engine.name not in ("embedded", "ray"):
         raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
-    for key in ("samplers", "gpus_per_sampler", "placement"):
-        if (value := getattr(config.cluster, key)) != type(config.cluster).model_fields[key].default:
-            raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
-    if config.model.lora is not None:
-        raise ValueError("sampler.name=vllm publishes whole weights: set model.lora=null, or sampler.name=embedded")
+    if copies := [key for key in config.cluster.changed() if key in COPIES]:
+        key, value = copies[0], getattr(config.cluster, copies[0])
+        raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
     if own := [name for name, role in config.roles.items() if role.model is not None]:
         raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1

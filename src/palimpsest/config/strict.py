@@ -25,6 +25,11 @@ class Strict(BaseModel):
                 raise PydanticCustomError("truth", f"must be {'numbers' if listed else 'a number'}, not true or false")
         return value
 
+    def changed(self) -> list[str]:
+        """Names of the keys whose value is not their default, in the order of the section."""
+        fields = type(self).model_fields.items()
+        return [name for name, field in fields if getattr(self, name) != field.get_default(call_default_factory=True)]
+
 
 def _kinds(annotation: Any) -> set[Any]:
     """The annotation and all that stands in it.

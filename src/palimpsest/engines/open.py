@@ -11,6 +11,7 @@ from palimpsest import plugins
 from palimpsest.config.engine import OwnEngineConfig, RayEngineConfig
 from palimpsest.config.extras import install_line
 from palimpsest.config.models import SHIPPED, model_path
+from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.protocol import Engine, Objective
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
@@ -39,7 +40,7 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
             opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
         return _own(config.engine, config, objective)
-    served = objective == "policy" and config.sampler.name == "vllm"
+    served = is_served(config, objective)
     if isinstance(config.engine, RayEngineConfig):
         on_ray = _on_ray(config, objective)
         return _served(on_ray, config, folder) if served else on_ray

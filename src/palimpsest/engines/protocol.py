@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import Completion, SamplingParams, Segment
 
 if TYPE_CHECKING:
@@ -69,7 +70,31 @@ class SamplerStats:
     steps: int = 0
     """Calls of the model."""
     busy_s: float = 0.0
-    """Seconds spent computing."""
+    """Seconds spent computing, or, of servers, with a request in flight; summed over copies and servers."""
+
+
+def check_prompt(prompt_ids: Sequence[int], max_tokens: int, *, vocab: int, max_context: int, reason: str = "") -> None:
+    """Refuse what no sampler can complete; `reason`: why its window is less than the model's.
+
+    Raises PromptTooLong or SamplerError.
+
+    >>> check_prompt([5, 6, 7], 2, vocab=100, max_context=4)
+    Traceback (most recent call last):
+    palimpsest.errors.PromptTooLong: prompt of 3 tokens and max_tokens=2 exceed the window of 4: shorten the prompt \
+or the budget
+    """
+    if not prompt_ids:
+        raise SamplerError("empty prompt: give at least one token")
+    if max_tokens < 1:
+        raise SamplerError(f"max_tokens={max_tokens}: at least 1 is needed")
+    if len(prompt_ids) + max_tokens > max_context:
+        window = f"{max_context} ({reason})" if reason else str(max_context)
+        raise PromptTooLong(
+            f"prompt of {len(prompt_ids)} tokens and max_tokens={max_tokens} exceed the window of {window}: shorten "
+            "the prompt or the budget"
+        )
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
+        raise SamplerError(f"prompt holds an id outside the vocabulary of {vocab}: wrong tokenizer?")
 
 
 class Sampler(Protocol):

@@ -129,6 +129,10 @@ async def test_lengths_and_ids_are_checked_before_anything_is_sent() -> None:
         for prompt in ((), (100,), (-1,)):
             with pytest.raises(SamplerError):
                 await sampler.generate(prompt, PARAMS)
+            with pytest.raises(SamplerError):
+                await sampler.score((5,), (*prompt, -1))
+        with pytest.raises(PromptTooLong):  # a server samples one more than it scores
+            await sampler.score((5,) * 60, (5,) * 4)
         assert len(server.prompts) == sent
 
 
@@ -244,6 +248,29 @@ async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are()
             server.gate.set()
         assert len(await asyncio.gather(*calls)) == 8
         assert [server.most_in_flight for server in servers] == [3, 3]
+
+
+async def test_a_server_is_busy_while_it_has_requests_and_counts_their_time_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("palimpsest.engines.vllm.pool.perf_counter", lambda: clock[0])
+    async with pool(2) as (sampler, servers):
+        for server in servers:
+            server.gate = asyncio.Event()
+        calls = [asyncio.create_task(sampler.generate((9,), PARAMS, session=f"{name}/0")) for name in ("a", "a", "b")]
+        while sum(server.in_flight for server in servers) < 3:
+            await asyncio.sleep(0)
+        clock[0] = 5.0
+        assert sampler.stats().busy_s == 10.0  # of two servers, one of them with two requests
+        for server in servers:
+            assert server.gate is not None
+            server.gate.set()
+        await asyncio.gather(*calls)
+        clock[0] = 8.0
+        assert sampler.stats().busy_s == 10.0
+        await sampler.generate((9,), PARAMS)
+        assert sampler.stats().busy_s == 10.0
 
 
 async def test_what_a_cancelled_request_held_is_free_again() -> None:

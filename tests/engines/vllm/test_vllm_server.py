@@ -19,13 +19,20 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from palimpsest.config.model import AdapterConfig, ModelConfig
 from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.embedded.handover import write_untied
+from palimpsest.engines.embedded.lora import adapted
+from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.sampler import VllmSampler
 from palimpsest.runs.rows import read_rows
 from palimpsest.types import Completion, SamplingParams
+from support.cluster import ClusterRun
+from support.command import Run
 from support.models import build_llama
 
 PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
@@ -97,6 +104,52 @@ async def test_a_group_split_over_two_servers_has_one_policy(sampler: VllmSample
     assert len({each.token_ids for each in completions}) == 8
 
 
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs the extra lora")
+async def test_adapters_are_sampled_merged(sampler: VllmSampler, tmp_path: Path) -> None:
+    plain, model = tied_model(4), adapted(tied_model(4), AdapterConfig(rank=4, alpha=8), "base")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(0, 0.05, generator=torch.Generator().manual_seed(0))
+    write_untied(model, tmp_path / "weights")
+    await sampler.load_weights(tmp_path / "weights", 4)
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "weights")
+    for temperature in (1.0, 0.7):
+        params = SamplingParams(max_tokens=16, temperature=temperature, stop_ids=(), seed=7)
+        completion = await sampler.generate(LONG, params)
+        assert gap(merged, LONG, completion, temperature) < GAP
+        assert gap(model, LONG, completion, temperature) < GAP  # as the learner computes it, adapters apart
+        assert gap(plain, LONG, completion, temperature) > STALE
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+async def test_an_export_of_a_run_on_ranks_samples_what_its_checkpoint_samples(tmp_path: Path, palimpsest: Run) -> None:
+    run, exported = ClusterRun(tmp_path / "run"), tmp_path / "exported"
+    run.finish()
+    done = palimpsest("export", str(run.out), "--to", str(exported))
+    assert done.returncode == 0, done.stderr
+    (checkpoint,) = [path for path in (run.out / "checkpoints").iterdir() if path.name == "step-000002"]
+    started = load_model(ModelConfig())
+    opened: Any = AutoModelForCausalLM.from_pretrained(exported)
+    assert AutoTokenizer.from_pretrained(exported).get_vocab() == AutoTokenizer.from_pretrained(checkpoint).get_vocab()
+    assert not torch.equal(opened.lm_head.weight, started.lm_head.weight)
+    prompt, params = tuple(range(10, 110)), SamplingParams(max_tokens=32, temperature=0.0, stop_ids=())
+    embedded = EmbeddedSampler(load_model(ModelConfig(path=str(checkpoint))))
+    limits = Limits(opened.config.vocab_size, WINDOW)
+    settings = SamplerConfig(name="vllm", python=PYTHON)
+    served = VllmSampler(settings, limits, mode="raw_logprobs", dtype="float32", logs=tmp_path / "servers")
+    try:
+        wanted = await embedded.generate(prompt, params)
+        await served.load_weights(exported, 2)
+        completion = await served.generate(prompt, params)
+    finally:
+        await served.close()
+        await embedded.close()
+    ids = opened.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False, eos_token_id=None)
+    assert completion.token_ids == wanted.token_ids == tuple(ids[0, len(prompt) :].tolist())
+    assert gap(opened, prompt, completion, 1.0) < GAP
+
+
 async def test_a_stop_token_is_sampled_and_ends_the_completion(sampler: VllmSampler, tmp_path: Path) -> None:
     model = tied_model(3)
     write_untied(model, tmp_path / "weights")
@@ -132,6 +185,10 @@ def shared_memory() -> set[str]:
         pytest.param(
             ("engine.name=ray", "cluster.learners=2"),
             marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+        ),
+        pytest.param(
+            ("model.lora.rank=8", "optim.learning_rate=1e-3"),
+            marks=pytest.mark.skipif(find_spec("peft") is None, reason="needs the extra lora"),
         ),
     ],
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.engine import check_vocabulary
@@ -125,7 +126,7 @@ class RayEngine:
         if cluster.address is not None:
             notes.append(risk_of(cluster.address))
         self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
-        copies = 0 if objective == "nll" or (objective and config.sampler.name == "vllm") else cluster.samplers
+        copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
         self._group = Group(config, objective, copies)
         self.sampler = Samplers(self._group, copies, context, vocab, cluster.publish_timeout_s)
         self.learner: RayLearner | None = None

@@ -44,7 +44,7 @@ class ServedLearner:
     def __init__(self, learner: WritesWeights, sampler: VllmSampler, handover: Path) -> None:
         """`handover` is where weights lie on their way."""
         self._learner, self._sampler, self._handover = learner, sampler, handover
-        self._published: tuple[int, Path] | None = None
+        self._published: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._count = 0
 
@@ -71,7 +71,7 @@ class ServedLearner:
 
     async def publish(self) -> int:
         """See `Learner.publish`. The first time servers are started. Raises SamplerError if none is left."""
-        if self._published is not None and self._published[0] == self.version:
+        if self._published == self.version:
             return self.version
         if self._guard is None:
             self._guard = guard.start(secrets.token_hex(8), [self._handover])
@@ -80,7 +80,7 @@ class ServedLearner:
         folder = self._handover / f"{self._count}-version-{self.version}"
         await self._learner.write_weights(folder)
         await self._sampler.load_weights(folder, self.version)
-        self._published = self.version, folder
+        self._published = self.version
         for other in self._handover.iterdir():
             if other != folder:
                 await asyncio.to_thread(shutil.rmtree, other)

@@ -14,10 +14,11 @@ import asyncio
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.engines.vllm.client import Client, ServerFailed
@@ -41,10 +42,30 @@ class Member:
     reason: str = "nothing was published yet"
     """Why it isn't sound."""
     in_flight: int = 0
+    _busy_s: float = field(default=0.0, init=False)
+    """Up to `_since`."""
+    _since: float = field(default=0.0, init=False)
 
     @property
     def usable(self) -> bool:
         return self.sound and (self.process is None or self.process.running)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds with at least one request in flight."""
+        return self._busy_s + (perf_counter() - self._since if self.in_flight else 0.0)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """While one request is in flight."""
+        if not self.in_flight:
+            self._since = perf_counter()
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self._busy_s, self._since = self.busy_s, perf_counter()
+            self.in_flight -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,11 @@ class Pool:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds with a request in flight, summed over the servers."""
+        return sum(member.busy_s for member in self._members)
+
     # ---- which server ---------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -85,14 +111,14 @@ class Pool:
         published, client = self.published, member.client
         assert published is not None
         assert client is not None
-        member.in_flight += 1
         try:
-            yield client, published.tag
-        except ServerFailed as error:
-            await self._look_at(member, client, published.tag, error)
-            raise
+            with member.asked():
+                try:
+                    yield client, published.tag
+                except ServerFailed as error:
+                    await self._look_at(member, client, published.tag, error)
+                    raise
         finally:
-            member.in_flight -= 1
             self._room.set()
 
     async def _next(self, group: str | None) -> Member:

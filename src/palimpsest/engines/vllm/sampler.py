@@ -15,11 +15,11 @@ from pathlib import Path
 
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.endpoints import token_from
-from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats
+from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats, check_prompt
 from palimpsest.engines.vllm.client import Client
 from palimpsest.engines.vllm.pool import Member, Pool, time_limit
 from palimpsest.engines.vllm.process import ServerProcess
-from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams
 
 
@@ -112,27 +112,19 @@ class VllmSampler:
         """See `Sampler.score`."""
         if not ids:
             return ()
-        self._check([*prompt_ids, *ids], 1)
-        self._check(prompt_ids, 1)
+        self._check(prompt_ids, len(ids) + 1)  # a server samples one more
+        self._check(ids, 1)
         async with self._pool.admitted(None) as (client, _), time_limit(self._settings.request_timeout_s, client.name):
             return await client.score(prompt_ids, ids)
 
     def stats(self) -> SamplerStats:
         """See `SamplerStats`; what servers don't tell is 0."""
-        return SamplerStats(**vars(self._counts))
+        return SamplerStats(**vars(self._counts), busy_s=self._pool.busy_s)
 
     async def close(self) -> None:
         """End the servers that were started; a second call does nothing."""
         await self._pool.close()
 
-    def _check(self, prompt_ids: Sequence[int], budget: int) -> None:
-        """Raise PromptTooLong or SamplerError for what can't be computed: vLLM would take a prompt that is too long."""
-        if not prompt_ids or budget < 1:
-            raise SamplerError(f"a prompt of {len(prompt_ids)} tokens with max_tokens={budget}: at least 1 of both")
-        if len(prompt_ids) + budget > self.max_context:
-            raise PromptTooLong(
-                f"prompt of {len(prompt_ids)} tokens and max_tokens={budget} exceed the window of {self.max_context}: "
-                "shorten the prompt or the budget"
-            )
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab:
-            raise SamplerError(f"prompt holds an id outside the vocabulary of {self._vocab}: wrong tokenizer?")
+    def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        """vLLM would take a prompt that is too long."""
+        check_prompt(prompt_ids, max_tokens, vocab=self._vocab, max_context=self.max_context)

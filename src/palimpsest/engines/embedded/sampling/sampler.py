@@ -25,8 +25,8 @@ import numpy as np
 from palimpsest.engines.embedded.architecture import Context, context_of
 from palimpsest.engines.embedded.sampling.batch import CACHE_TOKENS, Batch, Counters, Request, Stepped
 from palimpsest.engines.embedded.thread import ComputeThread
-from palimpsest.engines.protocol import CompletionDelta, SamplerStats
-from palimpsest.errors import PalimpsestError, PromptTooLong, SamplerError
+from palimpsest.engines.protocol import CompletionDelta, SamplerStats, check_prompt
+from palimpsest.errors import PalimpsestError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
 _SETTLE = 3  # a finished future, its episode, and what wraps that take a turn of the loop each
@@ -65,7 +65,7 @@ class BatchSampler:
 
     def __init__(self, batch: Steps, context: Context, thread: ComputeThread) -> None:
         self.max_context = context.tokens
-        self._window = f"{context.tokens} ({context.reason})" if context.reason else str(context.tokens)
+        self._reason = context.reason
         self._thread = thread
         self._batch: Any = batch  # tests look into it
         self._incoming: list[Request] = []
@@ -104,8 +104,8 @@ class BatchSampler:
         self._refuse_closed()
         if not ids:
             return ()
-        self._check([*prompt_ids, *ids], 0)
         self._check(prompt_ids, len(ids))
+        self._check(ids, 1)
         try:
             return await self._thread.run(self._batch.score, prompt_ids, ids)
         except Exception as error:
@@ -142,26 +142,13 @@ class BatchSampler:
         if self._closed:
             raise SamplerError("the engine is closed: open another one")
 
-    def _check(self, prompt_ids: Sequence[int], budget: int) -> None:
-        """Raise PromptTooLong or SamplerError for what can't be computed."""
-        if not prompt_ids:
-            raise SamplerError("empty prompt: give at least one token")
-        need = len(prompt_ids) + budget
-        if need > self.max_context:
-            raise PromptTooLong(
-                f"prompt of {len(prompt_ids)} tokens and max_tokens={budget} exceed the window of "
-                f"{self._window}: shorten the prompt or the budget"
-            )
-        vocab = self._batch.vocab
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
-            raise SamplerError(f"prompt holds an id outside the vocabulary of {vocab}: wrong tokenizer?")
+    def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        check_prompt(prompt_ids, max_tokens, vocab=self._batch.vocab, max_context=self.max_context, reason=self._reason)
 
     # ---- the driver -----------------------------------------------------------------------------------------
 
     def _submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, streamed: bool = False) -> _Caller:
         self._refuse_closed()
-        if params.max_tokens < 1:
-            raise SamplerError(f"max_tokens={params.max_tokens}: at least 1 is needed")
         self._check(prompt_ids, params.max_tokens)
         loop = asyncio.get_running_loop()
         if self._driver is not None and self._driver.get_loop() is not loop:
