@@ -6,8 +6,12 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 # Processes that share the fast tests. Not `auto`, which counts the cores of the whole machine inside a container.
 WORKERS ?= 2
+# Of test-gpu: cuda, or cpu for the same at tiny size. It takes the environment that is active, or PYTHON=, as it is:
+# torch with CUDA is yours.
+DEVICE ?= cuda
+GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON))
 
-.PHONY: install install-dev quickstart test test-slow test-readme test-all lint docs docs-tables clean
+.PHONY: install install-dev quickstart test test-slow test-readme test-gpu test-all lint docs docs-tables clean
 
 install: $(VENV)/.installed          ## palimpsest into .venv
 
@@ -33,13 +37,16 @@ quickstart: install                  ## train, evaluate, report: about 8 minutes
 	$(BIN)/palimpsest quickstart memagent --out runs/quickstart
 
 test: install-dev lint               ## lint, types, fast tests
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" src tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" src tests
 
 test-slow: install-dev               ## what takes longer
-	$(BIN)/python -m pytest -m "slow and not readme" --durations=10 tests
+	$(BIN)/python -m pytest -m "slow and not readme and not gpu" --durations=10 tests
 
 test-readme: install-dev             ## what the README promises: its commands and its example, on the model inside the package
 	$(BIN)/python -m pytest -m readme --durations=10 tests
+
+test-gpu:                            ## what needs a GPU, in ten minutes; DEVICE=cpu shows that it runs
+	$(GPU_PYTHON) scripts/gpu_tests.py --device $(DEVICE)
 
 test-all: test test-slow test-readme ## everything
 

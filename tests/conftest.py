@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
+if os.environ.get("PALIMPSEST_GPU_TESTS") != "cuda":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what other tests compare byte by byte is a CPU's
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads collapse where the cores are shared
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -58,6 +60,19 @@ def real_data() -> Path:
     if not (folder / "hotpotqa_train_100.json").is_file():
         pytest.skip(f"no published data at {folder}; set PALIMPSEST_DATA to the folder with hotpotqa_train_100.json")
     return folder
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where a test of the marker `gpu` computes: `cuda`, or `cpu` at tiny size, as $PALIMPSEST_GPU_TESTS says."""
+    import torch
+
+    chosen = os.environ.get("PALIMPSEST_GPU_TESTS", "")
+    if chosen not in ("cuda", "cpu"):
+        pytest.skip("`make test-gpu` runs this on a GPU, `make test-gpu DEVICE=cpu` without one at tiny size")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} sees no CUDA device here")
+    return chosen
 
 
 @pytest.fixture

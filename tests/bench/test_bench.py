@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.bench import forest, forest_cuda, grpo_step, retrieval, rollout, train_step
+from palimpsest.bench import forest, forest_cuda, grpo_step, retrieval, rl_step, rollout, train_step
 from palimpsest.bench.padded import padded_gradient, plain_gradient
 from palimpsest.bench.shapes import Shapes
 from palimpsest.engines.protocol import StepBatch
@@ -113,6 +113,22 @@ def test_both_layouts_hold_the_same_turns() -> None:
     pairs = zip(memory_first.segments, section_first.segments, strict=True)
     assert all(sorted(a.segment.token_ids) == sorted(b.segment.token_ids) for a, b in pairs)
     assert distinct_prefixes(section_first) < distinct_prefixes(memory_first) / 2
+
+
+def test_a_whole_step_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path) -> None:
+    result = rl_step.run(tmp_path, device="cpu")
+    assert json.loads((tmp_path / "rl-step.json").read_text()) == result
+    of = rl_step.TINY_STEP
+    assert result["sampled_tokens"] <= of.problems * of.group * (of.paragraphs * of.memory + of.answer)
+    assert 0 < result["trained_tokens"] <= result["sampled_tokens"]
+    assert result["grad_norm"] > 0
+    assert {stage["kernels"][0]["name"] for name, stage in result["stages"].items() if name in ("rollout", "learn")}
+    assert "rollout: " in (tmp_path / "rl-step.txt").read_text()
+
+
+def test_the_gpus_tiny_size_has_heads_that_its_kernel_takes() -> None:
+    assert forest_cuda.TINY_GPU.head_dim >= 16
+    assert rl_step.TINY_STEP.width // rl_step.TINY_STEP.heads >= 16
 
 
 def test_the_gpus_table_runs_on_a_cpu_at_tiny_sizes() -> None:

@@ -46,7 +46,7 @@ class GpuSizes:
 
 
 TINY_GPU = GpuSizes(
-    forests=(96,), prompt=32, own=16, layers=2, width=32, inner=48, heads=4, groups=2, head_dim=8, vocab=64, matrix=64,
+    forests=(96,), prompt=32, own=16, layers=2, width=32, inner=48, heads=4, groups=2, head_dim=16, vocab=64, matrix=64,
     rounds=1,
 )  # fmt: skip
 

@@ -6,9 +6,11 @@ import random
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from palimpsest.engines.embedded.forest import flex as forest_flex
@@ -71,8 +73,6 @@ def test_uncompiled_flex_attention_with_that_mask_is_the_reference() -> None:
 
 @pytest.mark.slow
 def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() -> None:
-    from torch._dynamo.utils import counters
-
     graphs = []
     for seed, length in enumerate((20, 60, 90, 33, 150)):
         forest = laid_out(seed, length)
@@ -85,6 +85,21 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
             torch.testing.assert_close(found, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
         graphs.append(counters["stats"]["unique_graphs"])
     assert len(set(graphs[1:])) == 1, "after the first forest nothing is compiled anew"
+
+
+@pytest.mark.slow
+def test_more_variants_than_torch_allows_are_compiled_all_the_same() -> None:
+    """Beyond its limit torch goes on uncompiled, with all pairs in memory, and says so in a warning alone."""
+    torch._dynamo.reset()
+    forest, graphs = laid_out(0, 20), [counters["stats"]["unique_graphs"]]
+    for gradient in (True, False):
+        plan = plan_of(forest, torch.float32)
+        with torch.set_grad_enabled(gradient), dynamo.patch(recompile_limit=1):
+            query, key, value = tensors(plan)
+            found = forest_flex.flex(query, key, value, forest_flex.block_mask(plan.exits, plan.places), 0.3)
+        torch.testing.assert_close(found, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[2] - graphs[1] == graphs[1] - graphs[0] > 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,90 @@
+"""The learner on a GPU, FlexAttention's forward and backward compiled: loss and every gradient against the segments on
+their own in float64 on the CPU, with the same weights; and how far off the segments on their own are on the GPU."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from palimpsest.bench.padded import plain_gradient
+from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from support.forests import VOCAB, batch_of_rows, exact, gradients, grown, largest_error
+from support.models import build_llama
+
+pytestmark = pytest.mark.gpu
+
+SMOOTH = LossConfig(clip_low=0.999, clip_high=1e9, dual_clip=None)  # at a clip, rounding turns a token's gradient off
+TOLERANCE = 1e-4  # of a parameter's largest gradient, in float32
+BFLOAT16 = 2.0, 0.02  # times what the segments on their own are off, and what is always allowed
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "initializer_range": 0.08,
+}
+
+
+def qwen2() -> Any:
+    """Seven queries to a key, as in Qwen2.5 0.5B and 7B: no power of two."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, hidden_size=224, num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True)
+    )
+
+
+def mistral() -> Any:
+    """A window that most segments are longer than."""
+    return MistralForCausalLM(
+        MistralConfig(**SIZES, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, sliding_window=40)
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: build_llama(VOCAB, hidden_size=64, num_key_value_heads=2),
+    "qwen2": qwen2,
+    "mistral": mistral,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_forest_on_the_gpu_has_the_loss_and_the_gradients_of_its_segments(
+    name: str, dtype: torch.dtype, device: str, record_property: Callable[[str, object], None]
+) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype).eval()
+    draw = random.Random(0)
+    rows = [row for seed in range(2) for row in grown(random.Random(seed), depth=3, length=80)[:6]]
+    batch = batch_of_rows(rows, draw, share=0.3)
+    truth = exact(model)
+    wanted_loss = plain_gradient(truth, batch, SMOOTH)
+    wanted = gradients(truth)
+    apart = copy.deepcopy(model).to(device)
+    plain_gradient(apart, batch, SMOOTH)
+    learner = ForestLearner(model.to(device), optim=OptimConfig(), loss=SMOOTH, micro_batch_tokens=1500)
+    stats = learner.accumulate(batch)
+    plain, forest = largest_error(doubled(gradients(apart)), wanted), largest_error(collected(learner), wanted)
+    loss = abs(stats.loss - wanted_loss) / abs(wanted_loss)
+    record_property("largest error of a gradient", forest)
+    record_property("of the segments on their own", plain)
+    record_property("error of the loss", loss)
+    assert stats.reuse > 1.3
+    bound = TOLERANCE if dtype == torch.float32 else BFLOAT16[0] * plain + BFLOAT16[1]
+    assert max(forest, loss) < bound
+
+
+def doubled(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient.cpu().double() for name, gradient in found.items()}
+
+
+def collected(learner: ForestLearner) -> dict[str, Tensor]:
+    """The gradients that the next step would be taken with, by name."""
+    masters = learner._optimizer._masters
+    return doubled({name: master.grad for name, master in masters.items() if master.grad is not None})

@@ -1,0 +1,77 @@
+"""The sampler on a GPU: the tokens of the CPU, and the log-probabilities of the learner on the same GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from palimpsest.bench.shapes import segment
+from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.types import Completion, SamplingParams
+from support.models import build_llama
+
+pytestmark = pytest.mark.gpu
+
+VOCAB = 200
+GAP = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # nats, the largest of all tokens
+SHARED = [random.Random(0).randrange(VOCAB) for _ in range(120)]
+PROMPTS = [SHARED + [token] * (1 + token % 9) for token in range(24)]
+
+
+def model() -> Any:
+    """Heads of 16, the smallest that FlexAttention takes on a GPU."""
+    return build_llama(VOCAB, hidden_size=64, num_key_value_heads=2)
+
+
+def completions(sampler: EmbeddedSampler, temperature: float) -> Sequence[Completion]:
+    """One for each prompt, of lengths of its own."""
+
+    async def all_at_once() -> Sequence[Completion]:
+        wanted = [
+            sampler.generate(prompt, SamplingParams(max_tokens=8 + 3 * index, seed=index, temperature=temperature))
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        found = await asyncio.gather(*wanted)
+        await sampler.close()
+        return found
+
+    return asyncio.run(all_at_once())
+
+
+def test_greedy_tokens_are_the_cpus_with_shared_prefixes(
+    device: str, record_property: Callable[[str, object], None]
+) -> None:
+    sampler = EmbeddedSampler(model().to(device), batch_slots=16)
+    found = completions(sampler, 0.0)
+    wanted = completions(EmbeddedSampler(model(), batch_slots=16, cache_tokens=0, fused=False), 0.0)
+    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+    pairs = zip(found, wanted, strict=True)
+    largest = max(abs(a - b) for one, two in pairs for a, b in zip(one.logprobs, two.logprobs, strict=True))
+    record_property("largest difference of a log-probability", largest)
+    assert largest < GAP[torch.float32]
+    assert sampler.stats().computed_prompt_tokens < 0.3 * sampler.stats().prompt_tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_sampled_log_probabilities_are_the_learners(
+    dtype: torch.dtype, device: str, record_property: Callable[[str, object], None]
+) -> None:
+    sampled = model().to(device, dtype)
+    learner = ForestLearner(copy.deepcopy(sampled), optim=OptimConfig(), loss=LossConfig())
+    rows = [
+        segment([(prompt, False), (list(done.token_ids), True)], logprobs=done.logprobs)
+        for prompt, done in zip(PROMPTS, completions(EmbeddedSampler(sampled, batch_slots=16), 1.0), strict=True)
+    ]
+    stats = learner.accumulate(StepBatch(tuple(rows)))
+    record_property("largest gap, nats", stats.maxima["logprob_gap"])
+    record_property("mean gap, nats", stats.token_sums["logprob_gap"] / stats.tokens)
+    assert stats.maxima["logprob_gap"] < GAP[dtype]

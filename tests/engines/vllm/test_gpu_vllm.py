@@ -1,0 +1,40 @@
+"""vLLM and the learner on one GPU: weights published as safetensors, and how far the two are apart after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from palimpsest.runs.rows import read_rows
+
+PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else None)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(PYTHON is None, reason="vLLM is not here: name a Python that has it in PALIMPSEST_VLLM_PYTHON"),
+]
+GAP = {"float32": 1e-3, "bfloat16": 0.5}  # nats, the largest of all tokens
+
+
+@pytest.mark.parametrize("dtype", GAP)
+def test_servers_have_the_learners_weights_after_each_step(
+    dtype: str, device: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    words = ["train", "memagent-quickstart", "--out", str(tmp_path / "run"), "train.steps=3", "train.save_every=100"]
+    servers = ["sampler.name=vllm", f"sampler.python={PYTHON}", "sampler.max_context=2048", "sampler.memory=0.3"]
+    command = [sys.executable, "-m", "palimpsest", *words, *servers, f"model.dtype={dtype}", f"model.device={device}"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "sampler/logprob_gap_max" in row]
+    assert rows
+    largest = max(row["sampler/logprob_gap_max"] for row in rows)
+    record_property("largest gap, nats", largest)
+    record_property("mean gap, nats", max(row["sampler/logprob_gap_mean"] for row in rows))
+    timings = read_rows(tmp_path / "run" / "timings.jsonl")
+    record_property("publish, s", timings[-1]["publish/seconds"])
+    assert largest < GAP[dtype]

@@ -1,0 +1,93 @@
+"""`make test-gpu`: which tests it runs, what its table says of each, and the whole of it at tiny size on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpu_tests import CHECKOUT, PARTS, Part, Result, run_parts, table
+
+ENDINGS = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def test_that_passes(record_property):
+    record_property("gap, nats", 0.25)
+
+
+def test_that_fails():
+    assert False, "the first line\\nof its reason"
+
+
+@pytest.mark.skipif(True, reason="the neighbour is not here")
+def test_that_is_skipped():
+    pass
+"""
+HANGING = """
+import subprocess, time
+
+subprocess.Popen(["sleep", "{seconds}"])
+time.sleep(600)
+"""
+
+
+def test_every_file_of_the_marker_is_a_part() -> None:
+    marked = {str(path.relative_to(CHECKOUT)) for path in CHECKOUT.glob("tests/**/test_gpu_*.py")}
+    assert {part.file for part in PARTS} == marked - {"tests/test_gpu_tests.py"}
+    assert all("pytest.mark.gpu" in (CHECKOUT / part.file).read_text() for part in PARTS)
+
+
+def test_what_ran_failed_was_skipped_or_had_no_time_stands_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / "test_endings.py").write_text(ENDINGS)
+    endings = Part("endings", str(tmp_path / "test_endings.py"), 540)
+    results = run_parts([endings], "cpu", tmp_path, limit_s=540)
+    assert [(each.test, each.outcome) for each in results] == [
+        ("test_that_passes", "passed"),
+        ("test_that_fails", "failed"),
+        ("test_that_is_skipped", "skipped"),
+    ]
+    assert results[0].figures == {"gap, nats": 0.25}
+    assert "the first line" in results[1].why
+    assert results[2].why == "the neighbour is not here"
+    results += run_parts([endings], "cpu", tmp_path, limit_s=0)
+    assert (results[3].outcome, results[3].why) == ("not run", "the 0 s were over")
+    text = table(results, {"torch": "2.13"}, 25.0)
+    assert "gap, nats: 0.25" in text
+    assert "1 passed, 1 failed, 1 skipped, 1 not run; 25 s in all" in text
+
+
+def test_a_file_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    seconds = f"987{os.getpid()}"
+    (tmp_path / "test_hanging.py").write_text(HANGING.format(seconds=seconds))
+    (result,) = run_parts([Part("hanging", str(tmp_path / "test_hanging.py"), 4)], "cpu", tmp_path, limit_s=540)
+    assert (result.outcome, result.why) == ("not run", "killed after 4 s")
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", seconds] not in commands
+
+
+def test_a_file_that_cant_be_imported_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text("import no_such_module")
+    (result,) = run_parts([Part("broken", str(tmp_path / "test_broken.py"), 540)], "cpu", tmp_path, limit_s=540)
+    assert result.outcome == "failed"
+    assert "broken.log" in result.why
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_on_a_cpu_at_tiny_size(tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/gpu_tests.py", "--device", "cpu", "--out", str(tmp_path), "--limit", "5400"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    results = [Result(**each) for each in summary["results"]]
+    assert {each.part for each in results if each.outcome == "passed"} >= {"learner", "sampler", "benchmarks", "resume"}
+    assert all("not installed" in each.why or "not here" in each.why for each in results if each.outcome == "skipped")
+    assert (tmp_path / "summary.txt").read_text() in done.stdout
+    assert {"rl-step.json", "rl-step.txt", "forest.json"} <= {path.name for path in tmp_path.iterdir()}
