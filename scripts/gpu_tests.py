@@ -80,17 +80,22 @@ def run_part(part: Part, device: str, out: Path, limit_s: float) -> list[Result]
     """The results of a file's tests, and one more where the file didn't come to its end."""
     report = out.resolve() / f"{part.name}.jsonl"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "support.gpu_report", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-c", str(CHECKOUT / "pyproject.toml"), "-p", "no:cacheprovider"]
     environment = {
         **os.environ,
         "PALIMPSEST_GPU_TESTS": device,
         "PALIMPSEST_GPU_REPORT": str(report),
         "PALIMPSEST_GPU_OUT": str(out.resolve()),
-        "PYTHONPATH": os.pathsep.join([str(CHECKOUT / "src"), str(CHECKOUT / "tests")]),
+        "PYTHONPATH": str(CHECKOUT / "src"),  # and not tests/, in which processes of Ray find other modules than theirs
     }
     with (out / f"{part.name}.log").open("w") as log:
         process = subprocess.Popen(
-            [*command, part.file], cwd=CHECKOUT, env=environment, stdout=log, stderr=log, start_new_session=True
+            [*command, "-p", "support.gpu_report", "-m", "gpu", part.file],
+            cwd=CHECKOUT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         ended = wait(process, limit_s)
     lines = report.read_text().splitlines() if report.exists() else []
