@@ -22,6 +22,7 @@ LATE_IMPORTS = 0.04
 
 LONG = {
     "cli.data_build.build": "a command",
+    "cli.data_ruler.ruler": "a command",
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.probe.probe": "a command",
     "cli.train.sft": "a command",
@@ -38,11 +39,13 @@ LONG_FILES: dict[str, str] = {}
 WIDE = {
     "cli.data.assemble": "a command",
     "cli.data_build.build": "a command",
+    "cli.data_ruler.ruler": "a command",
     "cli.evaluate.evaluate": "a command",
     "cli.retrieval.serve": "a command",
     "cli.train.sft": "a command",
     "evaluation.run.evaluate": "keywords alone",
     "jobs.evaluation.evaluate_async": "a public call: keywords but two, each with a default",
+    "jobs.ruler.make_ruler": "a public call: keywords but two",
     "jobs.probing.probe_async": "a public call: keywords but one, each with a default",
     "jobs.training.train_async": "a public call: keywords but two, each with a default",
     "jobs.playing.play_async": "a public call: keywords but two, each with a default",

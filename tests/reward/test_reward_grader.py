@@ -166,6 +166,8 @@ CONTAINING = {
     "echo of the question, boxed",
     "document quoted in the box",
 }
+WHOLE_REPLY = {name for name, text in ATTACKS.items() if "paris" in text.lower()}
+"""RULER's matchers look everywhere."""
 FALSE_ACCEPTS = {
     "boxed": set(),
     "boxed_strict": {"gold in thinking only", "gold in unfinished thinking"},
@@ -173,6 +175,8 @@ FALSE_ACCEPTS = {
     "sub_em": CONTAINING,
     "fraction": CONTAINING,
     "sub_em_reverse": set(),
+    "string_match_all": WHOLE_REPLY,
+    "string_match_part": WHOLE_REPLY,
     "sub_em_either": CONTAINING | {"article", "punctuation", "one letter", "prefix", "braces only"},
 }
 

@@ -19,6 +19,7 @@ from palimpsest import __version__
 from palimpsest.cli import (
     bench,
     data,
+    data_sets,
     evaluate,
     export,
     judge,
@@ -92,6 +93,7 @@ app.command("probe", short_help="Say why accuracy falls with length.")(probe.pro
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(prompts.app, name="prompts")
+data_sets.add_commands(data.app)
 app.add_typer(data.app, name="data")
 app.add_typer(retrieval.app, name="retrieval")
 app.add_typer(judge.app, name="judge")

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
 
-REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "final_answer")
+REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part", "final_answer")
 """The shipped ones."""
 
 
@@ -109,7 +109,8 @@ class LayerConfig(Strict):
 class RewardConfig(Strict):
     name: str = "boxed"
     """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
-    answer; fraction: share of golds contained (multi-value tasks); final_answer: what follows `FINAL_ANSWER:`;
+    answer; fraction: share of golds contained (multi-value tasks); string_match_all,
+    string_match_part: RULER's, over the whole reply; final_answer: what follows `FINAL_ANSWER:`;
     my_module:my_reward: a function or class of your own."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Those of a reward of your own."""

@@ -165,12 +165,12 @@ def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
     Raises DataError for a problem of several questions.
     """
     with files.drafted(Path(path)) as file:
-        rows = [_eval_row(index, problem) for index, problem in enumerate(problems)]
+        rows = [eval_row(index, problem) for index, problem in enumerate(problems)]
         file.write(json.dumps(rows, ensure_ascii=False, allow_nan=False) + "\n")
     return len(rows)
 
 
-def _eval_row(index: int, problem: Problem) -> dict[str, object]:
+def eval_row(index: int, problem: Problem) -> dict[str, object]:
     """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
     if problem.questions:
         raise DataError(f"problem {problem.id}: asks {len(problem.questions)} questions, a row of this file asks one")

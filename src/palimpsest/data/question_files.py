@@ -74,13 +74,17 @@ def read_questions(
     corpora: Sequence[Path] = (),
     exclude: Sequence[Path] = (),
     filters: Filters | None = None,
+    searched: bool = False,
 ) -> Questions:
-    """The questions of `sources` but for those that `exclude` asks too. Raises DataError."""
+    """The questions of `sources` but for those that `exclude` asks too. Raises DataError.
+
+    `searched`: questions without paragraphs, and without those they have.
+    """
     questions, ids, filters = Questions(), Counter[str](), filters or Filters()
     asked = {key: "excluded" for path in exclude for key in _excluded(path, questions)}
     for path in sources:
         made: Counter[str] = Counter()
-        for record in _records(path, questions.paragraphs):
+        for record in _records(path, questions.paragraphs, searched=searched):
             made[_data_set(record)] += 1
             reason = asked.get(key := question_key(record.question)) or filters.reason(record)
             asked.setdefault(key, "asked before")
@@ -112,9 +116,14 @@ def read_where(given: Sequence[str]) -> dict[str, frozenset[str]]:
     return {key: frozenset(values.split(",")) for key, _, values in pairs}
 
 
-def _records(path: Path, paragraphs: dict[str, str]) -> Iterator[Record]:
-    """The file's records, their paragraphs shared with those in `paragraphs`."""
+def _records(path: Path, paragraphs: dict[str, str], *, searched: bool) -> Iterator[Record]:
+    """The file's records of one question, their paragraphs shared with those in `paragraphs`."""
     for record in read_records(path):
+        if record.questions or record.metadata.get("objectives"):
+            raise DataError(f"{path}: problem {record.id} asks several questions already; give files of single ones")
+        if searched:
+            yield Record(record.id, record.question, record.answers, metadata={**record.metadata, "source": path.name})
+            continue
         if record.paragraphs is None:
             raise DataError(
                 f"{path}: problem {record.id} has no paragraphs of its own, of which contexts are made; read HotpotQA, "

@@ -25,6 +25,8 @@ METRICS = (
     "sub_em_reverse",  # the answer stands in a gold
     "sub_em_either",  # MemAgent's evaluation
     "fraction",  # share of golds that stand in the answer
+    "string_match_all",  # RULER's: share of golds that stand in the whole reply
+    "string_match_part",  # RULER's: a gold stands in the whole reply
     "answered",  # an answer was found
 )
 
@@ -66,5 +68,7 @@ def measure(text: str, golds: Sequence[str]) -> dict[str, float]:
         "sub_em_reverse": best(match.answer_in_gold, answer),
         "sub_em_either": best(match.published_sub_em, answer),
         "fraction": sum(match.gold_in_answer(answer, gold) for gold in golds) / len(golds),
+        "string_match_all": match.string_match_all(text, golds),
+        "string_match_part": match.string_match_part(text, golds),
         "answered": float(answer.strip() != ""),
     }

@@ -13,11 +13,14 @@ and accepts "no" for "Norway": it stands here to reproduce a published number, n
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 
 from palimpsest.text.answers import published_box
 from palimpsest.text.normalize import fold, hendrycks, normalize, squad, tokens
 
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 
 
@@ -97,3 +100,18 @@ def published_sub_em(answer: str, gold: str) -> float:
     """
     a, g = squad(answer), squad(gold)
     return float(answer != "" and (g in a or a in g))
+
+
+def string_match_all(reply: str, golds: Sequence[str]) -> float:
+    """Share of the golds that stand in the reply, case aside: RULER's rule (arXiv 2404.06654), over one reply.
+
+    >>> string_match_all("Values: 12 and 7.", ["12", "99"]), string_match_all("Norway", ["NO"])
+    (0.5, 1.0)
+    """
+    said = _CONTROL.sub("\n", reply.strip()).strip().lower()
+    return sum(gold.lower() in said for gold in golds) / len(golds)
+
+
+def string_match_part(reply: str, golds: Sequence[str]) -> float:
+    """1.0 if any gold stands in the reply, case aside: RULER's rule for questions with several spellings."""
+    return float(string_match_all(reply, golds) > 0)

@@ -1,0 +1,298 @@
+"""RULER's tasks: as published, at the length asked for, by matchers that agree with a second implementation."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import string
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.data.manifest import MANIFEST
+from palimpsest.data.problems import read_problems
+from palimpsest.data.ruler.definitions import NOISE, TASKS
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.jobs.ruler import Texts, make_ruler
+from palimpsest.reward.grader import measure
+from palimpsest.text.codec import Codec
+
+ASSETS = Path(__file__).parents[2] / "src" / "palimpsest" / "assets"
+PUBLISHED = {
+    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
+}  # fmt: skip
+"""arXiv 2404.06654, table 2 and appendix B; NVIDIA/RULER scripts/synthetic.yaml."""
+TOKENS_TO_GENERATE = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
+NEEDLE = re.compile(r"One of the special magic (words|numbers|uuids) for (\S+) is: (\S+)\.")
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    """An essay, SQuAD and HotpotQA, made up."""
+    folder = tmp_path_factory.mktemp("texts")
+    rng = random.Random(0)
+    sentences = [
+        " ".join(
+            rng.choices(
+                ["we", "think", "that", "people", "who", "make", "good", "things", "like", "to", "work", "late"], k=12
+            )
+        )
+        for _ in range(90)
+    ]
+    (folder / "essay.txt").write_text(". ".join(sentences) + ".")
+    paragraphs = [
+        {
+            "context": f"Paragraph {i} tells of number {i}. " + "It goes on and on. " * 8,
+            "qas": [
+                {
+                    "question": f"What does {i} tell?",
+                    "answers": [{"text": f"number {i}"}, {"text": f"{i}"}],
+                    "is_impossible": False,
+                },
+                {"question": "Nothing?", "answers": [], "is_impossible": True},
+            ],
+        }
+        for i in range(240)
+    ]
+    articles = [{"title": str(k), "paragraphs": paragraphs[6 * k : 6 * k + 6]} for k in range(40)]
+    (folder / "squad.json").write_text(json.dumps({"version": "v2.0", "data": articles}))
+    rows = [
+        {
+            "_id": f"h{i}",
+            "question": f"Who is {i}?",
+            "answer": f"name {i}",
+            "supporting_facts": [[f"T{i} 0", 0]],
+            "context": [[f"T{i} {j}", [f"Text {j} of {i}. "] * 6] for j in range(4)],
+        }
+        for i in range(60)
+    ]
+    (folder / "hotpot.json").write_text(json.dumps(rows))
+    return Texts(folder / "essay.txt", folder / "squad.json", folder / "hotpot.json")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def whole_prompt(row: dict[str, Any]) -> str:
+    """The published template with its context, by hand: from what stands in the row."""
+    task, question = row["task"], row["input"]
+    if task.startswith("qa"):
+        said = (
+            "Answer the question based on the given documents. Only give me the answer and do not output any other "
+            "words."
+        )
+        return f"{said}\n\nThe following are given documents.\n\n{row['context']}\n\n{question}{row['answer_prefix']}"
+    before, _, after = question.rpartition("\n")
+    between = {"vt": "\n\n", "fwe": " "}.get(task, "\n")
+    return f"{before}{between}{row['context']}\n{after}{row['answer_prefix']}"
+
+
+def test_there_are_thirteen_tasks_with_the_published_numbers() -> None:
+    assert set(TASKS) == PUBLISHED
+    assert (TASKS["vt"].numbers, TASKS["cwe"].numbers) == (
+        {"chains": 1, "hops": 4},
+        {"common": 10, "common_times": 30, "uncommon_times": 3},
+    )
+    assert {name for name, task in TASKS.items() if task.matcher == "string_match_part"} == {"qa_1", "qa_2"}
+
+
+@pytest.mark.parametrize("model", ["base-model", "tool-model", "tiny"])
+def test_every_task_is_within_two_percent_of_the_length_and_never_over_it(
+    model: str, texts: Texts, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    folder = tiny_model_folder if model == "tiny" else ASSETS / model
+    codec = Codec.load(folder)
+    lengths = (4096, 6000) if model == "tiny" else (1500, 4096)
+    tasks = sorted(PUBLISHED) if model != "tiny" else sorted(PUBLISHED - {"cwe"})  # its list is 4,000 tokens by itself
+    made = make_ruler(tasks, lengths, tokenizer=str(folder), count=2, out=tmp_path / "set", texts=texts)
+    assert made.left_out == {}
+    for name in made.problems:
+        for row in rows(tmp_path / "set" / name):
+            length = int(name.removesuffix(".jsonl").rpartition("_")[2])
+            room = TOKENS_TO_GENERATE[next(kind for kind in TOKENS_TO_GENERATE if name.startswith(kind))]
+            tokens = len(codec.encode(whole_prompt(row))) + room
+            assert tokens == row["length"]
+            assert 0.98 * length <= tokens <= length, (name, tokens)
+
+
+@pytest.fixture(scope="module")
+def made(texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All tasks at 4,096 tokens."""
+    out = tmp_path_factory.mktemp("ruler") / "set"
+    make_ruler(["all"], [4096], tokenizer=str(ASSETS / "base-model"), count=3, out=out, texts=texts, seed=1)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "values", "key", "value"),
+    [
+        ("niah_single_1", 1, 1, r"[a-z]+-[a-z]+", r"\d{7}"),
+        ("niah_single_2", 1, 1, r"[a-z]+-[a-z]+", r"\d{7}"),
+        ("niah_single_3", 1, 1, r"[a-z]+-[a-z]+", UUID),
+        ("niah_multikey_1", 4, 1, r"[a-z]+-[a-z]+", r"\d{7}"),
+        ("niah_multivalue", 1, 4, r"[a-z]+-[a-z]+", r"\d{7}"),
+        ("niah_multiquery", 4, 1, r"[a-z]+-[a-z]+", r"\d{7}"),
+        ("niah_multikey_2", 0, 1, r"[a-z]+-[a-z]+", r"\d{7}"),
+        ("niah_multikey_3", 0, 1, UUID, UUID),
+    ],
+)
+def test_needles_are_as_many_and_of_the_kinds_that_are_published(
+    made: Path, task: str, keys: int, values: int, key: str, value: str
+) -> None:
+    for row in rows(made / f"{task}_4096.jsonl"):
+        needles = NEEDLE.findall(row["context"])
+        held: dict[str, list[str]] = {}
+        for _, name, said in needles:
+            held.setdefault(name, []).append(said)
+        if keys:
+            assert (len(held), {len(each) for each in held.values()}) == (keys, {values})
+        else:
+            assert len(held) > 20  # the haystack is of needles
+        assert all(re.fullmatch(key, name) for name in held)
+        assert all(re.fullmatch(value, said) for each in held.values() for said in each)
+        asked = [name for name in held if re.search(rf"\b{name}\b", row["input"])]
+        assert len(asked) == (4 if task == "niah_multiquery" else 1)
+        assert sorted(row["outputs"]) == sorted(said for name in asked for said in held[name])
+        assert (" are all " in row["input"]) == (len(row["outputs"]) > 1)
+        assert all(text in row["context"] for text in row["evidence"])
+        if task == "niah_single_1":
+            rest = re.sub(r"\s+", " ", NEEDLE.sub("", row["context"])).strip()
+            assert rest.startswith(" ".join(NOISE))
+            assert set(re.split(r"(?<=\.) ", rest)) == set(NOISE)
+
+
+def test_chains_of_variables_lead_to_one_value(made: Path) -> None:
+    for row in rows(made / "vt_4096.jsonl"):
+        first = re.findall(r"VAR ([A-Z]{5}) = (\d{5})", row["context"])
+        links = re.findall(r"VAR ([A-Z]{5}) = VAR ([A-Z]{5})", row["context"])
+        assert len(first) == 1
+        assert len(links) == 4
+        held = [first[0][0]]
+        for name, of in links:  # in the order of the text
+            assert of == held[-1]
+            held.append(name)
+        assert row["outputs"] == held
+        assert f"assigned the value {first[0][1]} in" in row["input"]
+
+
+def test_common_words_stand_ten_times_as_often_as_the_others(made: Path) -> None:
+    for row in rows(made / "cwe_4096.jsonl"):
+        listed = re.findall(r"(\d+)\. (\S+)", row["context"])
+        assert [int(number) for number, _ in listed] == list(range(1, len(listed) + 1))
+        counts = Counter(word for _, word in listed)
+        assert {word for word, times in counts.items() if times == 30} == set(row["outputs"])
+        assert sorted(counts.values())[:-10] == [3] * (len(counts) - 10)
+
+
+def test_coded_words_follow_the_zeta_distribution(made: Path) -> None:
+    for row in rows(made / "fwe_4096.jsonl"):
+        counts = Counter(row["context"].split()).most_common()
+        assert counts[0][0] == "..."
+        assert [word for word, _ in counts[1:4]] == row["outputs"]
+        assert all(re.fullmatch("[a-z]{6}", word) for word, _ in counts[1:])
+        size = counts[0][1]
+        for rank, (_, times) in enumerate(counts[:6], 1):
+            assert abs(times - size / rank**2) <= 1.5
+
+
+@pytest.mark.parametrize(("task", "own"), [("qa_1", 1), ("qa_2", 4)])
+def test_questions_stand_among_documents_with_their_own(made: Path, task: str, own: int) -> None:
+    for index, row in enumerate(rows(made / f"{task}_4096.jsonl")):
+        documents = re.split(r"(?:^|\n\n)Document \d+:\n", row["context"])[1:]
+        assert len(documents) == len(set(documents)) > own
+        assert len(row["evidence"]) == own
+        assert set(row["evidence"]) <= set(documents)
+        assert row["outputs"] == ([f"number {index}", f"{index}"] if task == "qa_1" else [f"name {index}"])
+
+
+def test_depths_of_needles_are_spread_over_the_whole_text(tmp_path: Path) -> None:
+    tokenizer = str(ASSETS / "base-model")
+    make_ruler(["niah_single_1"], [600], tokenizer=tokenizer, count=200, out=tmp_path / "set")
+    places = [
+        row["context"].find("One of") / len(row["context"])
+        for row in rows(tmp_path / "set" / "niah_single_1_600.jsonl")
+    ]
+    counts = Counter(int(place * 5) for place in places)
+    assert sum((counts[i] - 40) ** 2 / 40 for i in range(5)) < 23.5  # 4 degrees of freedom, once in 10,000
+
+
+def second_all(preds: list[str], refs: list[list[str]]) -> float:
+    """RULER's definition, over a list of replies, rounded to two digits of a percentage."""
+    total = 0.0
+    for pred, ref in zip(preds, refs, strict=True):
+        clean = "".join("\n" if ord(c) < 32 else c for c in pred.strip()).strip().lower()
+        total += len([r for r in ref if clean.find(r.lower()) != -1]) / len(ref)
+    return round(total / len(preds) * 100, 2)
+
+
+def test_matchers_agree_with_a_second_implementation_on_random_strings() -> None:
+    rng = random.Random(7)
+    alphabet = string.ascii_letters + string.digits + " \n\t.,-éÄß"
+    for _ in range(1000):
+        golds = ["".join(rng.choices(alphabet, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 5))]
+        reply = (
+            "".join(rng.choices(alphabet, k=rng.randint(0, 60)))
+            + rng.choice(["", *golds])
+            + rng.choice(["", *golds]).upper()
+        )
+        measured = measure(reply, golds)
+        assert round(100 * measured["string_match_all"], 2) == second_all([reply], [golds])
+        part = max(second_all([reply], [[gold]]) for gold in golds)
+        assert 100 * measured["string_match_part"] == part
+
+
+def test_the_files_are_read_and_graded_by_their_own_matcher(made: Path) -> None:
+    for name, task in TASKS.items():
+        for problem in read_problems(made / f"{name}_4096.jsonl"):
+            assert problem.metadata["metric"] == task.matcher
+            assert measure(" and ".join(problem.answers), problem.answers)[task.matcher] == 1.0
+            assert measure("nothing", problem.answers)[task.matcher] == 0.0
+
+
+def test_all_leaves_out_what_lacks_a_file_and_tells(tmp_path: Path, palimpsest: Any, refused: Any) -> None:
+    command = ["data", "ruler", "--tokenizer", str(ASSETS / "base-model"), "--lengths", "1200", "--n", "1"]
+    done = palimpsest(*command, "--out", str(tmp_path / "set"))
+    assert done.returncode == 0, done.stderr
+    left_out = {name for name, task in TASKS.items() if task.haystack in ("essay", "squad", "hotpotqa")}
+    assert {line.split()[2].strip(",") for line in done.stdout.splitlines() if line.startswith("left out")} == left_out
+    assert set(json.loads((tmp_path / "set" / MANIFEST).read_text())["left_out"]) == left_out
+    line = refused(*command, "--tasks", "qa_1", "--out", str(tmp_path / "x"))
+    assert "is made of a file of yours; give it as --squad" in line
+    assert "did you mean niah_single_1" in refused(*command, "--tasks", "niah_singl_1", "--out", str(tmp_path / "x"))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    made = [
+        make_ruler(
+            ["niah_multikey_2", "vt", "cwe", "fwe"],
+            [1600],
+            tokenizer=str(ASSETS / "base-model"),
+            count=2,
+            out=tmp_path / name,
+            seed=seed,
+        )
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert made[0].edition == made[1].edition != made[2].edition
+
+
+def test_lengths_that_cannot_be_met_are_refused(tmp_path: Path, texts: Texts) -> None:
+    tokenizer = str(ASSETS / "base-model")
+    with pytest.raises(DataError, match="niah_single_1: no context is within 2% of 100 tokens; give another length"):
+        make_ruler(["niah_single_1"], [100], tokenizer=tokenizer, count=1, out=tmp_path / "a")
+    with pytest.raises(DataError, match=r"qa_2: no context is within 2% of 500000 tokens.*a file of more documents"):
+        make_ruler(["qa_2"], [500_000], tokenizer=tokenizer, count=1, out=tmp_path / "a", texts=texts)
+    with pytest.raises(DataError, match="holds 60 questions, --n asks for 61"):
+        make_ruler(["qa_2"], [4096], tokenizer=tokenizer, count=61, out=tmp_path / "a", texts=texts)
+    assert texts.hotpot is not None
+    with pytest.raises(DataError, match="not SQuAD's file"):
+        make_ruler(["qa_1"], [4096], tokenizer=tokenizer, count=1, out=tmp_path / "a", texts=Texts(squad=texts.hotpot))
+    with pytest.raises(ConfigError, match="no such task"):
+        make_ruler(["vvt"], [4096], tokenizer=tokenizer, count=1, out=tmp_path / "a")
+    assert not list(tmp_path.iterdir())
