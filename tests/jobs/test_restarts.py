@@ -13,12 +13,15 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.errors import EngineError
 from palimpsest.jobs import composing
 from palimpsest.jobs.training import train
+from palimpsest.types import Completion
 from support.small_run import small_run
 
 
 class Lossy(EmbeddedEngine):
-    """Loses its processes, as it were, when it publishes for the third time and as often after it as `losses` says."""
+    """Loses its processes, as it were, when it publishes for the third time or samples after that (`at`), and as often
+    after it as `losses` says."""
 
+    at: ClassVar[str] = "publish"
     published: ClassVar[int] = 0
     losses: ClassVar[int] = 0
     folders: ClassVar[list[Path | None]] = []
@@ -28,24 +31,39 @@ class Lossy(EmbeddedEngine):
         Lossy.folders.append(folder)
         learner = self.learner
         assert learner is not None
-        whole = learner.publish
+        publish, generate = learner.publish, self.sampler.generate
+        lost = False
 
-        async def publish() -> int:
-            Lossy.published += 1
-            if Lossy.published >= 3 and Lossy.losses:
+        def lose() -> None:
+            nonlocal lost
+            if Lossy.published >= 3 and Lossy.losses and not lost:
                 Lossy.losses -= 1
+                lost = True
+            if lost:
                 raise EngineError("a process was lost")
-            return await whole()
 
-        learner.publish = publish  # type: ignore[method-assign]
+        async def published() -> int:
+            Lossy.published += 1
+            if Lossy.at == "publish":
+                lose()
+            return await publish()
+
+        async def generated(*arguments: Any, **options: Any) -> Completion:
+            if Lossy.at == "generate":
+                lose()
+            return await generate(*arguments, **options)
+
+        learner.publish = published  # type: ignore[method-assign]
+        self.sampler.generate = generated  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("losses", "ends"), [(1, True), (3, False)])
+@pytest.mark.parametrize("at", ["publish", "generate"])
 def test_lost_processes_are_started_again_so_many_times(
-    losses: int, ends: bool, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: str, losses: int, ends: bool, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(composing, "open_engine", Lossy)
-    Lossy.published, Lossy.losses, Lossy.folders = 0, losses, []
+    Lossy.at, Lossy.published, Lossy.losses, Lossy.folders = at, 0, losses, []
     settings: dict[str, Any] = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": 2}
     if ends:
         run = train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.errors import PromptTooLong, SamplerError
+from palimpsest.errors import EngineError, PromptTooLong, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.episode import play
 from palimpsest.seeding import derive_seed
@@ -91,6 +91,11 @@ def test_a_prompt_beyond_the_window_ends_as_out_of_context() -> None:
     trajectory = episode(SeedSampler(fail=[PromptTooLong("1200 tokens, the window is 1000")]))
     assert trajectory.outcome is Outcome.OUT_OF_CONTEXT
     assert trajectory.events[-1].detail["message"] == "1200 tokens, the window is 1000"
+
+
+def test_a_lost_engine_is_no_outcome_of_an_episode_but_everybody_s_error() -> None:
+    with pytest.raises(EngineError, match="a process was lost"):
+        episode(SeedSampler(fail=[EngineError("a process was lost")]))
 
 
 def test_an_error_in_the_policy_is_an_outcome_with_type_and_message() -> None:

@@ -68,6 +68,13 @@ def _has(process: psutil.Process, mark: str) -> bool:
     return False
 
 
+def end(mark: str) -> None:
+    """Kill the processes started with the mark."""
+    for process in marked(mark):
+        with suppress(psutil.Error):
+            process.kill()
+
+
 def memory_of(processes: Iterable[psutil.Process]) -> set[str]:
     """Inodes of the shared memory that they have mapped."""
     inodes: set[str] = set()

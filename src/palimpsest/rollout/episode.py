@@ -18,7 +18,7 @@ from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
-from palimpsest.errors import PromptTooLong, SamplerError, being_cancelled
+from palimpsest.errors import EngineError, PromptTooLong, SamplerError, being_cancelled
 from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, What, told
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.rollout.roles import Roles, role_of
@@ -156,7 +156,7 @@ async def _ending(
     prepare: Callable[[], Any],
     timeout_s: float | None,
 ) -> Answered:
-    """Run the policy; whatever happens becomes an outcome."""
+    """Run the policy; whatever happens to this episode becomes an outcome. Raises EngineError if the engine is lost."""
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
@@ -165,6 +165,8 @@ async def _ending(
     except PromptTooLong as error:
         recorder.event(PromptOverflowed(str(error)))
         return Answered(None, Outcome.OUT_OF_CONTEXT)
+    except EngineError:
+        raise  # gone for every episode
     except SamplerError:
         return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
     except (Exception, asyncio.CancelledError) as error:  # the border around a policy's own code

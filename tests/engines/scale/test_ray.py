@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_a_kill_in_a_save_leaves_the_checkpoint_before_it(run: ClusterRun) -> No
     run.wait_for_step(2)
     hidden = run.out / "checkpoints"
     while process.poll() is None and not any(path.name.startswith(".step-") for path in hidden.iterdir()):
-        pass
+        time.sleep(0.01)
     process.kill()
     process.wait()
     assert run.gone()

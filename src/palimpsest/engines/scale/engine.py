@@ -84,9 +84,11 @@ class RayLearner:
 
     async def publish(self) -> int:
         """See `Learner.publish`; returns once every copy of the sampler has the weights."""
-        if self._samplers is None or self._published == self.version or (self._published is None and not self.version):
+        if self._samplers is None:
             return self.version
-        await asyncio.to_thread(self._group.start)
+        await asyncio.to_thread(self._group.start)  # what keeps it from starting is the run's error, no episode's
+        if self._published == self.version or (self._published is None and not self.version):
+            return self.version
         folder = self._group.folder / f"weights-{self.version}"
         try:
             await self.write_weights(folder)

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from palimpsest.engines.scale.actors import Rank, SamplerCopy
 from palimpsest.errors import EngineError, PalimpsestError
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
+_STARTS = 3  # of Ray: it gives itself 30 s each, too little where a machine is busy
 _SIGACTION = 1024  # bytes, more than any system's struct sigaction
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = threading.Lock()  # ray.init is of the whole process
@@ -82,7 +84,7 @@ class Group:
                 os.environ[guard.MARK] = mark
                 try:
                     with _signals_kept():
-                        self._connect(temporary)
+                        self._connect(temporary, mark)
                 finally:
                     del os.environ[guard.MARK]
         self._create()
@@ -93,28 +95,36 @@ class Group:
         starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
         self.collect(starting, cluster.start_timeout_s, "starting")
 
-    def _connect(self, temporary: Path) -> None:
+    def _connect(self, temporary: Path, mark: str) -> None:
         cluster = self._cluster
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         logging.getLogger("ray").setLevel(logging.ERROR)
         if cluster.address is not None:
-            ray.init(address=cluster.address, **options)
+            try:
+                ray.init(address=cluster.address, **options)
+            except (OSError, RuntimeError, ValueError, RayError) as error:
+                raise EngineError(f"cluster.address={cluster.address}: can't be joined: {_line(error)}") from None
             return
         if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
             raise EngineError(f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports could run code here; unset it")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray, from 2.59 on, then asks for it
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(temporary),
-                object_store_memory=_OBJECT_STORE,
-                **options,
-            )
-        except (OSError, RuntimeError, ValueError, RayError) as error:
-            raise EngineError(f"Ray can't be started here: {_line(error)}") from None
+        options |= {
+            "address": "local",
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(temporary),
+            "object_store_memory": _OBJECT_STORE,
+        }
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                ray.init(**options)
+                return
+            except Exception as error:  # noqa: BLE001  a border: where a node takes 30 s, Ray raises this very class
+                guard.end(mark)  # what the attempt has started
+                if type(error) is not Exception or not left:
+                    raise EngineError(f"Ray can't be started here: {_line(error)}") from None
+                warnings.warn(f"Ray didn't start, trying again: {_line(error)}", stacklevel=2)
 
     def _create(self) -> None:
         cluster, config = self._cluster, self._config

@@ -108,6 +108,8 @@ class BatchSampler:
         self._check(ids, 1)
         try:
             return await self._thread.run(self._batch.score, prompt_ids, ids)
+        except PalimpsestError:
+            raise
         except Exception as error:
             raise SamplerError(f"scoring failed: {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,116 @@
+"""How the processes of a cluster are started, and what is said where they can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from palimpsest.config.load import load_recipe
+from palimpsest.engines import guard
+from palimpsest.engines.open import open_engine
+from palimpsest.errors import EngineError
+from palimpsest.types import SamplingParams
+
+if find_spec("ray") is None:
+    pytest.skip("needs the extra ray", allow_module_level=True)
+
+import ray
+from ray._private import services
+
+from palimpsest.engines.scale.group import Group
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """Start Ray, or join one, where `ray.init` raises these; the times it was called."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    for name in ("RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "0")
+
+    def connect(*errors: Exception, overrides: tuple[str, ...] = ()) -> int:
+        pending, called = list(errors), 0
+
+        def init(**options: Any) -> None:
+            nonlocal called
+            called += 1
+            if pending:
+                raise pending.pop(0)
+
+        monkeypatch.setattr(ray, "init", init)
+        config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
+        Group(config, None, 0)._connect(tmp_path, "test-starts")
+        return called
+
+    return connect
+
+
+@pytest.mark.filterwarnings("ignore:Ray didn't start")
+def test_ray_that_takes_too_long_is_started_again_without_what_it_had_started(connect: Callable[..., int]) -> None:
+    left = psutil.Popen(["sleep", "600"], env={guard.MARK: "test-starts", "PATH": "/usr/bin:/bin"})
+    assert connect(Exception("The current node timed out"), Exception("again")) == 3
+    assert left.wait(60) < 0
+
+
+@pytest.mark.filterwarnings("ignore:Ray didn't start")
+@pytest.mark.parametrize(
+    "errors", [[Exception("timed out\nin lines")] * 3, [OSError("no space")], [RuntimeError("a cluster is there")]]
+)
+def test_what_keeps_ray_from_starting_is_told_in_a_line(connect: Callable[..., int], errors: list[Exception]) -> None:
+    with pytest.raises(EngineError, match="Ray can't be started here: ") as caught:
+        connect(*errors)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cluster_that_can_not_be_joined_is_named(connect: Callable[..., int], tmp_path: Path) -> None:
+    joined = ("cluster.address=10.0.0.1:6379", f"cluster.folder={tmp_path}")
+    with pytest.raises(EngineError, match=r"cluster\.address=10\.0\.0\.1:6379: can't be joined: ConnectionError: no"):
+        connect(ConnectionError("no such head"), overrides=joined)
+
+
+async def test_what_keeps_processes_from_starting_is_told_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(group: Group) -> None:
+        raise EngineError("no room for 8 GPUs")
+
+    monkeypatch.setattr(Group, "start", start)
+    config = load_recipe("memagent-quickstart", ["engine.name=ray"])
+    engine = open_engine(config, objective="policy")
+    assert engine.learner is not None
+    with pytest.raises(EngineError, match="no room"):
+        await engine.learner.publish()
+    with pytest.raises(EngineError, match="no room"):  # as it is, though it is met on the way to a token
+        await engine.sampler.generate((1,), SamplingParams(max_tokens=1))
+    with pytest.raises(EngineError, match="no room"):
+        await engine.sampler.score((1,), (2,))
+    await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Ray didn't start")
+def test_ray_itself_is_started_again_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    look: Any = services.get_node
+    late = [True]
+
+    def get_node(*arguments: Any) -> Any:
+        if late:
+            late.clear()
+            raise Exception("The current node timed out during startup.")  # as Ray does after 30 s
+        return look(*arguments)
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray"]), None, 0)
+    try:
+        group.start()
+        assert ray.is_initialized()
+        assert not late
+    finally:
+        group.close()
+    assert not ray.is_initialized()
+    assert not group.folder.exists()
+    assert not [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
