@@ -50,7 +50,7 @@ LONG = tuple(range(10, 310))  # several blocks of a prefix cache
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sampler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmSampler]:
     """Two servers, whose log-probabilities are those at the temperature."""
-    settings = SamplerConfig(name="vllm", python=PYTHON, servers=2, max_in_flight=2)
+    settings = SamplerConfig(name="vllm", python=PYTHON, servers=2, max_in_flight=2, memory=0.4)
     logs = tmp_path_factory.mktemp("servers")
     opened = VllmSampler(settings, Limits(VOCAB, WINDOW), mode="processed_logprobs", dtype="float32", logs=logs)
     yield opened
