@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from palimpsest.data.file_source import FileSource
 from palimpsest.data.inspect import inspect_source
 from palimpsest.data.problems import read_problems, read_records
-from palimpsest.data.source import FileSource
 from palimpsest.reward.grader import measure
 
 

@@ -109,12 +109,12 @@ def test_malformed_text_is_named_with_its_place(tmp_path: Path, content: str, ex
 
 def test_missing_folder_compressed_and_wrongly_encoded_files(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "absent.json")
-    assert "can't be read" in refusal(tmp_path)
+    assert "holds no text files" in refusal(tmp_path)
     gzip, latin = tmp_path / "a.json", tmp_path / "b.json"
     gzip.write_bytes(b"\x1f\x8b\x08rest")
     assert "unpack it first" in refusal(gzip)
     latin.write_bytes(b'[{"a": "caf\xe9"}]')
-    assert "not UTF-8 at byte 11" in refusal(latin)
+    assert "not UTF-8 at byte 11 (line 1); convert it, e.g. from WINDOWS-1252: iconv" in refusal(latin)
     latin.write_bytes(b'{"a": "caf\xe9"}\n')
     assert "not UTF-8 at byte 10" in refusal(latin)
 
@@ -138,7 +138,6 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
         ({"prompt": "q", "context": "c", "reward": {}}, ["'memagent'", "'reward_model'"]),
         ({"foo": 1}, ["no known format", "the row has foo"]),
         ({"question": " ", "answers": ["a"]}, ["question is empty"]),
-        ({"question": "q", "answers": []}, ["answers is empty", "at least one gold"]),
         ({"question": "q", "answers": ["a", ""]}, ["answers[1] is empty"]),
         ({"question": "q", "answers": [7]}, ["answers[0] must be a string", "7"]),
         ({"question": 5, "answers": ["a"]}, ["question must be a string"]),
@@ -146,7 +145,6 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
         ({"question": "q", "answer": "a", "context": []}, ["no paragraphs"]),
         ({"question": "q", "answer": "a", "context": [["t", "s"]]}, ["list of sentences"]),
         ({"question": "q", "answer": "a", "context": [["t"]]}, ["pairs", "['t']"]),
-        ({"question": "q", "answer": "", "context": [["t", ["s"]]]}, ["answer is empty"]),
         (
             {"question": "q", "answer": "a", "context": [["t", ["s"]]], "supporting_facts": [["u", 0]]},
             ["supporting title 'u'", "distractor setting"],

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from palimpsest.config.load import parse_config
 from palimpsest.data.assemble import Placing, assemble
+from palimpsest.data.file_source import FileSource
 from palimpsest.data.problems import read_problems, read_records
-from palimpsest.data.source import FileSource
 from palimpsest.data.synthetic import make_problem
 from palimpsest.data.world import ATTRIBUTES
 from palimpsest.errors import ConfigError, DataError

@@ -10,11 +10,12 @@ import pytest
 from palimpsest.config.data import FORMATS as CONFIGURABLE
 from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
+from palimpsest.data.file_source import FileSource
 from palimpsest.data.formats import FORMATS
 from palimpsest.data.inspect import inspect_source
 from palimpsest.data.own_format import own_format
-from palimpsest.data.problems import RowFormat, format_of, read_problems, write_problems
-from palimpsest.data.source import FileSource, build_source
+from palimpsest.data.problems import Reading, RowFormat, format_of, read_problems, write_problems
+from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.types import Problem
 
@@ -32,7 +33,6 @@ def pairs(path, *, sep="="):
 
 def one_problem(path): return [Problem("x", "Where?", ("Oslo",), "In Oslo.")]
 def blank(path): return [Problem("x", "Where?", ("Oslo",)), Problem("y", " ", ("Oslo",))]
-def no_gold(path): return [Record("x", "Where?", ())]
 def stray(path): return [Record("x", "Where?", ("Oslo",), paragraphs=("a",), gold=("b",))]
 def text(path): return ["Where?"]
 def empty(path): return []
@@ -81,7 +81,7 @@ def test_splits_limit_and_inspection_are_as_for_shipped_formats(bridge: Path) ->
     assert [p.id for p in source(bridge, "eval", limit=3).problems(step=0, count=9)] == [
         f"bridge-{n}" for n in range(3)
     ]
-    found = inspect_source(bridge, format=own_format(CSV, {}), documents=6, limit=4)
+    found = inspect_source(bridge, Reading(own_format(CSV, {})), documents=6, limit=4)
     assert (found.format, found.rows, found.gold_in_context, found.evidence_lost) == (CSV, 4, 4, 0)
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_it_does_not_recognise_is_read_by_its_columns(bridge: Path, 
     write_problems(held_out, [Problem("a", "Who?", ("Anna",), "Anna did.")])
     (problem,) = source(bridge, "eval", eval_source=str(held_out))
     assert problem.id == "a"
-    assert format_of(held_out, own_format(CSV, {})).name == "palimpsest"
+    assert format_of(held_out, Reading(own_format(CSV, {}))).name == "palimpsest"
 
 
 def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: Path) -> None:
@@ -104,7 +104,6 @@ def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: P
     ("name", "message"),
     [
         ("blank", "problem 2 of own_formats:blank: question is empty"),
-        ("no_gold", "problem 1 of own_formats:no_gold: answers is empty; every problem needs at least one gold"),
         ("stray", "problem 1 of own_formats:stray: gold 'b' is not among its paragraphs"),
         ("text", "expected a Record, a Problem or a mapping, got 'Where.'"),
         ("empty", "own_formats:empty reads no problems in it"),

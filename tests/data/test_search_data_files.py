@@ -212,7 +212,7 @@ def _listed(answers: Any) -> list[str]:
 
 
 def evaluated(**options: Any) -> list[tuple[str, list[Problem]]]:
-    from palimpsest.jobs.evaluation import read_problems as to_play
+    from palimpsest.jobs.evaluation_data import read_problems as to_play
     from palimpsest.jobs.settings import Agent, evaluation_config
 
     chunks = options.pop("chunks", None)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from palimpsest.cli import data_build
+from palimpsest.cli.options import Columns, named_columns
+
+
+class MissingGold(StrEnum):
+    refuse = "refuse"
+    skip = "skip"
+
+
+OnMissingGold = Annotated[
+    MissingGold, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
+]
 
 app = typer.Typer(help="Look into data files, make data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -24,6 +36,8 @@ def inspect(
     corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
     format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
+    columns: Columns = None,
+    on_missing_gold: OnMissingGold = MissingGold.refuse,
 ) -> None:
     """Show format, lengths, golds, evidence positions and one worked sample of a data file.
 
@@ -31,14 +45,17 @@ def inspect(
     Examples:
       palimpsest data inspect hotpot_dev.json
       palimpsest data inspect hotpot_dev.json --documents 50 --limit 20
-      palimpsest data inspect faq.csv --format my_module:MyFormat
+      palimpsest data inspect faq.csv --map question=q,answers=gold
+      palimpsest data inspect faq.xml --format my_module:MyFormat
     """
     from palimpsest.cli.show import stdout
     from palimpsest.data.inspect import inspect_source, render
+    from palimpsest.data.problems import Reading
     from palimpsest.data.source import named_format
 
-    made = named_format(format)
-    stdout().print(render(inspect_source(file, format=made, documents=documents, corpus=corpus, limit=limit)))
+    named = {} if columns is None else named_columns(columns)
+    reading = Reading(named_format(format), corpus, named, on_missing_gold is MissingGold.skip)
+    stdout().print(render(inspect_source(file, reading, documents=documents, limit=limit)))
 
 
 @app.command("assemble")
@@ -51,6 +68,8 @@ def assemble(
     corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
     format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
+    columns: Columns = None,
+    on_missing_gold: OnMissingGold = MissingGold.refuse,
     seed: Annotated[int, typer.Option(help="Of the draw of distractors and places.")] = 0,
 ) -> None:
     """Write an evaluation file with MemAgent's and ReMemR1's fields: long contexts, evidence where it is wanted.
@@ -61,10 +80,11 @@ def assemble(
       palimpsest data assemble 2wiki_dev.json --documents 400 --order reverse --min-distance 100 \\
         --out eval_2wiki_400_min_distance_100.json
     """
+    from palimpsest.data.source import left_out
     from palimpsest.jobs.inspection import assemble_file
     from palimpsest.progress.terminal import Terminal
 
-    count = assemble_file(
+    written = assemble_file(
         file,
         out=out,
         documents=documents,
@@ -73,9 +93,13 @@ def assemble(
         corpus=corpus,
         limit=limit,
         format=format,
+        map={} if columns is None else named_columns(columns),
+        on_missing_gold=on_missing_gold.value,
         seed=seed,
     )
-    Terminal().message(f"{out}: {count} problems of {documents} documents")
+    if written.skipped:
+        Terminal().message(left_out(written.skipped))
+    Terminal().message(f"{out}: {written.count} problems of {documents} documents")
 
 
 app.command("build")(data_build.build)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palimpsest.cli.going_on import RERUN, going_on
-from palimpsest.cli.options import Force, numbers
+from palimpsest.cli.options import Columns, Force, named_columns, numbers
 from palimpsest.progress.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def evaluate(
         typer.Option(help="File whose paragraphs serve as distractors, or that document indices refer to."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    columns: Columns = None,
     out: Annotated[Path | None, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
     recipe: Annotated[
         str | None,
@@ -88,6 +89,7 @@ def evaluate(
         objectives=sizes,
         corpus=corpus,
         limit=limit,
+        columns=None if columns is None else named_columns(columns),
     )
     from palimpsest.jobs.evaluation import evaluate_config  # after the configuration is known to be right
 
@@ -115,12 +117,16 @@ def _show(evaluation: Evaluation) -> None:
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
-    if evaluation.ungraded and evaluation.ungraded == len(evaluation):
+    without_gold = sum(sample.without_gold for sample in evaluation.samples)
+    if without_gold:
+        console.print(f"{without_gold} questions have no gold in the data: played, not graded, not in the accuracy")
+    lost = sum(not sample.is_final for sample in evaluation.samples)
+    if lost and evaluation.ungraded == len(evaluation):
         typer.echo(f"error: nothing could be graded, most often because: {evaluation.commonest_reason}", err=True)
         raise typer.Exit(1)
-    if evaluation.ungraded:
+    if lost:
         console.print(
-            f"{evaluation.ungraded} episodes have no grade and are not in the accuracy, most often because: "
+            f"{lost} episodes have no grade and are not in the accuracy, most often because: "
             f"{evaluation.commonest_reason}; run again to play them again"
         )
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from palimpsest.config.data import columns_of
 from palimpsest.errors import ConfigError
 
 Overrides = Annotated[
@@ -15,7 +16,20 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 Force = Annotated[bool, typer.Option("--force", help="Start anew; what the folder holds is moved aside.")]
+Columns = Annotated[
+    str | None,
+    typer.Option("--map", metavar="OURS=THEIRS,...", help="Columns of the file: question=q,answers=reward.gold."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
+
+
+def named_columns(text: str) -> dict[str, str]:
+    """Columns by our name, given as question=q,answers=gold. Raises ConfigError."""
+    try:
+        columns: dict[str, str] = columns_of(text)
+    except ValueError as error:
+        raise ConfigError(str(error).replace("data.map=", "--map ")) from None
+    return columns
 
 
 def numbers(option: str, what: str, text: str) -> tuple[int, ...]:

@@ -9,7 +9,25 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from palimpsest.config.strict import Strict
 from palimpsest.plugins import check_name, is_own
 
-FORMATS = ("hotpotqa", "musique", "memagent", "memact", "memagent_eval", "ruler", "vime", "palimpsest")
+FORMATS = (
+    "longmemeval",
+    "squad",
+    "hotpotqa",
+    "qa",
+    "musique",
+    "memagent",
+    "memact",
+    "memagent_eval",
+    "ruler",
+    "vime",
+    "flashrag",
+    "frames",
+    "bamboogle",
+    "browsecomp_plus",
+    "texts",
+    "palimpsest",
+    "question",
+)
 """The shipped ones, by columns."""
 
 
@@ -18,6 +36,34 @@ OneOrMore = Annotated[
     tuple[Number, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int | float) else value)
 ]
 """Several numbers, or one in their place."""
+
+
+def columns_of(given: Any) -> Any:
+    """Columns by our name, of a mapping or of a text.
+
+    >>> columns_of("question=q, answers=gold.text")
+    {'question': 'q', 'answers': 'gold.text'}
+    """
+    if not isinstance(given, str):
+        return given
+    pairs = [pair.partition("=") for pair in given.split(",") if pair.strip()]
+    if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
+        raise ValueError(f"data.map={given}: expected pairs of our column and the file's, e.g. question=q,answers=gold")
+    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+
+
+def _alone(given: Any) -> Any:
+    """What a list of one holds; anything else as it is."""
+    return given[0] if isinstance(given, list) and len(given) == 1 else given
+
+
+Sources = Annotated[str | tuple[str, ...], BeforeValidator(_alone)]
+"""One, or several files."""
+
+
+def listed(sources: Sources) -> tuple[str, ...]:
+    """Every source, one at least."""
+    return (sources,) if isinstance(sources, str) else sources
 
 
 class StartsConfig(Strict):
@@ -134,16 +180,22 @@ class CurriculumConfig(Strict):
 
 
 class DataConfig(Strict):
-    source: str = "synthetic"
-    """`synthetic`, `synthetic_search`, or a file: HotpotQA (official or hub layout), MemAgent and MemAct parquet,
-    eval_{N}.json, palimpsest JSONL."""
+    source: Sources = "synthetic"
+    """`synthetic`, `synthetic_search`, a file of any known format, a folder of text files with questions,
+    `hub:owner/name@split`, or several of these as a list."""
+    weights: tuple[float, ...] | None = None
+    """Of several files: each gives its share of every training step, as `[3, 1]`; None: all of them are one file."""
     format: str | None = None
-    """Of files: hotpotqa, musique, memagent, memact, memagent_eval, ruler, vime, palimpsest, or my_module:MyFormat;
-    None: as their columns say."""
+    """Of files: one of the formats of own-data.md, or my_module:MyFormat; None: as their columns say."""
+    map: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
+    """Columns of files under other names, ours first: `{question: q, answers: reward.gold}`; dots go into objects."""
+    on_missing_gold: Literal["refuse", "skip"] = "refuse"
+    """What becomes of a row whose gold paragraph isn't among its own: the file is refused, or the row left out and
+    counted."""
     format_options: dict[str, Any] = Field(default_factory=dict)
     """Those of a format of your own."""
-    eval_source: str | None = None
-    """File that evaluation during training reads; None: `source`."""
+    eval_source: Sources | None = None
+    """File, or several, that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
     """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
     order: Literal["any", "forward", "reverse"] = "any"
@@ -153,7 +205,7 @@ class DataConfig(Strict):
     corpus: str | None = None
     """File whose paragraphs join the distractors, or that document indices refer to."""
     limit: int | None = Field(None, ge=1)
-    """Use only the first so many problems."""
+    """Use only the first so many problems, of each of several files."""
     shuffle: bool = True
     """Of a file's rows for training, anew each epoch; false: as they stand. Groups that dynamic sampling plays in place
     of others are drawn all the same."""
@@ -184,6 +236,26 @@ class DataConfig(Strict):
             )
         if self.format_options and not (self.format and is_own(self.format)):
             raise ValueError("data.format_options are those of a format of your own: set data.format, or drop them")
+        return self
+
+    @model_validator(mode="after")
+    def _several_files(self) -> DataConfig:
+        for name, sources in (("source", self.source), ("eval_source", self.eval_source or "-")):
+            names = listed(sources)
+            if not all(names) or len(set(names)) < max(1, len(names)):
+                raise ValueError(f"data.{name}={list(names)}: name a file, or a list of different files")
+            if len(names) > 1 and {"synthetic", "synthetic_search"} & set(names):
+                raise ValueError(f"data.{name}={list(names)}: a list holds files alone, synthetic problems are drawn")
+        if self.weights is None:
+            return self
+        files = listed(self.source)
+        if len(files) < 2 or len(self.weights) != len(files) or min(self.weights) <= 0:
+            raise ValueError(
+                f"data.weights={list(self.weights)}: give one above 0 for each of several files; data.source names "
+                f"{len(files)}"
+            )
+        if not self.shuffle or self.search is not None:
+            raise ValueError("data.weights draws from shuffled files: unset it, or data.shuffle=false and data.search")
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
 """Passages for search: one object a row, or the paragraphs of a question file.
 
-    passages    {text} or {contents}, with title, id and any further fields; JSON array, JSON lines or parquet
+    passages    {text} or {contents}, with title, id and any further fields; JSON array, JSON lines, parquet, CSV, TSV
+    folder      of plain text: every .txt and .md file is a passage
     hotpotqa    HotpotQA, 2WikiMultiHopQA: the paragraphs of every question, each once
     musique     MuSiQue: likewise
 
@@ -11,20 +12,24 @@ Not covered: two passages of one id (both are kept); passages of equal text in f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from palimpsest.data import fields, formats
+from palimpsest.data.paragraph_formats import musique_paragraphs, titled_paragraphs
 from palimpsest.data.rows import Row, read_rows
 from palimpsest.errors import DataError, nearest
 
 BODIES = ("text", "contents")
 """Keys that hold a passage's text; the first that is there and not null counts."""
 
-_QUESTIONS = {"hotpotqa": formats.hotpotqa, "musique": formats.musique}
+_QUESTIONS: dict[str, Callable[[Row], list[str]]] = {
+    "hotpotqa": lambda row: [text for _, text in titled_paragraphs(row)],
+    "musique": musique_paragraphs,
+}
 
 
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
@@ -62,9 +67,9 @@ def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     if body is not None:
         yield _passage(row, body)
         return
-    for name, parse in _QUESTIONS.items():
-        if not formats.missing(formats.named(name), row.values):
-            for paragraph in parse(row, "").paragraphs or ():
+    for name, paragraphs_of in _QUESTIONS.items():
+        if formats.fits(formats.named(name), row.values):
+            for paragraph in paragraphs_of(row):
                 title, _, text = paragraph.partition("\n")
                 if (title, text) not in seen:
                     seen.add((title, text))

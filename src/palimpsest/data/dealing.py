@@ -7,18 +7,17 @@ groups) page through one more shuffle of the step's own.
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 
 
-def window(total: int, *, step: int, count: int, round: int, path: Path) -> tuple[tuple[str, int], list[int]]:
+def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple[tuple[str, int], list[int]]:
     """The shuffle to take from, as (what, number) for `shuffled`, and the `count` places of it.
 
     Raises DataError if the file holds fewer than a step asks for.
 
-    >>> window(5, step=3, count=2, round=0, path=Path("questions.json"))
+    >>> window(5, step=3, count=2, round=0, path="questions.json")
     (('epoch', 1), [2, 3])
     """
     if count > total:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from palimpsest import files
 from palimpsest.data import fields
 from palimpsest.data.assemble import Corpus, Record, placed
-from palimpsest.data.formats import palimpsest
+from palimpsest.data.question_formats import palimpsest
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError
 
@@ -62,7 +63,7 @@ def palimpsest_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
         numbers = row.values.get("context")
         if not isinstance(numbers, list):
             return palimpsest(row, fallback)
-        record = palimpsest(Row({**row.values, "context": None}, row.where, row.index), fallback)
+        record = palimpsest(replace(row, values={**row.values, "context": None}), fallback)
         paragraphs = tuple(_document(row, number, corpus) for number in numbers)
         places = record.metadata.get("evidence_positions") or ()
         if not all(isinstance(place, int) and 0 < place <= len(paragraphs) for place in places):

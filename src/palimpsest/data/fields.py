@@ -10,6 +10,13 @@ from palimpsest.errors import DataError, nearest
 from palimpsest.text.storable import valid
 from palimpsest.types import Question
 
+IDS = ("_id", "id", "question_id", "query_id")
+"""Columns that hold a row's own id; the first that is there and not empty counts."""
+
+
+class MissingGold(DataError):
+    """What a row calls gold, by title, index or id, is not among what it brings to read."""
+
 
 def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
     """`value` as a string; lone surrogates become U+FFFD. `blank` allows an empty one."""
@@ -21,14 +28,20 @@ def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
 
 
 def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
-    """One or more gold answers; a single string counts as one."""
+    """The gold answers; a single string counts as one. None, a blank string or an empty list: the row has no gold."""
+    if value is None or value == [] or (isinstance(value, str) and not value.strip()):
+        return ()
     if isinstance(value, str):
         return (text(row, value, name),)
     if not isinstance(value, list):
         raise DataError(f"{row.where}: {name} must be a string or a list of strings, is {value!r:.60}")
-    if not value:
-        raise DataError(f"{row.where}: {name} is empty; every problem needs at least one gold answer")
     return tuple(text(row, gold, f"{name}[{i}]") for i, gold in enumerate(value))
+
+
+def golds_at(row: Row, values: Any, key: str, inside: str = "") -> tuple[str, ...]:
+    """The gold answers under a key that must be there, whatever it holds (see `golds`)."""
+    held = values[key] if isinstance(values, Mapping) and key in values else get(row, values, key, inside)
+    return golds(row, held, f"{inside}.{key}" if inside else key)
 
 
 def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
@@ -44,7 +57,7 @@ def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
 
 def identity(row: Row, fallback: str) -> str:
     """The row's own id, or `fallback` where it has none."""
-    own = (row.values.get(key) for key in ("_id", "id"))
+    own = (row.values.get(key) for key in IDS)
     return next((valid(str(value)) for value in own if value is not None and value != ""), fallback)
 
 
@@ -81,8 +94,5 @@ def questions(row: Row, metadata: Mapping[str, Any]) -> list[Question]:
 
 
 def _question(row: Row, values: Any, inside: str = "") -> Question:
-    names = {key: f"{inside}.{key}" if inside else key for key in ("question", "answers")}
-    return Question(
-        text(row, get(row, values, "question", inside), names["question"]),
-        golds(row, get(row, values, "answers", inside), names["answers"]),
-    )
+    name = f"{inside}.question" if inside else "question"
+    return Question(text(row, get(row, values, "question", inside), name), golds_at(row, values, "answers", inside))

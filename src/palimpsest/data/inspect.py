@@ -10,18 +10,16 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from palimpsest.data.assemble import assemble
+from palimpsest.data.file_source import FileSource
 from palimpsest.data.objectives import objective_count
-from palimpsest.data.own_format import DataFormat
-from palimpsest.data.problems import format_of, read_records
-from palimpsest.data.source import FileSource
+from palimpsest.data.problems import AS_IT_IS, Paths, Reading, format_of, paths_of, read_records
 from palimpsest.types import Problem
 
 BINS = 10
@@ -73,27 +71,33 @@ class Inspection:
     evidence_lost: int
     """Pieces of evidence that don't stand in their context."""
     sample: Problem
+    without_gold: int = 0
+    """Problems with a question that has no gold."""
+    sessions: Quantiles | None = None
+    """Dated sessions of a conversation; None where no problem has any."""
+    skipped: tuple[str, ...] = ()
+    """What is said of each row that was left out."""
 
 
 def inspect_source(
-    path: str | Path,
+    path: Paths,
+    reading: Reading = AS_IT_IS,
     *,
-    format: str | DataFormat | None = None,
     documents: int | None = None,
     limit: int | None = None,
     seed: int = 0,
-    corpus: str | Path | None = None,
 ) -> Inspection:
-    """Read `path` as a training run with these settings would, and summarise. Raises DataError."""
-    name = format_of(Path(path), format, corpus).name
+    """Read `path` as an evaluation with these settings would, and summarise. Raises DataError."""
+    names = dict.fromkeys(format_of(each, reading).name for each in paths_of(path))
+    skipped = list[str]()
     problems: Iterable[Problem]
     if documents is None:
-        problems = (assemble(record) for record in read_records(path, format=format, limit=limit, corpus=corpus))
+        problems = (assemble(record) for record in read_records(path, reading, limit=limit, skipped=skipped))
     else:
-        problems = FileSource.open(
-            path, split="eval", documents=documents, limit=limit, seed=seed, format=format, corpus=corpus
-        )
-    return summarise(problems, path=str(path), format=name)
+        source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=seed, reading=reading)
+        problems, skipped = source, list(source.skipped)
+    inspection = summarise(problems, path=", ".join(map(str, paths_of(path))), format=", ".join(names))
+    return replace(inspection, skipped=tuple(skipped))
 
 
 def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") -> Inspection:
@@ -103,7 +107,8 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     documents: list[int] = []
     golds: Counter[int] = Counter()
     asked: Counter[int] = Counter()
-    invalid = 0
+    sessions: list[int] = []
+    invalid = ungraded = 0
     bins, lost, held = [0] * BINS, 0, 0
     sample: Problem | None = None
     for problem in problems:
@@ -112,6 +117,9 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
         golds.update(len(each.answers) for each in problem.by_question)
         asked[len(problem.questions) or objective_count(problem)] += 1
         invalid += bool(problem.metadata.get("invalid"))
+        ungraded += not all(each.answers for each in problem.by_question)
+        if isinstance(dated := problem.metadata.get("sessions"), list):
+            sessions.append(len(dated))
         if isinstance(problem.metadata.get("num_docs"), int):
             documents.append(problem.metadata["num_docs"])
         if problem.context is None:
@@ -140,6 +148,8 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
         evidence=tuple(bins),
         evidence_lost=lost,
         sample=sample,
+        without_gold=ungraded,
+        sessions=Quantiles.of(sessions) if sessions else None,
     )
 
 
@@ -163,6 +173,7 @@ def render(inspection: Inspection) -> RenderableType:
         ("question, characters", inspection.question_chars),
         ("context, characters", inspection.context_chars),
         ("documents", inspection.documents),
+        ("dated sessions", inspection.sessions),
     ):
         if values is not None:
             numbers = (values.least, values.median, values.p90, values.most)
@@ -178,6 +189,10 @@ def _facts(inspection: Inspection) -> Iterator[str]:
     yield f"gold answers a question {_spread(inspection.golds)}"
     if max(inspection.objectives) > 1:
         yield f"questions a problem     {_spread(inspection.objectives)}"
+    if inspection.without_gold:
+        yield f"without a gold          {inspection.without_gold:,} (played, never graded; training refuses them)"
+    if inspection.skipped:
+        yield f"rows left out           {len(inspection.skipped):,}, the first: {inspection.skipped[0]}"
     if inspection.invalid:
         yield f"invalid-question golds  {inspection.invalid:,}"
     if rows > inspection.without_context:

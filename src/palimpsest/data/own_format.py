@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from palimpsest import plugins
 from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Record
-from palimpsest.data.formats import palimpsest
+from palimpsest.data.question_formats import palimpsest
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError, PalimpsestError
 from palimpsest.types import Problem, Question

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,19 +22,14 @@ from palimpsest import files
 from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Corpus, Record, assemble
 from palimpsest.data.documents_file import DOCUMENTS, palimpsest_by_index
-from palimpsest.data.formats import (
-    Format,
-    hotpotqa,
-    memagent_eval_by_index,
-    missing,
-    musique,
-    named,
-    recognise,
-    require,
-)
+from palimpsest.data.formats import Format, fits, named, recognise, require
+from palimpsest.data.mapping import mapped_rows
 from palimpsest.data.own_format import DataFormat
+from palimpsest.data.paragraph_formats import musique_paragraphs, titled_paragraphs
 from palimpsest.data.placing import distance_between
 from palimpsest.data.rows import Row, read_rows
+from palimpsest.data.text_folder import questions_file
+from palimpsest.data.training_formats import memagent_eval_by_index
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 
@@ -42,44 +37,88 @@ INDEXED_CORPUS = "hotpotqa_dev.json"
 """The file that MemAgent's eval files above 10,000 documents index, looked for beside them."""
 
 
+Paths = str | Path | Sequence[str | Path]
+"""One file, or several that are read one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files are read."""
+
+    format: str | DataFormat | None = None
+    """Overrides what the columns say."""
+    corpus: str | Path | None = None
+    """The file that document indices refer to."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Ours to the file's (data/mapping.py)."""
+    skip_missing_gold: bool = False
+    """Leave out rows whose gold paragraph isn't there, instead of raising."""
+
+
+AS_IT_IS = Reading()
+
+
 def read_problems(
-    path: str | Path, *, format: str | DataFormat | None = None, limit: int | None = None
+    path: Paths, *, format: str | DataFormat | None = None, limit: int | None = None, reading: Reading | None = None
 ) -> Iterator[Problem]:
     """The problems of a file, contexts as the file has them. `format` overrides what the columns say."""
-    return (assemble(record) for record in read_records(path, format=format, limit=limit))
+    return (assemble(record) for record in read_records(path, reading or Reading(format), limit=limit))
 
 
 def read_records(
-    path: str | Path,
+    path: Paths,
+    reading: Reading = AS_IT_IS,
     *,
-    format: str | DataFormat | None = None,
     limit: int | None = None,
-    corpus: str | Path | None = None,
+    skipped: list[str] | None = None,
+    seen: Counter[str] | None = None,
 ) -> Iterator[Record]:
-    """The first `limit` records of a file. `corpus` is the file that document indices refer to. Raises DataError."""
-    path = Path(path)
-    seen: Counter[str] = Counter()
-    for record in islice(format_of(path, format, corpus).read(path), limit):
-        yield replace(record, id=unused_id(record.id, seen))
+    """The first `limit` records of each file. Raises DataError.
+
+    `skipped` gains what is said of each row that is left out, `seen` the ids, which stay unique over all that share it.
+    """
+    taken = Counter[str]() if seen is None else seen
+    for each in paths_of(path):
+        for record in islice(_records(each, reading, skipped), limit):
+            yield replace(record, id=unused_id(record.id, taken))
 
 
-def format_of(path: Path, format: str | DataFormat | None = None, corpus: str | Path | None = None) -> DataFormat:
+def paths_of(path: Paths) -> list[Path]:
+    """Every file, one at least."""
+    return [Path(path)] if isinstance(path, str | Path) else [Path(each) for each in path]
+
+
+def _records(path: Path, reading: Reading, skipped: list[str] | None) -> Iterator[Record]:
+    found = format_of(path, reading)
+    if isinstance(found, RowFormat):
+        return found.read(path, skipped)
+    return found.read(path)
+
+
+def format_of(path: Path, reading: Reading = AS_IT_IS) -> DataFormat:
     """What reads `path`: the format that is given, if it is the name of a shipped one or recognises the file; else the
     shipped one whose columns the first row has. Raises DataError."""
+    format = reading.format
     if format is not None and not isinstance(format, str):
         if format.recognises(path):
             return format
         format = None
-    return RowFormat(named(format) if format else recognise(next(read_rows(path))), corpus)
+    if format is None:
+        return RowFormat(recognise(next(mapped_rows(_data_file(path), reading.columns))), reading)
+    return RowFormat(named(format), reading)
+
+
+def _data_file(path: Path) -> Path:
+    """`path`, or the file of questions in it."""
+    return questions_file(path) if path.is_dir() else path
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """A shipped format: rows of JSON, JSON lines or parquet, known by their columns."""
+    """A shipped format: rows of JSON, JSON lines, parquet or a table, known by their columns."""
 
     columns: Format
-    corpus: str | Path | None = None
-    """The file that document indices refer to."""
+    reading: Reading = AS_IT_IS
 
     @property
     def name(self) -> str:
@@ -87,17 +126,38 @@ class RowFormat:
 
     def recognises(self, path: Path) -> bool:
         """Whether the first row has the columns."""
-        return not missing(self.columns, next(read_rows(path)).values)
+        return fits(self.columns, next(mapped_rows(_data_file(path), self.reading.columns)).values)
 
-    def read(self, path: Path) -> Iterator[Record]:
-        """A record a row."""
-        columns = self.columns
-        for row in read_rows(path):
+    def read(self, path: Path, skipped: list[str] | None = None) -> Iterator[Record]:
+        """A record a row; `skipped` gains what is said of rows that `reading` leaves out."""
+        columns, count, left_out = self.columns, 0, list[str]()
+        for row in mapped_rows(_data_file(path), self.reading.columns):
             if row.index == 0:
-                columns = _with_corpus(columns, row, path, self.corpus)
+                columns = _with_corpus(columns, row, path, self.reading.corpus)
             require(columns, row)
-            record = columns.parse(row, f"{path.stem}-{row.index}")
+            try:
+                record = columns.parse(row, f"{path.stem}-{row.index}")
+            except fields.MissingGold as error:
+                if not self.reading.skip_missing_gold:
+                    raise
+                left_out.append(str(error))
+                if skipped is not None:
+                    skipped.append(str(error))
+                continue
+            count += 1
             yield replace(record, metadata=metadata.checked(row, record.metadata))
+        if not count:
+            raise DataError(f"{path}: data.on_missing_gold=skip leaves nothing, the first row because: {left_out[0]}")
+
+
+def refuse_ungraded(records: Iterable[Record | Problem]) -> None:
+    """Raise DataError for a problem with a question that has no gold: nothing can be learnt from it."""
+    for record in records:
+        if not all(one.answers for one in record.questions or (record,)):
+            raise DataError(
+                f"problem {record.id}: has no gold answer, and training needs one for every question; take it out of "
+                "the file, or fill its gold in (evaluation plays it, and doesn't grade it)"
+            )
 
 
 def unused_id(name: str, seen: Counter[str]) -> str:
@@ -138,7 +198,7 @@ def read_corpus(path: str | Path) -> Corpus:
 
 def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
     if "paragraphs" in row.values:
-        return musique(row, "").paragraphs or ()
+        return tuple(musique_paragraphs(row))
     if row.values.get("title") is None and isinstance(row.values.get("text"), str):
         return (row.values["text"],)
     if "title" in row.values and "text" in row.values:
@@ -146,7 +206,7 @@ def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
         return (f"{title}\n{text}",)
     if "context" not in row.values:
         raise DataError(f"{row.where}: a corpus needs HotpotQA rows or columns 'title' and 'text'")
-    return hotpotqa(row, "").paragraphs or ()
+    return tuple(text for _, text in titled_paragraphs(row))
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:

@@ -1,4 +1,5 @@
-"""Rows of a data file, one at a time: a JSON array, one JSON object a line, or parquet. Told apart by content.
+"""Rows of a data file, one at a time: a JSON array, one JSON object a line, parquet, CSV, TSV; a folder of text files
+(text_folder.py); a data set of the hub (hub.py). CSV and TSV are told by their suffix, the others by content.
 
 Guaranteed: memory holds one row and its read buffer (parquet: one batch); a file that is cut short, malformed or
 not UTF-8 raises DataError with the byte and line; every row carries the place it came from, for later messages.
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
+from palimpsest.data.encoding import WIDE, convert, not_utf8
+from palimpsest.data.hub import hub_rows, is_hub
+from palimpsest.data.tables import parquet, table
+from palimpsest.data.text_folder import text_rows
 from palimpsest.errors import DataError
 
 _READ = 1 << 20  # characters
-_BATCH = 64  # rows of a parquet batch; rows of the published files hold 100 kB each
 _REFUSED = {
     b"\x1f\x8b": "gzip-compressed: unpack it first",
     b"\x28\xb5\x2f\xfd": "zstd-compressed: unpack it first",
@@ -32,31 +36,39 @@ class Row:
     values: dict[str, Any]
     where: str
     """File and row, as error messages name it."""
-    index: int
+    index: int = 0
     """0-based."""
+    path: Path = Path()
+    """The file."""
+
+
+Kind = Literal["array", "lines", "parquet", "table", "folder", "hub"]
 
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of `path` in order. Raises DataError, at the row that is wrong and not before."""
-    kind = sniff(path)
-    rows = {"array": _array, "lines": _lines, "parquet": _parquet}[kind](path)
+    rows = _READERS[sniff(path)](path)
     index = -1
     try:
         for index, (values, place) in enumerate(rows):
             if not isinstance(values, dict):
                 raise DataError(f"{path} {place}: expected an object, found {type(values).__name__}: {values!r:.40}")
-            yield Row(values, f"{path} {place}", index)
+            yield Row(values, f"{path} {place}", index, path)
     except UnicodeDecodeError:
-        _not_utf8(path)
+        not_utf8(path)
     except (RecursionError, ValueError) as error:  # nested a thousand deep; a number of thousands of digits
         raise DataError(f"{path} row {index + 2}: JSON that can't be read ({error})") from None
     if index < 0:
         raise DataError(f"{path}: holds no rows")
 
 
-def sniff(path: Path) -> Literal["array", "lines", "parquet"]:
+def sniff(path: Path) -> Kind:
     """What kind of file `path` is, from its first bytes."""
+    if is_hub(path):
+        return "hub"
     try:
+        if path.is_dir():
+            return "folder"
         with path.open("rb") as file:
             head = file.read(4096)
     except FileNotFoundError:
@@ -68,12 +80,19 @@ def sniff(path: Path) -> Literal["array", "lines", "parquet"]:
     for magic, what in _REFUSED.items():
         if head.startswith(magic):
             raise DataError(f"{path}: {what}")
+    for mark, encoding in WIDE.items():
+        if head.startswith(mark):
+            raise convert(path, f"{encoding}, not UTF-8", encoding)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text:
         raise DataError(f"{path}: the file is empty")
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return "table"
     if text[:1] in (b"[", b"{"):
         return "array" if text[:1] == b"[" else "lines"
-    raise DataError(f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}")
+    raise DataError(
+        f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}; a table is called .csv or .tsv"
+    )
 
 
 def _array(path: Path) -> Iterator[tuple[Any, str]]:
@@ -187,25 +206,11 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
             start += len(line)
 
 
-def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
-    import pyarrow.parquet as pq  # 0.2 s, and most runs read JSON or nothing
-    from pyarrow import ArrowException
-
-    row = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH):
-                for values in batch.to_pylist():
-                    row += 1
-                    yield values, f"row {row}"
-    except (ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: damaged or cut short after {row} rows, fetch it again (parquet: {reason})") from None
-
-
-def _not_utf8(path: Path) -> NoReturn:
-    try:
-        path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file to UTF-8") from None
-    raise DataError(f"{path}: not UTF-8; convert the file to UTF-8")
+_READERS = {
+    "array": _array,
+    "lines": _lines,
+    "parquet": parquet,
+    "table": table,
+    "folder": text_rows,
+    "hub": hub_rows,
+}

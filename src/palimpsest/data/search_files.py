@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from palimpsest.data.dealing import shuffled, window
 from palimpsest.data.objectives import Objective, search_problem
-from palimpsest.data.own_format import DataFormat
-from palimpsest.data.problems import read_records
+from palimpsest.data.problems import AS_IT_IS, Paths, Reading, paths_of, read_records, refuse_ungraded
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem
@@ -30,35 +28,42 @@ from palimpsest.types import Problem
 
 @dataclass(frozen=True, slots=True)
 class SearchFileSource:
-    """The questions of one file, combined."""
+    """The questions of one file, or of several as one, combined."""
 
-    path: Path
+    path: str
+    """As messages name it."""
     questions: tuple[Problem, ...]
     """One objective each, in file order."""
     objectives: tuple[int, ...]
     split: str
     seed: int
+    skipped: tuple[str, ...] = ()
+    """What is said of each row that was left out."""
 
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: Paths,
         *,
         split: str,
         objectives: Sequence[int],
         limit: int | None = None,
         seed: int = 0,
-        format: str | DataFormat | None = None,
+        reading: Reading = AS_IT_IS,
     ) -> SearchFileSource:
-        """Read and check a file of any known format. Raises DataError."""
-        questions = []
-        for record in read_records(path, format=format, limit=limit):
+        """Read and check files of any known format. Raises DataError."""
+        questions, skipped = list[Problem](), list[str]()
+        named = ", ".join(map(str, paths_of(path)))
+        for record in read_records(path, reading, limit=limit, skipped=skipped):
             if "objectives" in record.metadata:
                 raise DataError(
-                    f"{path}: problem {record.id} asks several questions already; unset data.search to read it as it is"
+                    f"{named}: problem {record.id} asks several questions already; "
+                    "unset data.search to read it as it is"
                 )
             questions.append(Problem(record.id, record.question, record.answers, None, record.metadata))
-        source = cls(Path(path), tuple(questions), tuple(objectives), split, seed)
+        if split == "train":
+            refuse_ungraded(questions)
+        source = cls(named, tuple(questions), tuple(objectives), split, seed, tuple(skipped))
         source._deal(None)
         return source
 
@@ -89,6 +94,7 @@ class SearchFileSource:
     def _combined(self, questions: Sequence[Problem]) -> Problem:
         if len(questions) == 1:
             return questions[0]
+        refuse_ungraded(questions)
         asked = [Objective(one.question, one.answers) for one in questions]
         return search_problem("+".join(one.id for one in questions), asked)
 

@@ -3,32 +3,29 @@
 Guaranteed: resuming needs no state, a step's problems are the same whenever they are asked for; a training step
 holds no problem twice; an epoch shows every problem once, but for the remainder that doesn't fill a step (another
 one each epoch, as each epoch is shuffled anew; the file's last rows where `data.shuffle` is false).
-Not covered: files larger than memory. Contexts that a file fixes are held as text: MemAgent's 32,768 training rows
-are about 4 GB. Contexts assembled from paragraphs are built when asked for and share their paragraphs.
+Not covered: files larger than memory (file_source.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from palimpsest import plugins
 from palimpsest.config.data import DataConfig, SearchDataConfig
-from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, Record, assemble, check_fixed
-from palimpsest.data.dealing import shuffled, window
+from palimpsest.data.assemble import Placing
+from palimpsest.data.file_source import FileSource, Split
+from palimpsest.data.mixing import MixedSource
 from palimpsest.data.own_format import DataFormat, own_format
-from palimpsest.data.placing import room
-from palimpsest.data.problems import read_corpus, read_records
+from palimpsest.data.problems import Paths, Reading, paths_of
 from palimpsest.data.search_files import SearchFileSource
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.search_synthetic import SyntheticSearchSource
 from palimpsest.data.synthetic import SyntheticSource
 from palimpsest.errors import DataError, nearest
 from palimpsest.types import Problem
-
-Split = Literal["train", "eval"]
 
 
 class ProblemSource(Protocol):
@@ -44,32 +41,59 @@ class ProblemSource(Protocol):
 def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
     """The source a recipe names. `eval` reads `eval_source`, or `source` where there is none. Raises DataError."""
     name = config.source if split == "train" else config.eval_source or config.source
+    if isinstance(name, tuple):
+        return _of_files(config, name, split)
     if name == "synthetic":
         return SyntheticSource(config.synthetic, config.seed, split)
     if name == SYNTHETIC_SEARCH:
         return SyntheticSearchSource(config.search or SearchDataConfig(), config.seed, split)
     if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
         raise DataError(f"{name}: no such file, and no source that is drawn{near}")
+    return _of_files(config, name, split)
+
+
+def _of_files(config: DataConfig, paths: Paths, split: Split) -> ProblemSource:
+    """The source of one file, or of several: as one, or mixed by weight for training."""
+    reading = reading_of(config)
     if config.search is not None:
+        asked = config.search.objectives
         return SearchFileSource.open(
-            name,
-            split=split,
-            objectives=config.search.objectives,
-            limit=config.limit,
-            seed=config.seed,
-            format=named_format(config.format, config.format_options),
+            paths, split=split, objectives=asked, limit=config.limit, seed=config.seed, reading=reading
         )
+    if split == "train" and config.weights is not None:
+        return MixedSource.of(
+            [_file_source(config, path, split, reading) for path in paths_of(paths)], config.weights, config.seed
+        )
+    return _file_source(config, paths, split, reading)
+
+
+def _file_source(config: DataConfig, paths: Paths, split: Split, reading: Reading) -> FileSource:
     source = FileSource.open(
-        name,
+        paths,
         split=split,
         documents=config.documents,
         limit=config.limit,
         seed=config.seed,
-        format=named_format(config.format, config.format_options),
-        corpus=config.corpus,
+        reading=reading,
         placing=Placing(config.order, config.min_distance),
     )
     return replace(source, shuffle=config.shuffle)
+
+
+def reading_of(config: DataConfig) -> Reading:
+    """How the section's files are read. Raises ConfigError for a format of the user's that can't be used."""
+    format = named_format(config.format, config.format_options)
+    return Reading(format, config.corpus, config.map, config.on_missing_gold == "skip")
+
+
+def rows_left_out(source: ProblemSource) -> tuple[str, ...]:
+    """What is said of each row of its files that a source leaves out."""
+    return source.skipped if isinstance(source, FileSource | MixedSource | SearchFileSource) else ()
+
+
+def left_out(rows: Sequence[str]) -> str:
+    """One line on rows that were left out."""
+    return f"{len(rows)} row{'s' if len(rows) > 1 else ''} left out by data.on_missing_gold=skip, the first: {rows[0]}"
 
 
 def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:
@@ -77,83 +101,3 @@ def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> 
     if name is None or not plugins.is_own(name):
         return name
     return own_format(name, options or {})
-
-
-@dataclass(frozen=True, slots=True)
-class FileSource:
-    """Problems of one file: shuffled every epoch for training, in file order for evaluation."""
-
-    path: Path
-    records: tuple[Record, ...]
-    corpus: Corpus
-    documents: int | None
-    split: Split
-    seed: int
-    placing: Placing = ANYWHERE
-    shuffle: bool = True
-    """False: a training epoch is the file in its order."""
-
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        *,
-        split: Split,
-        documents: int | None = None,
-        limit: int | None = None,
-        seed: int = 0,
-        format: str | DataFormat | None = None,
-        corpus: str | Path | None = None,
-        placing: Placing = ANYWHERE,
-    ) -> FileSource:
-        """Read and check a file. Distractors come from the whole of it, `limit` or not, and from `corpus`."""
-        read = tuple(read_records(path, format=format, limit=limit if documents is None else None, corpus=corpus))
-        paragraphs = Corpus(())
-        if documents is not None:
-            extra = read_corpus(corpus).paragraphs if corpus else ()
-            paragraphs = Corpus.of([extra, *(record.paragraphs or () for record in read)])
-        source = cls(Path(path), read[:limit], paragraphs, documents, split, seed, placing)
-        source._check()
-        return source
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __iter__(self) -> Iterator[Problem]:
-        """Every problem once, in file order, each built when it's its turn."""
-        return map(self._problem, self.records)
-
-    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-        """`count` problems. Evaluation always gets the first of the file, fewer if it holds fewer.
-
-        Training raises DataError if the file holds fewer. Rounds of one step don't overlap each other as long as
-        each asks for a quarter of the file at most; a refill may bring back a problem of round 0.
-        """
-        if self.split == "eval":
-            return [self._problem(record) for record in self.records[:count]]
-        (what, number), places = window(len(self), step=step, count=count, round=round, path=self.path)
-        as_it_stands = not self.shuffle and round == 0
-        order = range(len(self)) if as_it_stands else shuffled(len(self), self.seed, what, number)
-        return [self._problem(self.records[order[place]]) for place in places]
-
-    def _problem(self, record: Record) -> Problem:
-        return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed, placing=self.placing)
-
-    def _check(self) -> None:
-        """Refuse at load what `assemble` would refuse in the middle of a run."""
-        if self.documents is None:
-            return
-        for record in self.records:
-            if record.paragraphs is None:
-                check_fixed(record, self.documents)
-            elif (
-                len(record.needed) > self.documents
-                or len(self.corpus.paragraphs) < self.documents
-                or (self.placing != ANYWHERE and _lacks_room(record, self.placing, self.documents))
-            ):
-                self._problem(record)
-
-
-def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
-    """Whether `assemble` would refuse to place the record's gold paragraphs."""
-    return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents

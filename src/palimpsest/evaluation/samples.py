@@ -22,6 +22,7 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.errors import RunError
+from palimpsest.types import Outcome
 
 SAMPLES = "samples.jsonl"
 IDENTITY = "evaluation.json"
@@ -64,13 +65,23 @@ class Sample:
     """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
 
     @property
+    def without_gold(self) -> bool:
+        """Whether nothing could grade it, as a question it asks has no gold."""
+        return not self.answers or not all(each["answers"] for each in self.questions)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether playing it again would bring no grade that it hasn't."""
+        return self.value is not None or (self.without_gold and Outcome(self.outcome).gradable)
+
+    @property
     def tokens(self) -> int:
         """Tokens processed: every token of every call, read or sampled."""
         return self.prompt_tokens + self.sampled_tokens
 
 
 class SampleLog:
-    """An open log. `finished` holds the graded episodes of earlier runs; ungraded ones are to be played again."""
+    """An open log. `finished` holds what earlier runs graded, or no run can grade; the others are played again."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
         """Open or create the log in `folder`.
@@ -89,7 +100,7 @@ class SampleLog:
         except BaseException:
             os.close(self._file)
             raise
-        self.finished = {(s.name, s.id): s for s in samples if s.value is not None}
+        self.finished = {(s.name, s.id): s for s in samples if s.is_final}
 
     def append(self, sample: Sample) -> None:
         """Write one line."""

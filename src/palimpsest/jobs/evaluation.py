@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +10,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.data import listed
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
-from palimpsest.data.source import build_source
+from palimpsest.data.source import left_out
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import ConfigError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.evaluation.samples import Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, Score, score
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
+from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
 from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
 from palimpsest.jobs.table import Table
@@ -36,11 +34,8 @@ from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
 from palimpsest.types import Problem
 
-Data = str | os.PathLike[str] | Sequence[Problem]
 OWN_PROBLEMS = "problems"
 """What stands for the data where problems themselves were given."""
-DRAWN_PROBLEMS = 64
-"""Problems per length where `limit` doesn't say, of data that is drawn and so never ends."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,8 @@ class Evaluation:
     samples: tuple[Sample, ...]
     out: Path | None = None
     """Where samples.jsonl and summary.json are."""
+    rows_left_out: int = 0
+    """Rows of the data whose gold paragraph isn't there (`data.on_missing_gold=skip`)."""
 
     @cached_property
     def table(self) -> Table:
@@ -103,7 +100,7 @@ class Evaluation:
     def title(self) -> str:
         """Who was evaluated on what."""
         data = self.config.data.eval_source or self.config.data.source
-        return f"{self.config.policy.name} on {data}, model {self.config.model.path}"
+        return f"{self.config.policy.name} on {', '.join(listed(data))}, model {self.config.model.path}"
 
 
 def _row(summary: EvalSummary) -> dict[str, Any]:
@@ -147,7 +144,8 @@ async def evaluate_async(
     `evaluate` is an ordinary call and works in a notebook; `evaluate_async` is to be awaited.
 
     - `model`: `embedded`, a Hugging Face folder, a run or its folder (its newest checkpoint) or a hub id
-    - `data`: a data file, `synthetic`, `synthetic_search`, or a list of `Problem`; the recipe's without it
+    - `data`: a data file or a list of them, `synthetic`, `synthetic_search`, or a list of `Problem`; the recipe's
+      without it
     - `policy`: a shipped one or `my_module:MyPolicy` (`__main__:MyPolicy` in a notebook); the recipe's without it,
       `overwrite` without a recipe
     - `recipe`: gives policy, budgets, reward, sampling and data; without one the configuration of the run that the
@@ -161,13 +159,12 @@ async def evaluate_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     agent = Agent(model, policy, recipe, overrides, seed)
-    own = None if data is None or isinstance(data, str | os.PathLike) else _own_problems(data)
-    if own is not None and (given := [documents, chunks, objectives, corpus, limit]) != [None] * len(given):
+    source, own = given(data)
+    if own is not None and any(each is not None for each in (documents, chunks, objectives, corpus, limit)):
         raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")
-    source = OWN_PROBLEMS if own is not None else None if data is None else os.fspath(data)  # type: ignore[arg-type]
     config = evaluation_config(
         agent,
-        data=source,
+        data=source if own is None else OWN_PROBLEMS,
         documents=documents,
         objectives=_numbers("objectives", objectives),
         corpus=corpus,
@@ -187,17 +184,6 @@ async def evaluate_async(
 
 
 evaluate = blocking(evaluate_async)
-
-
-def _own_problems(problems: Sequence[Problem]) -> list[Problem]:
-    """The list, if every one is a problem and has an id of its own."""
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise ConfigError(f"evaluate: data holds {type(problem).__name__}; give palimpsest.Problem, or a file")
-    twice = [name for name, count in Counter(problem.id for problem in problems).items() if count > 1]
-    if twice or not problems:
-        raise DataError(f"evaluate: two problems are called {twice[0]!r}" if twice else "evaluate: no problems")
-    return list(problems)
 
 
 def _numbers(name: str, given: int | Sequence[int] | None) -> Sequence[int] | None:
@@ -222,13 +208,14 @@ async def evaluate_config_async(
     build_policy(config.policy)
     check_reward(config.reward)
     check_folder(out, model=config.model.path, force=force)
-    named = read_problems(config, chunks) if problems is None else {OWN_PROBLEMS: list(problems)}
+    skipped = list[str]()
+    named = read_problems(config, chunks, skipped) if problems is None else {OWN_PROBLEMS: list(problems)}
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     everything = [problem for own in named.values() for problem in own]
     config = _with_budgets(config, everything, engine)
     policy = build_policy(config.policy)
     admit_all(policy, everything, engine.codec, engine.sampler.max_context, _window_of(config, engine))
-    _announce(progress, engine, config.policy)
+    _announce(progress, engine, config.policy, skipped)
     move_aside(out if force else None, progress.message)
     sets = [EvalSet(name, problems, policy) for name, problems in named.items()]
     reward = build_reward(config.reward, engine.codec, out)
@@ -243,9 +230,8 @@ async def evaluate_config_async(
         )
         samples = await using(engine, closing(reward, playing))
     summaries = sorted(summaries_of(sets, samples), key=lambda summary: summary.tokens_per_document)
-    evaluation = Evaluation(
-        config, tuple(summaries), tuple(samples[each.name, p.id] for each in sets for p in each.problems), out
-    )
+    played = tuple(samples[each.name, p.id] for each in sets for p in each.problems)
+    evaluation = Evaluation(config, tuple(summaries), played, out, len(skipped))
     _finish(evaluation, progress)
     return evaluation
 
@@ -272,7 +258,9 @@ def _window_of(config: RunConfig, engine: Engine) -> str:
     return "; ".join(part for part in (f"model {config.model.path}", engine.limits.note) if part)
 
 
-def _announce(progress: Progress, engine: Engine, policy: PolicyConfig) -> None:
+def _announce(progress: Progress, engine: Engine, policy: PolicyConfig, skipped: Sequence[str]) -> None:
+    if skipped:
+        progress.message(left_out(skipped))
     if note := engine.limits.note:
         progress.message(note)
     progress.message(_played(policy))
@@ -290,43 +278,13 @@ def _with_budgets(config: RunConfig, problems: Sequence[Problem], engine: Engine
     return config.model_copy(update={"policy": chosen})
 
 
-def read_problems(config: RunConfig, chunks: Sequence[int] | None = None) -> dict[str, list[Problem]]:
-    """Problems to play, one list a size, under the name their figures get."""
-    source, limit = config.data.eval_source or config.data.source, config.data.limit
-    if source == "synthetic":
-        lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
-        if lengths[0] < 1:
-            raise ConfigError(f"chunks={list(lengths)}: expected lengths of at least 1, such as 4,64,256")
-        return {
-            f"{length} chunk{'s' if length > 1 else ''}": _drawn(config, length, limit or DRAWN_PROBLEMS)
-            for length in lengths
-        }
-    searched = source == SYNTHETIC_SEARCH or config.data.search is not None
-    if chunks is not None:
-        takes = "search takes objectives (--objectives)" if searched else f"{source} takes documents (--documents)"
-        raise ConfigError(f"chunks={','.join(map(str, chunks))}: the length of synthetic documents; {takes}")
-    if searched:
-        search = config.data.search or SearchDataConfig()
-        # of a file, all: there the limit counts rows
-        count = (limit or DRAWN_PROBLEMS) if source == SYNTHETIC_SEARCH else sys.maxsize
-        sizes = sorted(set(search.objectives))
-        return {f"{size} objective{'s' if size > 1 else ''}": _drawn(config, size, count) for size in sizes}
-    problems = build_source(config.data, split="eval").problems(step=0, count=sys.maxsize)
-    if not problems:
-        raise DataError(f"{source}: holds no problems")
-    return {Path(source).stem: problems}
-
-
-def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
-    return build_source(config.data, split="eval").problems(step=0, count=count, size=size)
-
-
 def _summary_json(evaluation: Evaluation) -> Mapping[str, Any]:
     config = evaluation.config
     return {
         "policy": config.policy.model_dump(mode="json"),
         "model": config.model.path,
         "data": config.data.eval_source or config.data.source,
+        "rows_left_out": evaluation.rows_left_out,
         "documents": config.data.documents,
         "reward": config.reward.name,
         "seed": config.seed,

@@ -169,9 +169,8 @@ def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
 
 def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
     """Commands that go on from here."""
-    sizes = {"synthetic": " --chunks 1,4,16,64", "synthetic_search": " --objectives 1,2,4,8"}.get(
-        config.data.source, ""
-    )
+    drawn = {"synthetic": " --chunks 1,4,16,64", "synthetic_search": " --objectives 1,2,4,8"}
+    sizes = drawn.get(str(config.data.source), "")
     more = f" train.steps={2 * config.train.steps}" if done >= config.train.steps else ""
     run = quote(str(folder))
     held_out = sizes or config.data.eval_source is not None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.config.data import Sources, listed
 from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
 from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
@@ -178,7 +179,10 @@ class Agent:
 def _trained_on(run: RunConfig, played: RunConfig) -> bool:
     """Whether `played` has the problems of the file that `run` trained on; drawn ones are others in evaluation."""
     trained, data = run.data.source, played.data.eval_source or played.data.source
-    return trained not in ("synthetic", "synthetic_search") and Path(trained).resolve() == Path(data).resolve()
+    if trained in ("synthetic", "synthetic_search"):
+        return False
+    paths, played_paths = ({Path(each).resolve() for each in listed(sources)} for sources in (trained, data))
+    return bool(paths & played_paths)
 
 
 def _own_reward(policy: str) -> dict[str, str]:
@@ -190,29 +194,33 @@ def _own_reward(policy: str) -> dict[str, str]:
 def evaluation_config(
     agent: Agent,
     *,
-    data: str | Path | None = None,
+    data: Sources | Path | None = None,
     documents: int | None = None,
     objectives: Iterable[int] | None = None,
     corpus: str | Path | None = None,
     limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """The configuration of an evaluation of `agent` on `data`: a file, `synthetic` or `synthetic_search`.
+    """The configuration of an evaluation of `agent` on `data`: a file, or several, `synthetic` or `synthetic_search`.
+
+    `columns` are those of the file under our names (`data.map`).
 
     Without `data` it is the held-out data of the recipe, or of the run that the model comes from; without either,
     `synthetic`.
     """
     section: dict[str, Any] = {"limit": limit, "curriculum": None}
+    section |= {} if columns is None else {"map": dict(columns)}
     if data is None and agent.known() is not None:
         given = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
         section |= {name: value for name, value in given.items() if value is not None}
     else:
-        source = str(data or "synthetic")
-        section |= {"source": source, "eval_source": None, "documents": documents}
+        source = data if isinstance(data, tuple) else str(data or "synthetic")
+        section |= {"source": source, "eval_source": None, "weights": None, "documents": documents}
         section["corpus"] = None if corpus is None else str(corpus)
         if source == "synthetic":
             section["search"] = None
         if source in ("synthetic", "synthetic_search"):
-            section |= {"format": None, "format_options": {}, "shuffle": True}  # what only files have
+            section |= {"format": None, "format_options": {}, "map": {}, "shuffle": True}  # what only files have
     asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
     return agent.config(section, asked)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.source import FileSource, ProblemSource, build_source
+from palimpsest.data.file_source import FileSource
+from palimpsest.data.mixing import MixedSource
+from palimpsest.data.source import ProblemSource, build_source, left_out, rows_left_out
 from palimpsest.engines.open import check_models, using
 from palimpsest.errors import EngineError
 from palimpsest.evaluation.run import EvalSet, summaries_of
@@ -111,6 +113,8 @@ class Prepared:
     source: ProblemSource
     held_out: Sequence[Problem] | None
     """Problems of the evaluation during training; None: there is none."""
+    skipped: tuple[str, ...] = ()
+    """What is said of each row that was left out of their files."""
 
 
 def prepare(config: RunConfig, out: Path) -> Prepared:
@@ -124,14 +128,16 @@ def prepare(config: RunConfig, out: Path) -> Prepared:
     check_models(config)
     source = build_source(config.data, split="train")
     first = source.problems(step=0, count=config.train.prompts_per_step)
-    held_out = None
+    held_out, skipped = None, dict.fromkeys(rows_left_out(source))
     if config.train.eval_every:
-        held_out = build_source(config.data, split="eval").problems(step=0, count=config.train.eval_problems)
+        evaluated = build_source(config.data, split="eval")
+        held_out = evaluated.problems(step=0, count=config.train.eval_problems)
+        skipped |= dict.fromkeys(rows_left_out(evaluated))
     parts = build_parts(config, out)
     limits = parts.engine.limits
-    for problems in (source if isinstance(source, FileSource) else first, held_out or ()):
+    for problems in (source if isinstance(source, FileSource | MixedSource) else first, held_out or ()):
         admit_all(parts.policy, problems, parts.engine.codec, limits.max_context, limits.note)
-    return Prepared(parts, source, held_out)
+    return Prepared(parts, source, held_out, tuple(skipped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,8 @@ class Training:
             await parts.engine.close()
             await parts.cast.close()
             prepared = await asyncio.to_thread(prepare, config, self.folder.path)
+        if prepared.skipped:
+            self.folder.warn(left_out(prepared.skipped))
         on_start(config.model.path)
         return await self._with_rewards(config, prepared)
 

@@ -162,8 +162,8 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
 
 
 def _holds_gold(problem: Problem, flat_memory: str) -> float | None:
-    """Whether one of a single question's golds stands in the memory; None for a yes/no question."""
-    if any(flat(answer) in _CHOICES for answer in problem.answers):
+    """Whether one of a single question's golds stands in the memory; None for a yes/no question, or without golds."""
+    if not problem.answers or any(flat(answer) in _CHOICES for answer in problem.answers):
         return None
     return float(any(stands_in(flat(answer), flat_memory) for answer in problem.answers))
 

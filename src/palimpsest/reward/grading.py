@@ -23,6 +23,9 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 T = TypeVar("T")
 
+NO_GOLD = "the data has no gold answer for it"
+"""Why a question without one is ungraded, whatever the grader."""
+
 
 class Grades(Protocol):
     """Grades at once or later: what rollouts and evaluation take."""
@@ -43,10 +46,13 @@ class Layer(Protocol):
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
     """The grade, awaited where it has to be; of several questions, the mean of theirs (reward/questions.py).
 
-    A value, a part or a turn's reward that is no finite number leaves the episode ungraded, with the reason.
+    Without a gold there is none. A value, a part or a turn's reward that is no finite number leaves the episode
+    ungraded, with the reason.
     """
     if problem.questions:
         return await _graded_by_question(grader, problem, trajectory)
+    if not problem.answers:
+        return Grade(None, reason=NO_GOLD)
     given = grader.grade(problem, trajectory)
     grade = await given if isawaitable(given) else given
     fault = fault_of(grade, trajectory) if grade.graded else None

@@ -1,0 +1,86 @@
+"""What an evaluation plays: the problems of files, or drawn ones of every size that is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from palimpsest.config.data import SearchDataConfig, Sources, listed
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
+from palimpsest.data.source import build_source, rows_left_out
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.types import Problem
+
+Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Problem]
+"""A file or what is drawn, several files, or problems themselves."""
+DRAWN_PROBLEMS = 64
+"""Problems per length where `limit` doesn't say, of data that is drawn and so never ends."""
+
+
+def given(data: Data | None) -> tuple[Sources | None, list[Problem] | None]:
+    """(what is to be read, the problems that were given themselves): one of them, or neither. Raises ConfigError."""
+    if data is None or isinstance(data, str | os.PathLike):
+        return None if data is None else os.fspath(data), None
+    files = [os.fspath(each) for each in data if isinstance(each, str | os.PathLike)]
+    if files and len(files) == len(data):
+        return tuple(files), None
+    return None, _own_problems([each for each in data if not isinstance(each, str | os.PathLike)])
+
+
+def _own_problems(problems: Sequence[Problem]) -> list[Problem]:
+    """The list, if every one is a problem and has an id of its own."""
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ConfigError(f"evaluate: data holds {type(problem).__name__}; give palimpsest.Problem, or a file")
+    twice = [name for name, count in Counter(problem.id for problem in problems).items() if count > 1]
+    if twice or not problems:
+        raise DataError(f"evaluate: two problems are called {twice[0]!r}" if twice else "evaluate: no problems")
+    return list(problems)
+
+
+def read_problems(
+    config: RunConfig, chunks: Sequence[int] | None = None, skipped: list[str] | None = None
+) -> dict[str, list[Problem]]:
+    """Problems to play, one list a size or a file, under the name their figures get; `skipped` gains what is said of
+    each row that is left out."""
+    source, limit = config.data.eval_source or config.data.source, config.data.limit
+    if source == "synthetic":
+        lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
+        if lengths[0] < 1:
+            raise ConfigError(f"chunks={list(lengths)}: expected lengths of at least 1, such as 4,64,256")
+        return {
+            f"{length} chunk{'s' if length > 1 else ''}": _drawn(config, length, limit or DRAWN_PROBLEMS)
+            for length in lengths
+        }
+    searched = source == SYNTHETIC_SEARCH or config.data.search is not None
+    if chunks is not None:
+        files = ", ".join(listed(source))
+        takes = "search takes objectives (--objectives)" if searched else f"{files} takes documents (--documents)"
+        raise ConfigError(f"chunks={','.join(map(str, chunks))}: the length of synthetic documents; {takes}")
+    if searched:
+        search = config.data.search or SearchDataConfig()
+        # of a file, all: there the limit counts rows
+        count = (limit or DRAWN_PROBLEMS) if source == SYNTHETIC_SEARCH else sys.maxsize
+        sizes = sorted(set(search.objectives))
+        return {f"{size} objective{'s' if size > 1 else ''}": _drawn(config, size, count) for size in sizes}
+    return _of_files(config, listed(source), [] if skipped is None else skipped)
+
+
+def _of_files(config: RunConfig, paths: Sequence[str], skipped: list[str]) -> dict[str, list[Problem]]:
+    """A list a file, under the name of the file, or under its path where two have the same."""
+    stems = [Path(path).stem for path in paths]
+    named = {}
+    for path, stem in zip(paths, stems, strict=True):
+        data = config.data.model_copy(update={"source": path, "eval_source": None, "weights": None})
+        source = build_source(data, split="eval")
+        skipped += rows_left_out(source)
+        named[stem if stems.count(stem) == 1 else path] = source.problems(step=0, count=sys.maxsize)
+    return named
+
+
+def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
+    return build_source(config.data, split="eval").problems(step=0, count=count, size=size)

@@ -1,0 +1,211 @@
+"""Layouts of questions with a text, with documents, or with nothing to read: what becomes of a row, by hand."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.data.formats import FORMATS, recognise
+from palimpsest.data.problems import Reading, read_problems, read_records
+from palimpsest.data.rows import Row
+from palimpsest.errors import DataError
+from palimpsest.types import Problem
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+QA = {"id": "a", "question": "Who?", "answer": "Ann", "context": "Ann ran.", "metadata": {"page": 3}}
+SQUAD = {
+    "id": "s",
+    "title": "Runs",
+    "context": "Ann ran.",
+    "question": "Who?",
+    "answers": {"text": ["Ann", "Ann ran", "Ann"], "answer_start": [0, 0, 0]},
+}
+SQUAD_LISTED = SQUAD | {"answers": [{"text": text, "answer_start": 0} for text in ("Ann", "Ann ran", "Ann")]}
+FLASHRAG = {"id": "test_0", "question": "Who?", "golden_answers": ["Ann", "Anna"], "metadata": {"hops": 2, "type": "x"}}
+LINKS = ["https://en.wikipedia.org/wiki/Ann", "https://en.wikipedia.org/wiki/Schindler's_List"]
+FRAMES = {"Prompt": "Who?", "Answer": "Ann", "reasoning_types": "Multiple constraints", "wiki_links": str(LINKS)}
+BAMBOOGLE = {"Question": "Who?", "Answer": "Ann"}
+BROWSED = {
+    "query_id": "769",
+    "query": "Who ran?",
+    "answer": "Ann",
+    "gold_docs": [{"docid": "2", "text": "Ann ran."}],
+    "evidence_docs": [{"docid": "1", "text": "Somebody ran."}, {"docid": "2", "text": "Ann ran."}],
+    "negative_docs": [{"docid": "3", "text": "Bob sat."}],
+}
+DOCUMENTS = "Document 1:\nSomebody ran.\n\nDocument 2:\nAnn ran.\n\nDocument 3:\nBob sat."
+EVIDENCE = {"num_docs": 3, "evidence": ("Somebody ran.", "Ann ran."), "evidence_positions": (1, 2)}
+QUESTION = {"id": "q", "question": "Who?"}
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "problem"),
+    [
+        ("qa", QA, Problem("a", "Who?", ("Ann",), "Ann ran.", {"page": 3})),
+        ("squad", SQUAD, Problem("s", "Who?", ("Ann", "Ann ran"), "Ann ran.", {"title": "Runs"})),
+        ("squad", SQUAD_LISTED, Problem("s", "Who?", ("Ann", "Ann ran"), "Ann ran.", {"title": "Runs"})),
+        ("flashrag", FLASHRAG, Problem("test_0", "Who?", ("Ann", "Anna"), None, {"hops": 2, "type": "x"})),
+        (
+            "frames",
+            FRAMES,
+            Problem("f-0", "Who?", ("Ann",), None, {"wiki_links": LINKS, "reasoning_types": "Multiple constraints"}),
+        ),
+        ("bamboogle", BAMBOOGLE, Problem("f-0", "Who?", ("Ann",))),
+        ("browsecomp_plus", BROWSED, Problem("769", "Who ran?", ("Ann",), DOCUMENTS, EVIDENCE)),
+        ("question", QUESTION, Problem("q", "Who?", ())),
+    ],
+)
+def test_a_row_becomes_the_problem_it_asks(tmp_path: Path, format: str, row: dict[str, Any], problem: Problem) -> None:
+    path = lines(tmp_path / "f.jsonl", row)
+    assert recognise(Row(row, "f")).name == format
+    assert list(read_problems(path)) == [problem]
+
+
+def test_the_same_columns_are_told_apart_by_what_stands_in_them() -> None:
+    paragraphs = {"question": "Who?", "answer": "Ann", "context": [["A", ["Ann ran."]]]}
+    assert recognise(Row(paragraphs, "f")).name == "hotpotqa"
+    assert recognise(Row(paragraphs | {"context": "Ann ran."}, "f")).name == "qa"
+    plain = {"question": "Who?", "answers": ["Ann"], "context": "Ann ran."}
+    assert recognise(Row(plain, "f")).name == "palimpsest"
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_whatever_stands_in_the_columns_of_a_format_raises_nothing_but_a_data_error(
+    format: str, tmp_path: Path
+) -> None:
+    columns = FORMATS[format].needs
+    path = tmp_path / "f.jsonl"
+    values: tuple[Any, ...] = (
+        None,
+        3,
+        "text",
+        "",
+        [],
+        [3],
+        ["text"],
+        [[]],
+        {},
+        {"text": 3},
+        {"title": [], "sentences": []},
+        True,
+    )
+    for value in values:
+        lines(path, dict.fromkeys(columns, value))
+        with contextlib.suppress(DataError):
+            assert all(problem.question for problem in read_problems(path, format=format))
+
+
+def test_an_encrypted_copy_is_named_with_its_row_and_the_way_out(tmp_path: Path) -> None:
+    path = lines(tmp_path / "b.jsonl", BROWSED | {"query": "kJ2v9gQ3uM0Zt1yxqA=="})
+    with pytest.raises(DataError, match=r"b\.jsonl line 1: query is .* is encrypted; decrypt it with the script"):
+        list(read_problems(path))
+
+
+GOLDLESS = [
+    QA | {"answer": None},
+    QA | {"answer": ""},
+    SQUAD | {"answers": {"text": [], "answer_start": []}},
+    FLASHRAG | {"golden_answers": []},
+    {"question": "Who?", "answers": None},
+    {"question": "Who?", "answers": []},
+    QUESTION | {"context": "Ann ran."},
+]
+
+
+@pytest.mark.parametrize("row", GOLDLESS)
+def test_a_question_without_a_gold_is_a_problem_without_one(tmp_path: Path, row: dict[str, Any]) -> None:
+    (problem,) = read_problems(lines(tmp_path / "f.jsonl", row))
+    assert (problem.question, problem.answers) == ("Who?", ())
+
+
+# ---- which format it nearly is, and the columns of other names ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"question": "Who?", "gold": "Ann"},
+            ["'answers'; did you mean gold?", "--map answers=gold", "{answers: gold}"],
+        ),
+        (
+            {"q": "Who?", "answers": ["Ann"]},
+            ["'question'; did you mean q?", "--map question=q (data.map={question: q})"],
+        ),
+        ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, ["'ruler'", "--map outputs=output"]),
+        ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'texts'", "--map answers=answer"]),
+        ({"foo": 1, "bar": 2}, ["the row has foo, bar"]),
+    ],
+)
+def test_the_closest_format_is_named_with_its_missing_column_and_the_line_that_mends_it(
+    tmp_path: Path, row: dict[str, Any], expected: list[str]
+) -> None:
+    path = lines(tmp_path / "f.jsonl", row)
+    with pytest.raises(DataError) as caught:
+        list(read_problems(path))
+    for part in ("f.jsonl line 1: no known format; the closest is", *expected):
+        assert part in str(caught.value)
+
+
+def test_what_the_message_proposes_reads_the_file(tmp_path: Path) -> None:
+    path = lines(tmp_path / "f.jsonl", {"q": "Who?", "answers": ["Ann"]})
+    (problem,) = read_problems(path, reading=Reading(columns={"question": "q"}))
+    assert (problem.question, problem.answers) == ("Who?", ("Ann",))
+
+
+def test_columns_may_lie_in_objects_and_lists_and_may_change_places(tmp_path: Path) -> None:
+    row = {"answers": "Who?", "question": ["Ann"], "docs": [{"body": "Ann ran."}], "a.b": "plain"}
+    columns = {"question": "answers", "answers": "question", "context": "docs.0.body", "memory": "a.b"}
+    (problem,) = read_problems(lines(tmp_path / "f.jsonl", row), reading=Reading(columns=columns))
+    assert problem == Problem("f-0", "Who?", ("Ann",), "Ann ran.", memory="plain")
+
+
+def test_a_mapped_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+    path = lines(tmp_path / "f.jsonl", {"query": "Who?", "gold": ["Ann"]})
+    with pytest.raises(DataError, match=r"line 1: data\.map question=qery: the row has no qery; did you mean query\?"):
+        list(read_problems(path, reading=Reading(columns={"question": "qery", "answers": "gold"})))
+
+
+def test_a_mapped_column_that_a_later_row_lacks_is_an_absent_one(tmp_path: Path) -> None:
+    rows = [{"question": "Who?", "answers": ["Ann"], "text": "Ann ran."}, {"question": "Who?", "answers": ["Ann"]}]
+    problems = read_problems(lines(tmp_path / "f.jsonl", *rows), reading=Reading(columns={"context": "text"}))
+    assert [problem.context for problem in problems] == ["Ann ran.", None]
+
+
+# ---- gold that isn't there ---------------------------------------------------------------------------------------
+
+HOTPOT = {"question": "Who?", "answer": "Ann", "context": [["A", ["Ann ran."]]], "supporting_facts": [["A", 0]]}
+STRAY = HOTPOT | {"supporting_facts": [["B", 0]]}
+HOPS = {
+    "question": "Who?",
+    "answer": "Ann",
+    "paragraphs": [{"title": "A", "paragraph_text": "Ann ran.", "is_supporting": True}],
+    "question_decomposition": [{"paragraph_support_idx": 0}],
+}
+STRAY_HOP = HOPS | {"question_decomposition": [{"paragraph_support_idx": 7}]}
+
+
+@pytest.mark.parametrize(("good", "stray"), [(HOTPOT, STRAY), (HOPS, STRAY_HOP)])
+def test_a_row_whose_gold_is_not_there_is_refused_or_left_out_and_told(
+    tmp_path: Path, good: dict[str, Any], stray: dict[str, Any]
+) -> None:
+    path = lines(tmp_path / "f.jsonl", stray, good, stray)
+    with pytest.raises(DataError, match=r"line 1: .*data\.on_missing_gold=skip"):
+        list(read_records(path))
+    skipped: list[str] = []
+    (record,) = read_records(path, Reading(skip_missing_gold=True), skipped=skipped)
+    assert (record.id, record.answers) == ("f-1", ("Ann",))
+    assert [said.split(":")[0] for said in skipped] == [f"{path} line 1", f"{path} line 3"]
+
+
+def test_a_file_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    path = lines(tmp_path / "f.jsonl", STRAY, STRAY)
+    with pytest.raises(DataError, match=r"data\.on_missing_gold=skip leaves nothing, the first row because: .*'B'"):
+        list(read_records(path, Reading(skip_missing_gold=True)))
