@@ -12,6 +12,7 @@ from typing import Any
 
 from palimpsest.config.keys import all_keys, option_keys, section_in
 from palimpsest.config.schema import RunConfig
+from palimpsest.data.formats import FORMATS
 from palimpsest.memory.registry import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,15 @@ def example_engine() -> str:
     return f"```python\n{page('examples/bigrams.py')}```"
 
 
+def data_formats() -> str:
+    """The shipped formats by the columns that tell them."""
+    rows = [
+        row(f"[`{name}`](#{name})", ", ".join(f"`{column}`" for column in format.needs), format.about)
+        for name, format in FORMATS.items()
+    ]
+    return row("format", "columns that tell it", "what it is") + "\n|---|---|---|\n" + "\n".join(rows)
+
+
 def answer_pairs() -> str:
     from support.answer_pairs import table
 
@@ -84,6 +94,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/base-model.md", "base-model-config"): base_model_table,
     ("docs/own-policy.md", "example"): example,
     ("docs/own-engine.md", "engine"): example_engine,
+    ("docs/own-data.md", "formats"): data_formats,
     ("docs/evaluation.md", "pairs"): answer_pairs,
     ("docs/models.md", "models"): models,
 }

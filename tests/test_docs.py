@@ -182,11 +182,13 @@ def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: 
 
     file = tmp_path / "rows.json"
     file.write_text(f"[{text}]", "utf-8")
+    (tmp_path / "frankenstein.txt").write_text("A novel by Mary Shelley.", "utf-8")
     assert recognise(next(read_rows(file))).name == format
     (problem,) = read_problems(file)
-    assert problem.by_question[0].question == "Who wrote it?"
-    assert "Mary Shelley" in problem.answers
-    assert format == "memact" or "Frankenstein" in (problem.context or "")  # MemAct's answers are searched for
+    assert problem.by_question[0].question.endswith("Who wrote it?")
+    assert ("Mary Shelley" in problem.answers) == (format != "question")
+    searched_for = format in ("memact", "flashrag", "bamboogle", "frames")
+    assert problem.context is None if searched_for else "rankenstein" in (problem.context or "")
 
 
 def test_every_format_has_a_sample_row() -> None:

@@ -48,7 +48,7 @@ def test_what_the_package_raises_is_one_line(calls: list[tuple[Any, ...]]) -> No
 
 def test_without_the_package_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'palimpsest-rl\[datasets\]'"):
+    with pytest.raises(DataError, match=r"isn't installed: pip install .*\[datasets\]"):
         list(read_problems("hub:owner/name@test"))
 
 

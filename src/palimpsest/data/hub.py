@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from palimpsest.config.extras import install_line
 from palimpsest.errors import DataError
 
 PREFIX = "hub:"
@@ -44,8 +45,8 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
         datasets = importlib.import_module("datasets")
     except ModuleNotFoundError:
         raise DataError(
-            f"{path}: the hub is read by the package datasets, which isn't installed: pip install "
-            "'palimpsest-rl[datasets]', or download a file of the data set and name that"
+            f"{path}: the hub is read by the package datasets, which isn't installed: {install_line('datasets')}, or "
+            "download a file of the data set and name that"
         ) from None
     name, configuration, split = parsed(str(path))
     try:
