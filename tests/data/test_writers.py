@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from palimpsest.data.assemble import Corpus
+from palimpsest.data.file_source import FileSource
 from palimpsest.data.problems import format_of, read_corpus, read_problems, write_problems
-from palimpsest.data.source import FileSource
 from palimpsest.data.writers import LAYOUTS
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.jobs.converting import convert
