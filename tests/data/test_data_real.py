@@ -1,7 +1,9 @@
 """The published files themselves, where they are at hand: $PALIMPSEST_DATA, or ../shared/data beside the checkout."""
 
+import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from palimpsest.data.file_source import FileSource
 from palimpsest.data.inspect import inspect_source
 from palimpsest.data.problems import read_problems, read_records
 from palimpsest.reward.grader import measure
+from palimpsest.types import Problem
 
 
 def gold_paragraphs(row: dict[str, Any]) -> set[str]:
@@ -90,6 +93,36 @@ def test_answers_of_other_questions_are_not_accepted_but_where_they_are_the_same
         if a is not b and measure(f"\\boxed{{{a.answers[0]}}}", b.answers)["boxed"] == 1.0
     ]
     assert all(a == b for a, b in accepted)
+
+
+LAYOUTS: dict[str, Callable[[Problem], dict[str, Any]]] = {
+    "qa": lambda p: {"answer": p.answers[0], "context": p.context},
+    "squad": lambda p: {"answers": {"text": [p.answers[0]], "answer_start": [0]}, "context": p.context},
+    "flashrag": lambda p: {"golden_answers": [p.answers[0]], "metadata": {"type": "bridge"}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_questions_in_other_layouts_are_the_same_problems(
+    layout: str, real_data: Path, tmp_path: Path
+) -> None:
+    problems = list(read_problems(real_data / "hotpotqa_dev_50.json"))
+    rows = [{"id": p.id, "question": p.question, **LAYOUTS[layout](p)} for p in problems]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for read, problem in zip(read_problems(path), problems, strict=True):
+        assert (read.id, read.question, read.answers) == (problem.id, problem.question, problem.answers)
+        assert read.context == (None if layout == "flashrag" else problem.context)
+
+
+def test_the_published_questions_as_a_table_are_the_same_problems(real_data: Path, tmp_path: Path) -> None:
+    problems = list(read_problems(real_data / "hotpotqa_dev_50.json"))
+    with (tmp_path / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "question", "answer", "context"])
+        table.writerows([p.id, p.question, p.answers[0], p.context] for p in problems)
+    read = [(p.id, p.question, p.answers, p.context) for p in read_problems(tmp_path / "rows.csv")]
+    assert read == [(p.id, p.question, p.answers, p.context) for p in problems]
 
 
 def test_inspection_of_the_published_file(real_data: Path) -> None:

@@ -96,7 +96,7 @@ def test_evaluation_reads_one_file_after_the_other_whatever_the_weights(paths: t
 def test_ids_stay_apart_in_a_mix(paths: tuple[str, str]) -> None:
     names = [problem.id for problem in mixed(paths, 1, 1)]
     assert len(set(names)) == 12
-    assert names[7] == "p0@2"
+    assert names[7] == "p0#2"
 
 
 def test_a_file_too_small_for_its_part_is_named(paths: tuple[str, str]) -> None:

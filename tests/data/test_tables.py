@@ -1,9 +1,12 @@
 """CSV and TSV: the rows that another reader finds in the same file, and what is refused, with its line."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
@@ -112,6 +115,18 @@ def test_a_document_of_ten_megabytes_in_one_field_is_read_whole(tmp_path: Path, 
     path.write_text({".csv": table, ".jsonl": json.dumps(row), ".json": json.dumps([row])}[suffix])
     (problem,) = read_problems(path)
     assert problem.context == row["context"]
+
+
+def test_a_row_group_of_parquet_is_not_held_whole(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "text": random.Random(i).randbytes(10_000).hex()} for i in range(600)]
+    path = tmp_path / "large.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="none", use_dictionary=False, write_batch_size=16)
+    assert (path.stat().st_size > 12e6, pq.ParquetFile(path).num_row_groups) == (True, 1)
+    before, most = pa.total_allocated_bytes(), 0
+    for row, expected in zip(read_rows(path), rows, strict=True):
+        assert row.values == expected
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 6e6
 
 
 def test_control_tokens_in_a_table_are_plain_text_to_a_model(tmp_path: Path, tiny_codec: Any) -> None:

@@ -12,6 +12,7 @@ Not covered: evaluation, which reads the files one after the other, whatever the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -19,6 +20,7 @@ from math import ceil
 
 from palimpsest.data.dealing import shuffled, window
 from palimpsest.data.file_source import FileSource
+from palimpsest.data.problems import unused_id
 from palimpsest.errors import DataError
 from palimpsest.seeding import Key, keyed_random
 from palimpsest.types import Problem
@@ -36,16 +38,13 @@ class MixedSource:
 
     @classmethod
     def of(cls, parts: Sequence[FileSource], weights: Sequence[float], seed: int) -> MixedSource:
-        """A mix of files; an id that an earlier file has, too, gains the number of its file."""
-        seen: set[str] = set()
-        renamed = []
-        for number, part in enumerate(parts, 1):
-            records = tuple(
-                replace(record, id=f"{record.id}@{number}") if record.id in seen else record for record in part.records
-            )
-            seen |= {record.id for record in records}
-            renamed.append(replace(part, records=records))
-        return cls(tuple(renamed), tuple(weights), seed)
+        """A mix of files; ids that several files have are told apart as in one file."""
+        seen: Counter[str] = Counter()
+        unique = []
+        for part in parts:
+            records = tuple(replace(record, id=unused_id(record.id, seen)) for record in part.records)
+            unique.append(replace(part, records=records))
+        return cls(tuple(unique), tuple(weights), seed)
 
     def __iter__(self) -> Iterator[Problem]:
         """Every problem once, file after file."""

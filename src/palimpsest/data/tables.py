@@ -23,6 +23,7 @@ from palimpsest.errors import DataError
 NESTED = ("answers", "golden_answers", "questions", "metadata", "document", "sessions")
 """Columns of which a cell may be a JSON list or object."""
 _FIELD = 1 << 30  # characters of a cell
+_BUFFER = 1 << 20  # bytes of a column read at a time; by default a whole row group is, which may be the whole file
 _BATCH = 64  # rows of a parquet batch; rows of the published files hold 100 kB each
 
 
@@ -103,7 +104,7 @@ def parquet(path: Path) -> Iterator[tuple[Any, str]]:
 
     row = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             for batch in file.iter_batches(batch_size=_BATCH):
                 for values in batch.to_pylist():
                     row += 1
