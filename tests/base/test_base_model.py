@@ -36,7 +36,7 @@ TINY = BaseModelConfig(
 def test_it_copies_faithfully_and_answers_before_any_rl() -> None:
     figures = skill_figures("embedded", seed=1, count=256)
     assert figures["copy_fidelity_greedy"] >= 0.98
-    assert figures["copy_fidelity_sampled"] >= 0.6  # at temperature 1 it names people who are not there
+    assert figures["copy_fidelity_sampled"] >= 0.85  # at temperature 1 it names people who are not there
     assert figures["answer_accuracy"] >= 0.6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe, parse_config
-from palimpsest.data.world import PEOPLE
+from palimpsest.data.world import PEOPLE, RELATIONS
 from palimpsest.errors import ConfigError
 from palimpsest.imitate.lessons import Lessons
 from palimpsest.imitate.supervised import SupervisedTrainer
@@ -24,7 +25,7 @@ from palimpsest.jobs.methods import METHODS, Lengths
 from palimpsest.jobs.training import Training, prepare
 from palimpsest.measures.texts import flat, sentences, stands_in
 from palimpsest.memory.full_context import FullContextPolicy
-from palimpsest.memory.gated import GatedPolicy, read_gates
+from palimpsest.memory.gated import Decision, GatedPolicy, read_gates
 from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
@@ -36,6 +37,7 @@ from palimpsest.text.tags import RecallReply, read_recall_reply
 from support.fakes import first_lessons
 
 DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
+ONE_HOP = SyntheticConfig(facts_per_chunk=2, hops=1)
 SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
 COUNT = 300
 
@@ -48,9 +50,11 @@ def slots_of(turn: Any, codec: Any) -> dict[str, str]:
     return slots
 
 
-def read_lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[dict[str, str], str]]:
+def read_lessons(
+    policy: Any, codec: Any, insight: float = 0.0, data: SyntheticConfig = DATA
+) -> list[tuple[dict[str, str], str]]:
     """What stands in the slots, and the reply, of each lesson in reading."""
-    drawn = first_lessons(Lessons(policy, codec, DATA, 0, insight), COUNT)
+    drawn = first_lessons(Lessons(policy, codec, data, 0, insight), COUNT)
     turns = [turn for trajectory in drawn for turn in trajectory.turns if turn.name == "read"]
     return [(slots_of(turn, codec), codec.decode(turn.completion.token_ids, control=False)) for turn in turns]
 
@@ -182,12 +186,44 @@ def test_other_heads_are_shown_and_left_alone(tiny_codec: Any) -> None:
     assert min(others[True], others[False]) > 5
 
 
-def test_gated_replies_are_taught_in_their_form(tiny_codec: Any) -> None:
+def test_gated_replies_are_taught_in_their_form_closed_gates_too(tiny_codec: Any) -> None:
     policy = GatedPolicy(**SIZES, reply_tokens=140)
-    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), 40):
+    opened: Counter[bool] = Counter()
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), COUNT):
         (turn,) = trajectory.turns
         if turn.name == "read":
-            assert getattr(read_gates(turn.completion.token_ids, tiny_codec), "memory", None)
+            decision = read_gates(turn.completion.token_ids, tiny_codec)
+            assert isinstance(decision, Decision)
+            assert decision.memory is None or decision.memory
+            opened[decision.memory is not None] += 1
+    assert 0.2 < opened[False] / sum(opened.values()) < 0.4  # the share that else writes what is older alone
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_memory_is_kept_by_an_empty_reply_only_where_that_keeps_it(tiny_codec: Any, keeps: bool) -> None:
+    policy = OverwritePolicy(**SIZES, empty_memory="keep" if keeps else "overwrite")
+    replies = [reply for _, reply in read_lessons(policy, tiny_codec)]
+    assert (0.2 < sum(not reply for reply in replies) / len(replies) < 0.4) == keeps
+    assert keeps or all(replies)
+
+
+def test_with_insight_the_evidence_is_kept_where_it_is_held_and_written_where_it_is_read(tiny_codec: Any) -> None:
+    policy = OverwritePolicy(**SIZES, empty_memory="keep")
+    held = read = 0
+    for slots, reply in read_lessons(policy, tiny_codec, insight=1.0, data=ONE_HOP):
+        subject = next(word for word in re.findall(r"\w+", slots["question"]) if word in PEOPLE)
+        (asked,) = (each for each in RELATIONS if each.question.format(s=subject) == slots["question"])
+        says = tuple(each.format(s=subject, v="").rstrip(".") for each in asked.statements)
+        memory, section = (
+            [fact for fact in sentences(slots[name]) if fact.startswith(says)] for name in ("memory", "section")
+        )
+        if memory and not section:
+            assert reply == ""
+            held += 1
+        elif section and not memory:
+            assert section[0] in reply
+            read += 1
+    assert min(held, read) > 10
 
 
 def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:

@@ -1,7 +1,8 @@
 """What a base model can do, measured by sampling it on held-out examples of the skills it was taught.
 
 copy_fidelity      share of the sentences written in `read` that stand verbatim in the memory or the section,
-                   sampled at temperature 1 (as in training) and greedily (as in evaluation)
+                   sampled at temperature 1 (as in training) and greedily (as in evaluation); a reply that writes
+                   nothing, by the word that an empty memory shows, has none
 answer, direct     share of greedy answers that are exactly the expected ones, "unknown" included
 """
 
@@ -18,6 +19,7 @@ from palimpsest.imitate.skills import Example, Skills
 from palimpsest.measures.memory import copy_fidelity
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import readings
+from palimpsest.memory.overwrite import SHORT
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Completion, Outcome, SamplingParams, Trajectory, Turn, spans_of
 
@@ -58,7 +60,10 @@ async def _complete(engine: Engine, examples: Sequence[Example], temperature: fl
 
 def _fidelity(engine: Engine, pairs: Sequence[tuple[Example, Completion]]) -> float:
     texts, reads = Texts(engine.codec), []
+    nothing = tuple(engine.codec.encode(SHORT.empty_memory))
     for example, completion in pairs:
+        if completion.token_ids[: len(nothing)] == nothing:
+            continue
         turn = Turn(tuple(example.prompt_ids), completion, 0, "read", spans=spans_of(example.prompt_ids))
         reads += readings(Trajectory("", "", 0, (turn,), Outcome.ANSWERED), texts)
     return copy_fidelity(reads) or 0.0

@@ -5,7 +5,8 @@ For a policy whose `teachable()` says in which form it reads and replies (memory
     read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
              facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
              a name of the section that the question doesn't name, or for none; other heads of its memory that a
-             prompt shows are left alone
+             prompt shows are left alone. Where a reply can leave the memory as it is, it does so in place of writing
+             only what is older
     answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
              say "unknown"
 
@@ -161,7 +162,12 @@ class Lessons:
         older = [*(scene.recalled if looks_back else ()), *scene.memory]
         facts = list(dict.fromkeys((*older, *scene.section)))
         known = _leading(scene.evidence, facts) if rng.random() < self.insight else []
-        written = self._completed(known, scene.section, rng) if known else self._drawn(facts, older, scene.section, rng)
+        if known and self.policy.may_keep and set(known) <= set(scene.memory):
+            written = []
+        elif known:
+            written = self._completed(known, scene.section, rng)
+        else:
+            written = self._drawn(facts, older, scene.section, rng)
         written.sort(key=facts.index)
         query = self._query(scene, len(known), rng) if looks_back else None
         section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
@@ -171,8 +177,10 @@ class Lessons:
     def _drawn(
         self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
     ) -> list[str]:
-        """Facts that a reply writes, whatever is asked: of the section, of what is older, or of both."""
+        """Facts that a reply writes, whatever is asked: of the section, what is older, or both; none: it keeps."""
         draw = rng.random()
+        if self.policy.may_keep and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
+            return []
         pool = list(dict.fromkeys(section)) if draw < SECTION_ALONE else list(facts)
         if older and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
             pool = list(dict.fromkeys(older))

@@ -86,6 +86,11 @@ class GatedPolicy(TaggedPolicy):
         """Window the model needs: the longest prompt any document can lead to, plus its completion."""
         return OverwritePolicy.required_context(self, codec) + max(0, self.written_tokens - self.memory_tokens)
 
+    @property
+    def may_keep(self) -> bool:
+        """By the update gate."""
+        return True
+
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
         """The ids of a reply that writes and reads on, or for an empty `memory` skips, without the stop token."""
         if not memory:

@@ -200,6 +200,11 @@ class OverwritePolicy(MemoryPolicy):
             model.event(DocumentTruncated(document.tokens, kept, self.overlong))
         return document.chunks
 
+    @property
+    def may_keep(self) -> bool:
+        """Whether a reply can leave the memory as it is."""
+        return self.empty_memory == "keep"
+
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
         """The ids of a reply that writes `memory`, without the stop token: what a cold start imitates."""
         return list(memory)

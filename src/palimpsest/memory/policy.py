@@ -72,6 +72,11 @@ class Teachable(Protocol):
         first."""
         ...
 
+    @property
+    def may_keep(self) -> bool:
+        """Whether a reply can leave the memory as it is; `reply` gives that one for an empty `memory`."""
+        ...
+
     def templates(self, codec: Codec) -> tuple[Template, Template]:
         """The read prompt, with the slots question, memory, section and perhaps recalled or other_heads; the answer
         prompt."""
