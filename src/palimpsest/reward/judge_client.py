@@ -79,8 +79,8 @@ class _Breaker:
 class ChatClient:
     """`POST {url}/chat/completions`; `close` it."""
 
-    def __init__(self, config: JudgeConfig, schema: Mapping[str, Any], *, pause: float = 0.5) -> None:
-        """`schema`: of the JSON object to be answered; `pause`: seconds before the second attempt.
+    def __init__(self, config: JudgeConfig, schema: Mapping[str, Any] | None, *, pause: float = 0.5) -> None:
+        """`schema`: of the JSON object to be answered, None for plain text; `pause`: seconds before the second attempt.
 
         Raises ConfigError if the address is none, or the environment variable of the key is not set.
         """
@@ -93,7 +93,9 @@ class ChatClient:
             {"type": "json_object"},
             None,
         )
-        self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
+        self._weakest = (
+            0 if schema else len(self._formats) - 1
+        )  # index of the strongest format that the endpoint takes, as far as is known
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = _Breaker(self.url, config.attempts * config.concurrency, config.timeout_s)
         self._client = httpx.AsyncClient(
