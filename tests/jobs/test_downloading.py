@@ -143,7 +143,7 @@ def test_a_busy_server_is_asked_again_after_the_pause_it_names(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(downloading.time, "sleep", slept.append)
+    monkeypatch.setattr("palimpsest.jobs.downloading.time.sleep", slept.append)
     server.answers, server.headers = [429, 500, 429], {"retry-after": "7"}
     assert fetch(server, tmp_path / "file.json").sha256 == DIGEST
     assert slept == [7.0, 7.0, 7.0]
