@@ -55,6 +55,14 @@ def test_the_end_of_the_pipe_ends_all_that_has_the_mark_with_its_memory_and_fold
     started.stdout.close()
 
 
+def test_no_file_of_the_working_folder_stands_in_for_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "select.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "sockets").mkdir()
+    guard.finish(guard.start(MARK, [folder]))
+    assert not folder.exists()
+
+
 def gone(pid: int) -> bool:
     """Whether it ends soon: who adopts it may take a moment to look."""
     for _ in range(100):

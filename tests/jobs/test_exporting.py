@@ -65,7 +65,35 @@ def test_a_flipped_bit_is_refused_and_nothing_is_written(run: Path, tmp_path: Pa
     assert not (tmp_path / "model").exists()
 
 
+def test_nothing_is_exported_that_the_manifest_does_not_name(run: Path, tmp_path: Path) -> None:
+    newest = run / "checkpoints" / "step-000002"
+    (newest / "modeling_evil.py").write_text("")
+    (newest / "model-extra.safetensors").symlink_to("/etc/hostname")
+    names = {path.name for path in export(run, tmp_path / "model").path.iterdir()}
+    assert names == {
+        path.name for path in newest.iterdir() if not path.name.startswith(("manifest", "learner", "model"))
+    } | {"model.safetensors"}
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(run: Path, tmp_path: Path) -> None:
+    file = run / "checkpoints" / "step-000001" / "config.json"
+    file.symlink_to(file.rename(tmp_path / "elsewhere.json"))
+    with pytest.raises(CheckpointError, match=r"config\.json is a link"):
+        export(run, tmp_path / "model", step=1)
+    assert not (tmp_path / "model").exists()
+
+
+def test_rounded_weights_can_be_read_by_whom_the_others_can(run: Path, tmp_path: Path) -> None:
+    folder = export(run, tmp_path / "model", dtype="bfloat16").path
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
 def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is inside the run"):
+        export(run, run / "checkpoints" / "step-000009")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(RunError, match="is there already"):
+        export(run, tmp_path / "dangling")
     with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has those of 1, 2"):
         export(run, tmp_path / "model", step=7)
     with pytest.raises(RunError, match="has no checkpoint"):

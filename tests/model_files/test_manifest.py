@@ -33,3 +33,13 @@ def test_of_several_damaged_files_the_first_of_the_manifest_is_named(tmp_path: P
     entries = {name: {"sha256": digest, "size": 1} for name, digest in (files.hashes(tmp_path) | wrong).items()}
     with pytest.raises(CheckpointError, match="03 is damaged: its SHA-256"):
         verify_files(tmp_path, entries)
+
+
+def test_a_file_more_where_a_folder_is_read_as_a_whole_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "learner").mkdir()
+    (tmp_path / "learner" / "shard-1.safetensors").write_bytes(b"x")
+    entries = {name: {"sha256": digest, "size": 1} for name, digest in files.hashes(tmp_path).items()}
+    assert verify_files(tmp_path, entries) == 1
+    (tmp_path / "learner" / "shard-2.safetensors").write_bytes(b"y")
+    with pytest.raises(CheckpointError, match=r"shard-2\.safetensors is not of this checkpoint"):
+        verify_files(tmp_path, entries)

@@ -34,7 +34,8 @@ _MAPPED = re.compile(r" (\d+) +/dev/shm/", re.MULTILINE)  # the inode: a semapho
 
 def start(mark: str, folders: Sequence[Path]) -> subprocess.Popen[bytes]:
     """A guard in a session of its own, so that the interrupt of a terminal doesn't reach it."""
-    command = [sys.executable, "-m", "palimpsest.engines.guard", mark, *map(str, folders)]
+    # -P: no file of the working folder may stand in for a module of the library
+    command = [sys.executable, "-P", "-m", "palimpsest.engines.guard", mark, *map(str, folders)]
     silent = subprocess.DEVNULL  # who reads the run's output must not wait for the guard
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
 

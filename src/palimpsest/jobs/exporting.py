@@ -1,7 +1,7 @@
 """`palimpsest export`: the model of a checkpoint as a folder of its own, for servers and for other people.
 
 Guaranteed: the checkpoint verifies before anything is copied; the folder appears whole or not at all; without a dtype
-every file is the checkpoint's, byte for byte.
+every file is the checkpoint's, byte for byte, and nothing that its manifest doesn't name is copied.
 Not covered: merging an adapter into its model; other formats than Hugging Face's.
 """
 
@@ -17,7 +17,7 @@ from palimpsest import files
 from palimpsest.config.model import Dtype
 from palimpsest.engines.open import cast
 from palimpsest.errors import CheckpointError, RunError
-from palimpsest.model_files.manifest import MANIFEST
+from palimpsest.model_files.manifest import MANIFEST, read_manifest
 from palimpsest.runs.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
@@ -56,14 +56,18 @@ def export(
     run, to = Path(run), Path(to)
     if dtype not in (None, *DTYPES):
         raise RunError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
-    if to.exists():
+    if to.exists() or to.is_symlink():
         raise RunError(f"--to {to}: is there already; give a folder that isn't")
+    if run.resolve() in to.resolve().parents:
+        raise RunError(f"--to {to}: is inside the run; give a folder elsewhere")
     checkpoint = _chosen(run, step, warn)
     hidden = files.hidden_folder(to)
     try:
-        for file in sorted(checkpoint.path.iterdir()):
-            if file.is_file() and file.name != MANIFEST:
-                shutil.copyfile(file, hidden / file.name)
+        for name in read_manifest(checkpoint.path / MANIFEST)["files"]:
+            if (file := checkpoint.path / name).is_symlink():
+                raise CheckpointError(f"{file} is a link: put the file itself in its place")
+            if Path(name).name == name:
+                shutil.copyfile(file, hidden / name)
         if dtype is not None:
             cast(hidden, dtype)
         files.publish_folder(hidden, to)

@@ -58,6 +58,10 @@ def read_manifest(file: Path) -> dict[str, Any]:
 def verify_files(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> int:
     """Compare every byte with a manifest's `files`; the bytes of all. Raises CheckpointError naming the damaged one."""
     size, stamp = 0, _stamp(folder, entries)
+    for inner in {Path(name).parent for name in entries} - {Path()}:  # read as a whole: a file more is read too
+        there = {f"{inner.as_posix()}/{file.name}" for file in (folder / inner).glob("*") if file.is_file()}
+        if strange := there - entries.keys():
+            raise CheckpointError(f"{folder / min(strange)} is not of this checkpoint: remove it")
     for name, entry in entries.items():
         file = folder / name
         if not file.is_file():

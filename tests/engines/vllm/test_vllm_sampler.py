@@ -90,7 +90,17 @@ async def test_a_completion_is_what_the_server_sampled() -> None:
         (changed(lambda choice: choice.update(token_ids=[], logprobs={"content": []})), "don't belong together"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=float("nan"))), "unexpected char"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob="-inf")), "not finite"),
+        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=50.0)), "is 50, above 0"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(token_id=8)), "don't belong together"),
+        (
+            changed(
+                lambda choice: (
+                    choice.update(token_ids=[-1] * 4),
+                    [c.update(token_id=-1) for c in choice["logprobs"]["content"]],
+                )
+            ),
+            "a token is no id",
+        ),
         (changed(lambda choice: choice["weight_versions"][0].update(version="default")), "sampled with weights"),
         (changed(lambda choice: choice.update(weight_versions=[])), "sampled with weights"),
         (changed(lambda choice: choice.update(weight_versions=None)), "not the answer"),

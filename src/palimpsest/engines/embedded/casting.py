@@ -18,7 +18,9 @@ def cast(folder: Path, dtype: str) -> None:
             name: weight.to(DTYPES[dtype]) if weight.is_floating_point() else weight
             for name, weight in load_file(file).items()
         }
-        save_file(weights, file, metadata={"format": "pt"})
+        mode = file.stat().st_mode
+        save_file(weights, file, metadata={"format": "pt"})  # which makes a file for its owner alone
+        file.chmod(mode)
     if (config := folder / "config.json").is_file():
         described = json.loads(config.read_text("utf-8"))
         write_plain(config, (json.dumps({**described, "dtype": dtype}, indent=2) + "\n").encode())

@@ -25,6 +25,8 @@ _REPLY_BYTES = 64 << 20
 _STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 _TOP = 10
 """Tokens whose log-probabilities tell the mode of a server."""
+_ROUNDING = 1e-3
+"""Nats that a log-probability may lie above 0, by rounding."""
 
 
 class ServerFailed(SamplerError):
@@ -196,10 +198,14 @@ def read_answer(answer: Any, request_id: str, version: str, name: str) -> Answer
         if choice["finish_reason"] not in _STOPS:
             raise ServerFailed(f"{name}: ended the request by {choice['finish_reason']!r:.40}")
         if versions != {version}:
-            raise ServerFailed(f"{name}: sampled with weights {sorted(map(str, versions))}, {version} is published")
+            raise ServerFailed(
+                f"{name}: sampled with weights {sorted(map(str, versions))!s:.100}, {version} is published"
+            )
         if not token_ids or [each["token_id"] for each in content] != list(token_ids):
             raise ServerFailed(f"{name}: tokens and log-probabilities don't belong together")
-        if not all(type(id_) is int for id_ in token_ids) or not all(map(math.isfinite, logprobs)):
+        if not all(type(id_) is int and id_ >= 0 for id_ in token_ids) or not all(map(math.isfinite, logprobs)):
             raise ServerFailed(f"{name}: a token is no id, or its log-probability not finite")
+        if max(logprobs) > _ROUNDING:
+            raise ServerFailed(f"{name}: a log-probability is {max(logprobs):.3g}, above 0")
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         return Answered(token_ids, logprobs, _STOPS[choice["finish_reason"]], int(details.get("cached_tokens") or 0))

@@ -111,9 +111,8 @@ class ServedEngine:
         self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs)
         self.learner = ServedLearner(learner, self.sampler, handover)
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
-        self.limits = replace(
-            inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=f"sampled by {who}"
-        )
+        note = "; ".join(filter(None, (inner.limits.note, f"sampled by {who}")))
+        self.limits = replace(inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=note)
 
     async def close(self) -> None:
         """End the servers that were started, and the engine of the learner; a second call does nothing."""

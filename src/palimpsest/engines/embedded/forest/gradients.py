@@ -106,7 +106,17 @@ class ForestGradients:
             loss, sums = self._policy_loss(forest, logprobs, entropy, old, reference)
         loss.backward()
         self._optimizer.collect()
-        return loss.detach(), sums, float((logprobs.detach() - forest.sampler_logprobs).abs().max())
+        recomputed = self._objective == "policy" and self._config.old_logprobs == "recompute"
+        learner = self._before(forest, logprobs, old) if recomputed else logprobs.detach()  # as losses.py's mean
+        return loss.detach(), sums, float((learner - forest.sampler_logprobs).abs().max())
+
+    def _before(self, forest: Forest, logprobs: Tensor, old: OldLogprobs | None) -> Tensor:
+        """Old side of the ratio, [N]."""
+        if self._config.old_logprobs == "sampler":
+            return forest.sampler_logprobs
+        if old is None or not forest.indices:
+            return logprobs.detach()
+        return torch.cat([old[i] for i in forest.indices])
 
     def _policy_loss(
         self,
@@ -116,15 +126,9 @@ class ForestGradients:
         old: OldLogprobs | None,
         reference: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if self._config.old_logprobs == "sampler":
-            before = forest.sampler_logprobs
-        elif old is None or not forest.indices:
-            before = logprobs.detach()
-        else:
-            before = torch.cat([old[i] for i in forest.indices])
         return policy_loss(
             logprobs=logprobs,
-            old_logprobs=before,
+            old_logprobs=self._before(forest, logprobs, old),
             sampler_logprobs=forest.sampler_logprobs,
             advantages=forest.advantages,
             weights=forest.weights,
