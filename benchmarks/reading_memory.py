@@ -7,6 +7,7 @@ The parquet file is one row group, as writers make it by default, and uncompress
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import resource
@@ -70,8 +71,11 @@ def main() -> None:
     if sys.argv[1:2] == ["read"]:
         read(Path(sys.argv[2]))
         return
-    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 200.0
-    kinds = sys.argv[2:] or KINDS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("megabytes", type=float, nargs="?", default=200.0, help="size of each file")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(KINDS)}; none: all")
+    options = parser.parse_args()
+    megabytes, kinds = options.megabytes, options.names or KINDS
     with tempfile.TemporaryDirectory() as folder:
         print("| kind | file, MB | peak over a small file's, MB |\n|---|---|---|")
         for kind in kinds:

@@ -23,7 +23,7 @@ ROW: dict[str, Any] = {
     "supporting_facts": [["House", 0]],
     "context": [["House", ["The house is red. ", "It is old."]], ["Tree", ["The tree is tall."]]],
 }
-TRAIN = ("train", "memagent-quickstart", "data.curriculum=null")
+TRAIN = ("train", "memagent-quickstart", "data.curriculum=null", "data.synthetic.starts=null")
 SMALL = ("policy.options.chunk_size=64", "policy.options.memory_tokens=8", "policy.options.question_tokens=64")
 ONE_STEP = ("train.steps=1", "train.prompts_per_step=1", "train.optimizer_steps=1", "train.group_size=2")
 
@@ -181,7 +181,7 @@ def test_a_budget_beyond_the_window_is_named_with_both_numbers(
     trained = refused(*TRAIN, f"model.path={model}", "policy.options.chunk_size=5000", "--out", str(out))
     assert "context is 512" in trained
     grown = refused(
-        "quickstart", "memagent", f"model.path={model}", *SMALL,
+        "quickstart", "memagent", "data.synthetic.starts=null", f"model.path={model}", *SMALL,
         "evaluation.baselines.last_window.options.window_tokens=5000", "--out", str(out),
     )  # fmt: skip
     assert "context is 512" in grown
@@ -232,6 +232,7 @@ def test_a_folder_that_holds_something_is_not_written_into(
     command: str, refused: Refused, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     words = [command, "memagent-quickstart" if command == "train" else "memagent", f"model.path={tiny_model_folder}"]
+    words += ["data.synthetic.starts=null"]
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     message = refused(*words, *SMALL, "--out", str(tmp_path), "--resume")
     assert "metrics.jsonl but no config.yaml" in message

@@ -147,7 +147,8 @@ def test_a_half_written_run_folder_is_not_touched(
     refused: Callable[..., str], tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    message = refused("train", "memagent-quickstart", f"model.path={tiny_model_folder}", "--out", str(tmp_path))
+    settings = (f"model.path={tiny_model_folder}", "data.synthetic.starts=null")
+    message = refused("train", "memagent-quickstart", *settings, "--out", str(tmp_path))
     assert "--force" in message
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["metrics.jsonl"]
 

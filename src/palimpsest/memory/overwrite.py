@@ -165,7 +165,7 @@ class OverwritePolicy(MemoryPolicy):
         if (length := len(codec.encode(problem.memory))) > self.memory_tokens:
             raise DataError(
                 f"problem {problem.id}: its memory has {length} tokens, policy.options.memory_tokens="
-                f"{self.memory_tokens}; raise that budget or shorten the memory"
+                f"{self.memory_tokens}; raise that budget, shorten it, or begin without (data.synthetic.starts=null)"
             )
         if self.overlong == "refuse" and self.max_chunks is not None and problem.context is not None:
             length, limit = len(codec.encode(problem.context)), self.max_chunks * self.chunk_size

@@ -40,7 +40,7 @@ def fitted(measure: Callable[[int], int], limit: int, *, hint: int = 1, most: in
     sizes around, for a measure may waver by a few tokens.
 
     >>> fitted(lambda size: 100 + 7 * size, 10_000), fitted(lambda size: 100 + 7 * size, 105)
-    (1404, 0)
+    (1404, None)
     """
     least = measure(0)
     if least > limit:
