@@ -300,6 +300,7 @@ def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(tmp_path: Path, 
 def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     out = tmp_path / "run"
     command = ["quickstart", "memagent", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
+    command += ["data.synthetic.starts=null"]
     command += [
         "train.steps=2",
         "train.prompts_per_step=2",
@@ -378,11 +379,12 @@ def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary) == [
-        "method", "seed", "training_objectives", "wall_s", "accuracy", "all_right", "answers_right",
+        "method", "seed", "training_objectives", "planned_objectives", "wall_s", "accuracy", "all_right",
+        "answers_right",
         "input_tokens_per_episode", "prunes_per_episode", "mean_prunes_per_episode",
         "segments_per_trajectory", "mean_segments_per_trajectory",
     ]  # fmt: skip
-    assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 2)
+    assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 1)
     for key in ("accuracy", "all_right", "answers_right", "input_tokens_per_episode"):
         assert set(summary[key]) == {"prune_before", "prune", *others}
         assert all(set(row) == {"1", "2"} for row in summary[key].values())
