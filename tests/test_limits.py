@@ -23,7 +23,6 @@ LATE_IMPORTS = 0.04
 LONG = {
     "cli.data.assemble": "a command: its options are its parameters, each with its help",
     "cli.data_build.build": "a command",
-    "cli.data_ruler.ruler": "a command",
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.probe.probe": "a command",
     "cli.train.sft": "a command",

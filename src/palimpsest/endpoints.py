@@ -122,3 +122,15 @@ def redacted(text: str, *secrets: str | None) -> str:
         if secret:
             text = text.replace(secret, _HIDDEN)
     return text
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a service asks to wait; the form with a date is passed over.
+
+    >>> retry_after({"retry-after": "2"}), retry_after({"retry-after": "Sun, 22 Nov 2026"}), retry_after({})
+    (2.0, None, None)
+    """
+    try:
+        return max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import Force, Out, numbers, shares
+from palimpsest.cli.options import Force, Out, numbers, shares, tell_made
 
 
 def build(
@@ -56,8 +56,4 @@ def build(
         force=force,
         progress=Terminal(),
     )
-    for name, count in built.problems.items():
-        typer.echo(f"{out / name}: {count:,} problems")
-    for reason, count in built.left_out.items():
-        typer.echo(f"left out, {reason}: {count:,}")
-    typer.echo(f"edition {built.edition}")
+    tell_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import Force, Out, numbers
+from palimpsest.cli.options import Force, Out, numbers, tell_made
 
 
 def objectives(
@@ -37,6 +37,4 @@ def objectives(
     made = make_objectives(
         source, sizes, out=out, documents=documents, count=n, seed=seed, force=force, progress=Terminal()
     )
-    for name, count in made.problems.items():
-        typer.echo(f"{out / name}: {count:,} problems")
-    typer.echo(f"edition {made.edition}")
+    tell_made(made)

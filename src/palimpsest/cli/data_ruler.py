@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import Force, Out, numbers
+from palimpsest.cli.options import Force, Out, numbers, tell_made
 
 
 def ruler(
@@ -46,8 +46,8 @@ def ruler(
         force=force,
         progress=Terminal(),
     )
-    for name, count in made.problems.items():
-        typer.echo(f"{out / name}: {count:,} problems")
-    for name, option in made.left_out.items():
-        typer.echo(f"left out: {name}, which is made of a file of yours ({option} FILE)")
-    typer.echo(f"edition {made.edition}")
+    tell_made(made, (_lacks(*each) for each in made.left_out.items()))
+
+
+def _lacks(task: str, option: str) -> str:
+    return f"left out: {task}, which is made of a file of yours ({option} FILE)"

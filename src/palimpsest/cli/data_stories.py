@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import Force, Out, numbers
-
-if TYPE_CHECKING:
-    from palimpsest.jobs.stories import MadeStories
+from palimpsest.cli.options import Force, Out, numbers, tell_made
 
 Tokenizer = Annotated[str, typer.Option(help="Folder or hub id of the model whose tokens are counted.")]
 Lengths = Annotated[str, typer.Option(help="Tokens of a context, e.g. 4096,8192.")]
@@ -41,7 +38,7 @@ def babilong(
 
     amount = Amount(numbers("--lengths", "numbers of tokens", lengths), n, seed)
     chosen = tasks.split(",")
-    _tell(
+    tell_made(
         make_babilong(chosen, amount, tokenizer=tokenizer, out=out, haystack=haystack, force=force, progress=Terminal())
     )
 
@@ -69,10 +66,6 @@ def updates(
     amount = Amount(numbers("--lengths", "numbers of tokens", lengths), n, seed)
     often = numbers("--changes", "numbers of changes", changes)
     chosen = kinds.split(",")
-    _tell(make_updates(chosen, amount, tokenizer=tokenizer, out=out, changes=often, force=force, progress=Terminal()))
-
-
-def _tell(made: MadeStories) -> None:
-    for name, count in made.problems.items():
-        typer.echo(f"{made.folder / name}: {count:,} problems")
-    typer.echo(f"edition {made.edition}")
+    tell_made(
+        make_updates(chosen, amount, tokenizer=tokenizer, out=out, changes=often, force=force, progress=Terminal())
+    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from palimpsest.config.data import columns_of
 from palimpsest.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palimpsest.jobs.set_folder import Made
 
 Overrides = Annotated[
     list[str] | None,
@@ -30,6 +34,15 @@ def named_columns(text: str) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError(str(error).replace("data.map=", "--map ")) from None
     return columns
+
+
+def tell_made(made: Made, left_out: Iterable[str] = ()) -> None:
+    """Say what a data set holds, and what it doesn't, by lines."""
+    for name, count in made.problems.items():
+        typer.echo(f"{made.folder / name}: {count:,} problems")
+    for line in left_out:
+        typer.echo(line)
+    typer.echo(f"edition {made.edition}")
 
 
 def numbers(option: str, what: str, text: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from palimpsest.data.problems import problem_row
 from palimpsest.data.question_files import Filters, Questions, read_questions, read_where
 from palimpsest.data.splitting import ALL, Split, deal, read_splits
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.set_folder import new_folder
+from palimpsest.jobs.set_folder import Made, new_folder
 from palimpsest.progress.progress import Progress, Silent, Tick
 
 Layout = Literal["auto", "text", "indices"]
@@ -71,13 +71,9 @@ class Contexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class Built(Made):
     """What was written."""
 
-    folder: Path
-    edition: str
-    problems: dict[str, int]
-    """By file."""
     left_out: dict[str, int]
     """Questions that no split has, by why."""
     layout: Layout

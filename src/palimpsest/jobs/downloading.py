@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import httpx
 
 from palimpsest import files
 from palimpsest.data.published import Published
+from palimpsest.endpoints import retry_after
 from palimpsest.errors import DataError
 from palimpsest.jobs.set_folder import free_file
 from palimpsest.progress.progress import Progress, Silent, Tick
@@ -158,7 +158,7 @@ class _Fetch:
     def _refused(self, answer: httpx.Response) -> None:
         status = answer.status_code
         if status in _BUSY or status >= 500:
-            raise _Again(f"status {status}", _retry_after(answer.headers))
+            raise _Again(f"status {status}", retry_after(answer.headers))
         why = {401: "needs a login", 403: "is not for everybody", 404: "there is no such file"}.get(status, "refused")
         raise DataError(f"{self.url}: {why} (status {status})")
 
@@ -202,10 +202,3 @@ class _Fetch:
         files.rename(self.partial, self.out)
         self.note.unlink(missing_ok=True)
         return Downloaded(self.out, size, digest, self.known_sha256 is not None)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    try:
-        return max(0.0, float(headers["retry-after"]))
-    except (KeyError, ValueError):
-        return None

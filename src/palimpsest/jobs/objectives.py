@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest import files
@@ -25,20 +24,10 @@ from palimpsest.data.problems import problem_row
 from palimpsest.data.question_files import Questions, read_questions
 from palimpsest.data.splitting import question_key
 from palimpsest.errors import DataError
-from palimpsest.jobs.set_folder import new_folder
+from palimpsest.jobs.set_folder import Made, new_folder
 from palimpsest.progress.progress import Progress, Silent, Tick
 from palimpsest.seeding import derive_seed
 from palimpsest.types import Problem, Question
-
-
-@dataclass(frozen=True, slots=True)
-class MadeObjectives:
-    """What was written."""
-
-    folder: Path
-    edition: str
-    problems: dict[str, int]
-    """By file."""
 
 
 def make_objectives(
@@ -51,7 +40,7 @@ def make_objectives(
     seed: int = 0,
     force: bool = False,
     progress: Progress | None = None,
-) -> MadeObjectives:
+) -> Made:
     """Problems of so many questions each, `count` of each size, or as many as there are. Raises DataError."""
     progress = progress or Silent()
     with new_folder(out, force=force, progress=progress) as folder:
@@ -72,7 +61,7 @@ def make_objectives(
             sources=read.sources,
             left_out=dict(read.left_out),
         )
-    return MadeObjectives(out, edition, problems)
+    return Made(out, edition, problems)
 
 
 def _groups(order: Sequence[Record], size: int, count: int | None) -> list[Sequence[Record]]:

@@ -24,7 +24,7 @@ from palimpsest.data.ruler.definitions import TASKS, Task
 from palimpsest.data.ruler.needles import Essay, niah
 from palimpsest.data.ruler.sample import Sample, fitted
 from palimpsest.errors import ConfigError, DataError, nearest
-from palimpsest.jobs.set_folder import new_folder
+from palimpsest.jobs.set_folder import Made, new_folder
 from palimpsest.progress.progress import Progress, Silent, Tick
 from palimpsest.text.codec import Codec
 
@@ -46,13 +46,9 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeRuler:
+class MadeRuler(Made):
     """What was written."""
 
-    folder: Path
-    edition: str
-    problems: dict[str, int]
-    """By file."""
     left_out: dict[str, str]
     """Tasks that weren't made, and the option they lack."""
 

@@ -6,12 +6,23 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest import files
 from palimpsest.errors import RunError
 from palimpsest.progress.progress import Progress
 from palimpsest.runs.moving import refuse_moving
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A data set that was written."""
+
+    folder: Path
+    edition: str
+    problems: dict[str, int]
+    """By file."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from palimpsest.data.ruler.needles import Essay, Key, inserted
 from palimpsest.data.ruler.sample import fitted
 from palimpsest.data.story import Story
 from palimpsest.errors import ConfigError, DataError, nearest
-from palimpsest.jobs.set_folder import new_folder
+from palimpsest.jobs.set_folder import Made, new_folder
 from palimpsest.progress.progress import Progress, Silent, Tick
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
@@ -40,16 +40,6 @@ class Amount:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MadeStories:
-    """What was written."""
-
-    folder: Path
-    edition: str
-    problems: dict[str, int]
-    """By file."""
-
-
 def make_babilong(
     tasks: Sequence[str],
     amount: Amount,
@@ -59,7 +49,7 @@ def make_babilong(
     haystack: Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> MadeStories:
+) -> Made:
     """Facts of `data/babi.py` between the sentences of the text `haystack`, or of noise. Raises PalimpsestError."""
     chosen = _known(tasks, babi.TASKS, "--tasks")
     essay = Essay.read(haystack) if haystack else None
@@ -81,7 +71,7 @@ def make_updates(
     changes: Sequence[int] = (1, 2, 4),
     force: bool = False,
     progress: Progress | None = None,
-) -> MadeStories:
+) -> Made:
     """Facts that change, as `data/updates.py` has them, each as many times as one of `changes`, by turns."""
     chosen = _known(kinds, updates.KINDS, "--kinds")
     if not changes or not all(1 <= number <= 15 for number in changes):
@@ -126,7 +116,7 @@ def _make(
     force: bool,
     progress: Progress | None,
     rest: dict[str, Any],
-) -> MadeStories:
+) -> Made:
     progress = progress or Silent()
     with new_folder(out, force=force, progress=progress) as folder:
         codec = Codec.load(tokenizer)
@@ -146,7 +136,7 @@ def _make(
             tokenizer=Path(tokenizer).name,
             **rest,
         )
-    return MadeStories(out, edition, problems)
+    return Made(out, edition, problems)
 
 
 def _rows(stories: Iterator[Story], length: int, count: Callable[[str], int]) -> Iterator[dict[str, object]]:

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from palimpsest.config.reward import JudgeConfig
-from palimpsest.endpoints import BadReply, Reply, check_address, post, redacted, token_from
+from palimpsest.endpoints import BadReply, Reply, check_address, post, redacted, retry_after, token_from
 from palimpsest.errors import JudgeError
 
 LONGEST_PAUSE = 20.0  # seconds
@@ -159,9 +159,9 @@ class ChatClient:
             return self._text(answer)
         said = f"status {answer.status}: {answer.quoted(200, self._key)}"
         if answer.status >= 500:
-            raise _Down(said, _retry_after(answer))
+            raise _Down(said, retry_after(answer.headers))
         if answer.status in (408, 429):
-            raise _Again(said, _retry_after(answer))
+            raise _Again(said, retry_after(answer.headers))
         if answer.status in _REFUSALS:
             raise _Refused(f"{self.url}: {said}")
         hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
@@ -178,11 +178,3 @@ class ChatClient:
             ended = redacted(str(ended), self._key)
             raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
         return text
-
-
-def _retry_after(answer: Reply) -> float | None:
-    """Seconds the endpoint asks to wait; the form with a date is passed over."""
-    try:
-        return max(0.0, float(answer.headers["retry-after"]))
-    except (KeyError, ValueError):
-        return None
