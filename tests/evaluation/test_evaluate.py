@@ -16,7 +16,8 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
 from palimpsest.evaluation.run import Arena, EvalSet, evaluate, evaluate_sets
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
-from palimpsest.evaluation.summary import EvalSummary, score, summarise, wilson
+from palimpsest.evaluation.statistics import wilson
+from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.jobs.quickstart_config import quickstart_config
 from palimpsest.jobs.shards import Shard, samples_of
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model

@@ -9,6 +9,7 @@ Not covered: several samples of one problem (give it as several problems).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,7 +238,13 @@ def _sample(
         measures=measures,
         events=dict(Counter(event.kind for event in trajectory.events)),
         questions=_questions(problem, trajectory, grade) if problem.questions else [],
+        document=_fingerprint(problem.context) if problem.context else None,
     )
+
+
+def _fingerprint(document: str) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.blake2b(document.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[dict[str, Any]]:

@@ -63,6 +63,8 @@ class Sample:
     """Kind of event to number."""
     questions: list[dict[str, Any]] = field(default_factory=list)
     """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
+    document: str | None = None
+    """Fingerprint of what was read: samples that share it aren't independent. None: nothing, or an older log."""
 
     @property
     def without_gold(self) -> bool:
@@ -204,7 +206,7 @@ def _asked(value: Any) -> bool:
 _ASKED_FORMS = {"question": _text, "answers": _all(_text), "answer": _or_none(_text), "value": _or_none(_number)}
 _FORMS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("name", "id", "question", "outcome"), _text),
-    **dict.fromkeys(("answer", "memory", "reason"), _or_none(_text)),
+    **dict.fromkeys(("answer", "memory", "reason", "document"), _or_none(_text)),
     **dict.fromkeys(("turns", "prompt_tokens", "sampled_tokens"), _count),
     **dict.fromkeys(("metrics", "measures"), _named(_number)),
     "answers": _all(_text),

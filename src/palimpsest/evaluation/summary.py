@@ -6,19 +6,16 @@ wrong, not missing), ungraded ones (sampler failed, timed out...) in `ungraded` 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from palimpsest.evaluation.clusters import clusters_of
 from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, wilson
 from palimpsest.events import DocumentTruncated
-from palimpsest.seeding import keyed_random
-
-_Z = 1.959964  # 95%
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +58,9 @@ class EvalSummary:
     documents_cut: int = 0
     """Problems of whose document the policy left something out: it was longer than its options or the window take."""
 
+    clusters: int = 0
+    """Documents or questions that the graded problems come from, where several share one: what the interval counts."""
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -75,7 +75,8 @@ def summarise(name: str, samples: Iterable[Sample]) -> EvalSummary:
         problems=len(rows),
         graded=len(graded),
         ungraded=len(rows) - len(graded),
-        accuracy=score([s.value for s in graded if s.value is not None]),
+        accuracy=accuracy_of(rows),
+        clusters=len(set(clusters_of(graded))),
         metrics=_means(s.metrics for s in graded),
         measures=_means(s.measures for s in rows),
         outcomes=dict(sorted(Counter(s.outcome for s in rows).items())),
@@ -87,46 +88,40 @@ def summarise(name: str, samples: Iterable[Sample]) -> EvalSummary:
     )
 
 
-def score(values: Sequence[float]) -> Score:
+def accuracy_of(samples: Sequence[Sample]) -> Score:
+    """Mean value of those that have one. Samples that share a document or a question count as a cluster."""
+    graded = [(sample, sample.value) for sample in samples if sample.value is not None]
+    return score([value for _, value in graded], clusters_of([sample for sample, _ in graded]))
+
+
+def score(values: Sequence[float], clusters: Clusters | None = None) -> Score:
     """Mean and 95% interval: Wilson's for right-or-wrong values, a bootstrap for fractional ones.
+
+    `clusters`: [values] what each belongs to. Where several belong together, Wilson's interval is that of so many
+    independent problems as would be as uncertain, and the bootstrap draws clusters.
 
     >>> score([1.0, 1.0, 1.0, 0.0])
     Score(mean=0.75, low=0.3006, high=0.9544)
+    >>> score([1.0, 1.0, 0.0, 0.0], "aabb") == score([1.0, 0.0])
+    True
     >>> score([])
     Score(mean=None, low=None, high=None)
     """
     if not values:
         return Score(None, None, None)
-    if all(value in (0.0, 1.0) for value in values):
+    shared = None if clusters is None or len(set(clusters)) == len(values) else clusters
+    if not all(value in (0.0, 1.0) for value in values):
+        low, high = bootstrap(values, shared)
+    elif shared is None:
         low, high = wilson(sum(values), len(values))
     else:
-        low, high = _bootstrap(values)
+        low, high = clustered_wilson(values, shared)
     return Score(fmean(values), round(low, 4), round(high, 4))
 
 
-def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a proportion (Wilson 1927); it stays sensible at 0 and at 1.
-
-    >>> [round(x, 3) for x in wilson(10, 10)]
-    [0.722, 1.0]
-    """
-    share = successes / n
-    centre = share + _Z**2 / (2 * n)
-    spread = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
-    scale = 1 + _Z**2 / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Percentile bootstrap of the mean; the same values give the same interval."""
-    rng = keyed_random("bootstrap", len(values))
-    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1]
-
-
 def _size_summary(size: int | None, rows: Sequence[Sample]) -> SizeSummary:
-    values = [s.value for s in rows if s.value is not None]
-    return SizeSummary(size, len(rows), len(values), score(values), _mean([s.tokens for s in rows]))
+    graded = sum(s.value is not None for s in rows)
+    return SizeSummary(size, len(rows), graded, accuracy_of(rows), _mean([s.tokens for s in rows]))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.evaluation.samples import Sample, write_json
-from palimpsest.evaluation.summary import EvalSummary, Score, score
+from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
@@ -60,7 +60,7 @@ class Evaluation:
     @property
     def accuracy(self) -> Score:
         """Over everything graded, with its 95% interval."""
-        return score([sample.value for sample in self.samples if sample.value is not None])
+        return accuracy_of(self.samples)
 
     @property
     def ungraded(self) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 from palimpsest.config.load import dump_config
 from palimpsest.config.models import model_path
 from palimpsest.config.schema import RunConfig
-from palimpsest.evaluation.summary import wilson
+from palimpsest.evaluation.statistics import wilson
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
 from palimpsest.report.training import ToldEpisode, TrainingResults, write_training_report

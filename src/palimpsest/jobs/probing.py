@@ -13,7 +13,8 @@ from palimpsest.data.source import build_source
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.run import EvalSet
-from palimpsest.evaluation.summary import Score, score, wilson
+from palimpsest.evaluation.statistics import wilson
+from palimpsest.evaluation.summary import Score, score
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator

@@ -1,0 +1,178 @@
+"""Intervals and tests against other computations: enumeration, plain loops, figures of statsmodels 0.15."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from palimpsest.evaluation.clusters import clusters_of
+from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.statistics import (
+    bootstrap,
+    cluster_error,
+    clustered_wilson,
+    mcnemar,
+    paired,
+    wilson,
+)
+from palimpsest.evaluation.summary import score, summarise
+
+STATSMODELS_WILSON = {
+    (0, 10): (0.0, 0.27753279986288926),
+    (3, 10): (0.10779126740630104, 0.6032218525388546),
+    (64, 128): (0.4146522462605072, 0.5853477537394928),
+}
+
+
+@pytest.mark.parametrize(("right", "n"), STATSMODELS_WILSON)
+def test_wilsons_interval_is_that_of_statsmodels(right: int, n: int) -> None:
+    assert wilson(right, n) == pytest.approx(STATSMODELS_WILSON[right, n], abs=1e-6)
+
+
+def test_mcnemar_is_the_share_of_as_extreme_outcomes_among_all() -> None:
+    """Every way in which so many flips can fall, counted."""
+    for flips in range(1, 11):
+        for better in range(flips + 1):
+            worse = flips - better
+            falls = [sum(each) for each in itertools.product((0, 1), repeat=flips)]
+            extreme = sum(abs(2 * fall - flips) >= abs(better - worse) for fall in falls)
+            assert mcnemar(better, worse) == pytest.approx(float(Fraction(extreme, len(falls))))
+
+
+def test_mcnemar_is_that_of_statsmodels_on_many_flips() -> None:
+    assert mcnemar(121, 59) == pytest.approx(4.4344492637551645e-06, rel=1e-9)
+    assert mcnemar(600, 400) < 1e-9  # numbers that a float can't hold on the way
+
+
+def test_the_cluster_robust_error_is_that_of_statsmodels() -> None:
+    values = [0.1, 0.5, 0.9, 0.2, 1.0, 0.0, 0.7, 0.3]
+    assert cluster_error(values, "aabbbcdd") == pytest.approx(0.131720387247634, abs=1e-12)
+
+
+def test_the_cluster_robust_error_is_the_usual_one_without_clusters() -> None:
+    values = [random.Random(0).random() for _ in range(50)]
+    spread = math.sqrt(sum((value - sum(values) / 50) ** 2 for value in values) / 49)
+    assert cluster_error(values, range(50)) == pytest.approx(spread / math.sqrt(50))
+    assert cluster_error(values, [0] * 50) is None
+
+
+def loop_bootstrap(values: list[float], clusters: list[int], draws: int = 4000) -> tuple[float, float]:
+    """The same without numpy."""
+    rng, members = random.Random(5), defaultdict(list)
+    for value, cluster in zip(values, clusters, strict=True):
+        members[cluster].append(value)
+    groups, means = list(members.values()), []
+    for _ in range(draws):
+        drawn = [value for group in rng.choices(groups, k=len(groups)) for value in group]
+        means.append(sum(drawn) / len(drawn))
+    means.sort()
+    return means[int(0.025 * draws)], means[int(0.975 * draws)]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_bootstrap_is_that_of_a_plain_loop(size: int) -> None:
+    rng = random.Random(2)
+    clusters = [place // size for place in range(80)]
+    values = [min(1.0, 0.3 * (cluster % 3) + 0.4 * rng.random()) for cluster in clusters]
+    low, high = bootstrap(values, clusters)
+    loop_low, loop_high = loop_bootstrap(values, clusters)
+    width = loop_high - loop_low
+    assert (low, high) == pytest.approx((loop_low, loop_high), abs=0.06 * width)
+
+
+def test_resampling_in_blocks_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [place / 30 for place in range(30)]
+    whole = bootstrap(values)
+    monkeypatch.setattr("palimpsest.evaluation.statistics._BLOCK", 70)
+    assert bootstrap(values) == whole
+
+
+def test_names_of_clusters_do_not_matter() -> None:
+    values = [0.1, 0.2, 0.9, 1.0, 0.4, 0.3]
+    assert bootstrap(values, "xxyyzz") == bootstrap(values, [7, 7, 0, 0, -1, -1])
+
+
+def covered(interval: str, draws: int = 300) -> float:
+    """Share of evaluations of 20 documents with 6 questions each whose interval holds the true accuracy, 0.5."""
+    rng, hits = random.Random(9), 0
+    clusters = [place // 6 for place in range(120)]
+    for _ in range(draws):
+        shares = [0.9 if rng.random() < 0.5 else 0.1 for _ in range(20)]
+        values = [float(rng.random() < shares[cluster]) for cluster in clusters]
+        low, high = wilson(sum(values), 120) if interval == "naive" else clustered_wilson(values, clusters)
+        hits += low <= 0.5 <= high
+    return hits / draws
+
+
+def test_an_interval_over_clusters_covers_and_one_that_ignores_them_does_not() -> None:
+    assert covered("clustered") > 0.9
+    assert covered("naive") < 0.75
+
+
+def test_an_interval_over_clusters_that_are_all_right_counts_clusters() -> None:
+    assert clustered_wilson([1.0] * 60, [place // 20 for place in range(60)]) == wilson(3, 3)
+    assert clustered_wilson([1.0, 0.0, 1.0], range(3)) == pytest.approx(wilson(2, 3))
+
+
+def test_a_paired_interval_is_narrower_than_two_intervals_of_its_own() -> None:
+    """Two agents that fail on the same problems: what they share cancels."""
+    rng = random.Random(4)
+    first = [float(rng.random() < 0.5) for _ in range(200)]
+    second = [max(value, float(rng.random() < 0.1)) for value in first]
+    difference = paired(first, second)
+    assert difference.mean == pytest.approx(sum(second) / 200 - sum(first) / 200)
+    assert 0 < difference.low < difference.mean < difference.high
+    assert difference.high - difference.low < 0.5 * (wilson(100, 200)[1] - wilson(100, 200)[0])
+    assert (difference.test, difference.worse) == ("mcnemar", 0)
+
+
+def test_fractions_and_clusters_are_tested_by_the_bootstrap() -> None:
+    first, second = [0.0, 0.5] * 20, [0.5, 0.5] * 20
+    assert paired(first, second).test == "bootstrap"
+    assert paired(first, second).p < 0.01
+    right = [1.0] * 40
+    assert paired([0.0, 1.0] * 20, right, [place // 4 for place in range(40)]).test == "bootstrap"
+    same = paired(first, first)
+    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
+
+
+def test_the_bootstraps_p_is_uniform_where_nothing_differs() -> None:
+    rng = np.random.default_rng(3)
+    ps = [paired(list(rng.random(40)), list(rng.random(40))).p for _ in range(200)]
+    assert 0.01 <= sum(p < 0.05 for p in ps) / 200 <= 0.1
+    assert 0.4 < sum(ps) / 200 < 0.6
+
+
+# ---- what belongs together ------------------------------------------------------------------------------------
+
+
+def sample(id: str, value: float | None, *, document: str | None = None, name: str = "s", gold: str = "a") -> Sample:
+    return Sample(
+        name, id, f"question {id}", (gold,), "a", None, "answered", value, None, 4, 1, 9, 1, document=document
+    )
+
+
+def test_questions_on_one_document_and_one_question_at_several_lengths_belong_together() -> None:
+    rows = [
+        sample("p1", 1.0, document="d1"),
+        sample("p2", 1.0, document="d1"),
+        sample("p2", 1.0, document="d2", name="longer"),
+        sample("p3", 1.0, document="d3"),
+        sample("p3", 1.0, document="d4", gold="another"),
+    ]
+    assert clusters_of(rows) == [0, 0, 0, 1, 2]
+
+
+def test_a_summary_counts_documents_where_questions_share_them() -> None:
+    values = [1.0] * 10 + [0.0] * 10
+    alone = [sample(f"p{place}", value, document=f"d{place}") for place, value in enumerate(values)]
+    shared = [sample(f"p{place}", value, document=f"d{place // 5}") for place, value in enumerate(values)]
+    assert (summarise("s", alone).clusters, summarise("s", shared).clusters) == (20, 4)
+    assert summarise("s", alone).accuracy == score(values)
+    assert summarise("s", shared).accuracy == score([1.0, 1.0, 0.0, 0.0])
