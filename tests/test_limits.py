@@ -21,6 +21,7 @@ LATE_IMPORTS = 0.04
 """Share of imports that may stand inside functions: they hide what a module needs."""
 
 LONG = {
+    "cli.compare.compare": "a command",
     "cli.data.assemble": "a command: its options are its parameters, each with its help",
     "cli.data_build.build": "a command",
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",

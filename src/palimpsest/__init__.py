@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from palimpsest.config.load import load_recipe as load_recipe
     from palimpsest.config.schema import RunConfig as RunConfig
     from palimpsest.errors import PalimpsestError as PalimpsestError
+    from palimpsest.jobs.comparing import Comparison as Comparison
+    from palimpsest.jobs.comparing import compare as compare
     from palimpsest.jobs.evaluation import Evaluation as Evaluation
     from palimpsest.jobs.evaluation import evaluate as evaluate
     from palimpsest.jobs.evaluation import evaluate_async as evaluate_async
@@ -54,6 +56,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "config.load": ("load_recipe",),
     "config.schema": ("RunConfig",),
     "errors": ("PalimpsestError",),
+    "jobs.comparing": ("compare", "Comparison"),
     "jobs.evaluation": ("evaluate", "evaluate_async", "Evaluation"),
     "jobs.playing": ("play", "play_async", "Episode"),
     "jobs.probing": ("probe", "probe_async", "Probe"),

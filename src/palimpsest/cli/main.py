@@ -18,6 +18,7 @@ import typer
 from palimpsest import __version__
 from palimpsest.cli import (
     bench,
+    compare,
     data,
     data_sets,
     evaluate,
@@ -88,6 +89,7 @@ app.command("train", short_help="Reinforcement learning from a recipe.")(train.t
 app.command("cold-start", short_help="Only the lessons a recipe begins with.")(train.cold_start)
 app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
+app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
 app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)

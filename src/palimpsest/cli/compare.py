@@ -1,0 +1,162 @@
+"""`palimpsest compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from palimpsest.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palimpsest.evaluation.pairing import Flip, Pairing
+    from palimpsest.evaluation.statistics import Difference
+    from palimpsest.jobs.comparing import Cell, Comparison
+
+
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR DIR ...", help="Evaluations, or runs of a quickstart; two or more.")
+    ],
+    flips: Annotated[int, typer.Option(min=0, help="Flipped problems to list of each side.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Accuracy by length to this .svg or .png; by cost to NAME-cost beside it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for compare.html (everything), compare.json and both figures.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Put evaluations side by side: accuracy and cost by task and length, differences, what was configured otherwise.
+
+    Differences are against the first folder, over the problems that both graded: same set, id, question and golds. Each
+    has its 95% interval and p; problems that only one side has are counted, never mixed in.
+
+    \b
+    Examples:
+      palimpsest compare evals/before evals/after --flips 10
+      palimpsest compare evals/seed-0 evals/seed-1 evals/seed-2 --plot seeds.svg
+      palimpsest compare runs/quickstart runs/other --out comparison
+      palimpsest compare evals/a evals/b --json
+    """
+    from palimpsest.jobs.comparing import compare as compare_folders
+    from palimpsest.jobs.comparison_files import check_plot, write_folder, write_plots
+
+    if plot is not None:
+        check_plot(plot)
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; give a folder")
+    comparison = compare_folders(*folders)
+    written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
+    if json:
+        import json as json_module
+
+        print(json_module.dumps(comparison.to_json(flips or None)))
+        return
+    _show(comparison, flips)
+    for path in written:
+        typer.echo(str(path), err=True)
+
+
+_COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference", "95%", "p", "turns", "tokens/problem"]
+
+
+def _show(comparison: Comparison, flips: int) -> None:
+    from palimpsest.cli.show import stdout, table
+
+    console = stdout()
+    title = f"{comparison.sides[0].name} and {', '.join(side.name for side in comparison.sides[1:])}"
+    rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
+    console.print(table(title, _COLUMNS, rows))
+    for name, pairing in comparison.pairings.items():
+        console.print(_told(name, comparison.sides[0].name, pairing), markup=False, highlight=False, soft_wrap=True)
+    for note in comparison.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    _show_bands(comparison)
+    _show_differs(comparison)
+    for name, flipped in comparison.flips.items() if flips else ():
+        _show_flips(name, flipped, flips)
+
+
+def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
+    from palimpsest.cli.show import interval, percent
+
+    own = comparison.figures[cell][name]
+    pairing = comparison.cell_pairings.get(cell, {}).get(name)
+    difference = pairing.difference if pairing else None
+    return [
+        cell.label,
+        name,
+        str(own.problems),
+        str(own.ungraded),
+        percent(own.accuracy.mean),
+        interval(own.accuracy),
+        *(["", "", ""] if difference is None else _difference(difference)),
+        f"{own.turns_per_document:.1f}",
+        f"{own.tokens_per_document:,.0f}",
+    ]
+
+
+def _difference(difference: Difference) -> list[str]:
+    """Points, the ends of the interval, p."""
+    ends = f"{100 * difference.low:+.0f} to {100 * difference.high:+.0f}"
+    return [f"{100 * difference.mean:+.1f}", ends, _p(difference.p)]
+
+
+def _p(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
+def _told(name: str, first: str, pairing: Pairing) -> str:
+    """The difference over everything, in a sentence."""
+    difference = pairing.difference
+    if difference is None:
+        return f"{name} less {first}: nothing to compare"
+    mean, ends, p = _difference(difference)
+    tests = {"mcnemar": "McNemar's exact test", "bootstrap": "paired bootstrap"}
+    return (
+        f"{name} less {first}: {mean} points ({ends}) over {pairing.problems} problems, p {p} "
+        f"({tests[difference.test]}); {difference.better} better, {difference.worse} worse"
+    )
+
+
+def _show_bands(comparison: Comparison) -> None:
+    from palimpsest.cli.show import percent, stdout, table
+
+    rows = [
+        [b.cell.label, str(len(b.sides)), percent(b.mean), percent(b.low), percent(b.high), percent(b.deviation)]
+        for b in comparison.bands
+    ]
+    if rows:
+        stdout().print("\nover sides that differ by their seed alone", style="bold")
+        stdout().print(table("", ["", "seeds", "mean", "lowest", "highest", "deviation"], rows))
+
+
+def _show_differs(comparison: Comparison) -> None:
+    from palimpsest.cli.show import stdout, table
+    from palimpsest.text.printable import printable
+
+    rows = [[key, *(printable(f"{value!s:.40}") for value in values)] for key, values in comparison.differs.items()]
+    if rows:
+        stdout().print("\nconfigured otherwise", style="bold")  # as its title it would wrap
+        stdout().print(table("", ["", *(side.name for side in comparison.sides)], rows))
+
+
+def _show_flips(name: str, flipped: Sequence[Flip], most: int) -> None:
+    from palimpsest.cli.show import stdout
+    from palimpsest.text.printable import printable
+
+    console = stdout()
+    shown = min(most, len(flipped))
+    console.print(f"\n{name}: {len(flipped)} flipped, {shown} shown", style="bold", markup=False, highlight=False)
+    for flip in flipped[:most]:
+        lines = [
+            f"{flip.set}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; gold {', '.join(flip.golds)}",
+            f"  {flip.question}",
+            f"  - {flip.first or 'no answer'}",
+            f"  + {flip.second or 'no answer'}",
+        ]
+        for line in lines:
+            console.print(printable(f"{line:.400}"), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,250 @@
+"""Evaluations side by side: figures by task and length, differences problem by problem, what was configured otherwise.
+
+Guaranteed: a difference is over problems that both sides graded and nothing else (evaluation/pairing.py); where the
+sides played different problems, `notes` says so; what isn't graded is counted on its side.
+Not covered: a correction of p for many comparisons; a test between more than two sides at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.pairing import Flip, Pairing, pair
+from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.sides import SEED_KEYS, Folder, Side, read_sides
+from palimpsest.jobs.table import Table
+
+FORMAT = 1
+"""Of `to_json`: raised where a key goes or means something else; keys may be added."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """A part of the problems: a set, at one length where it has several."""
+
+    set: str
+    size: int
+
+    @property
+    def label(self) -> str:
+        """In words; -1 stands for no size."""
+        return self.set if self.size < 0 or str(self.size) in self.set else f"{self.set}, size {self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A cell over sides that differ by their seed alone."""
+
+    cell: Cell
+    sides: tuple[str, ...]
+    mean: float
+    low: float
+    high: float
+    """Lowest and highest side."""
+    deviation: float
+    """Standard deviation between sides, with n-1."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more sides; differences are against the first."""
+
+    sides: tuple[Side, ...]
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Those of any side, shorter ones first."""
+        cells = {_cell(sample) for side in self.sides for sample in side.samples}
+        return tuple(sorted(cells, key=lambda cell: (cell.size, cell.set)))
+
+    @cached_property
+    def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
+        """Cell to side's name to its figures; a side that didn't play it is not there."""
+        return {
+            cell: {s.name: summarise(cell.label, mine) for s in self.sides if (mine := _of(s, cell))}
+            for cell in self.cells
+        }
+
+    @cached_property
+    def pairings(self) -> dict[str, Pairing]:
+        """Name of each further side to it less the first, over everything that both played."""
+        first, *others = self.sides
+        return {side.name: pair(first.samples, side.samples) for side in others}
+
+    @cached_property
+    def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
+        """The same, cell by cell, where both sides have it."""
+        first, *others = self.sides
+        return {
+            cell: {s.name: pair(_of(first, cell), mine) for s in others if (mine := _of(s, cell))}
+            for cell in self.cells
+            if _of(first, cell)
+        }
+
+    @property
+    def flips(self) -> dict[str, tuple[Flip, ...]]:
+        """Name of each further side to the problems on which its value is another than the first's."""
+        return {name: pairing.flips for name, pairing in self.pairings.items()}
+
+    @cached_property
+    def differs(self) -> dict[str, tuple[Any, ...]]:
+        """[sides] values of every key of the configurations that isn't the same everywhere; None: not set."""
+        keys = dict.fromkeys(key for side in self.sides for key in side.settings)
+        values = {key: tuple(side.settings.get(key) for side in self.sides) for key in keys}
+        return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+    @cached_property
+    def bands(self) -> tuple[Band, ...]:
+        """Of sides that differ by their seed alone, three or more values or two: cell by cell."""
+        groups: dict[str, list[Side]] = {}
+        for side in self.sides:
+            groups.setdefault(side.but_for_seeds, []).append(side)
+        seeded = [group for group in groups.values() if len({side.seeds for side in group}) == len(group) > 1]
+        return tuple(band for group in seeded for band in self._bands(group))
+
+    def _bands(self, group: Sequence[Side]) -> Iterator[Band]:
+        for cell, figures in self.figures.items():
+            means = {s.name: figures[s.name].accuracy.mean for s in group if s.name in figures}
+            known = {name: mean for name, mean in means.items() if mean is not None}
+            if len(known) > 1:
+                values = list(known.values())
+                yield Band(cell, tuple(known), fmean(values), min(values), max(values), stdev(values))
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know beside the figures."""
+        return tuple(_notes(self))
+
+    @cached_property
+    def table(self) -> Table:
+        """A row a cell and side; shares, not percent. `difference` is that of the problems both sides graded."""
+        rows = [self._row(cell, name) for cell, sides in self.figures.items() for name in sides]
+        return Table.of(rows)
+
+    def _row(self, cell: Cell, name: str) -> dict[str, Any]:
+        own = self.figures[cell][name]
+        pairing = self.cell_pairings.get(cell, {}).get(name)
+        difference = pairing.difference if pairing else None
+        values = {
+            "": cell.label,
+            "side": name,
+            "problems": own.problems,
+            "ungraded": own.ungraded or None,
+            "accuracy": own.accuracy.mean,
+            "low": own.accuracy.low,
+            "high": own.accuracy.high,
+            "difference": difference and difference.mean,
+            "difference low": difference and difference.low,
+            "difference high": difference and difference.high,
+            "p": difference and difference.p,
+            "turns": own.turns_per_document,
+            "tokens": round(own.tokens_per_document),
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    def __repr__(self) -> str:
+        lines = [f"Comparison of {', '.join(side.name for side in self.sides)}", str(self.table), *self.notes]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table._repr_html_()
+
+    def to_json(self, flips: int | None = None) -> dict[str, Any]:
+        """Everything, with the first `flips` flips of each side (None: all); docs/compare.md tells the keys."""
+        return {
+            "format": FORMAT,
+            "sides": [_side_json(side) for side in self.sides],
+            "differs": {key: list(values) for key, values in self.differs.items()},
+            "cells": [self._cell_json(cell, flips) for cell in self.cells],
+            "pairs": [
+                {"first": self.sides[0].name, "second": name, **pairing.to_json(flips)}
+                for name, pairing in self.pairings.items()
+            ],
+            "seeds": [
+                {
+                    "set": band.cell.set,
+                    "size": _size(band.cell),
+                    "sides": list(band.sides),
+                    "mean": band.mean,
+                    "low": band.low,
+                    "high": band.high,
+                    "deviation": band.deviation,
+                }
+                for band in self.bands
+            ],
+            "notes": list(self.notes),
+        }
+
+    def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
+        pairs = self.cell_pairings.get(cell, {})
+        return {
+            "set": cell.set,
+            "size": _size(cell),
+            "sides": {name: figures.to_json() for name, figures in self.figures[cell].items()},
+            "pairs": {name: pairing.to_json(0) for name, pairing in pairs.items()},
+        }
+
+
+def compare(*folders: Folder) -> Comparison:
+    """Evaluations, or runs of a quickstart, side by side; differences are against the first.
+
+    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more.
+
+    Raises ConfigError for fewer than two, RunError for a folder that holds no evaluation.
+    """
+    if len(folders) < 2:
+        raise ConfigError(f"compare: {len(folders)} folder given; two or more are needed")
+    twice = [folder for place, folder in enumerate(folders) if Path(folder) in map(Path, folders[:place])]
+    if twice:
+        raise ConfigError(f"compare: {twice[0]} is given twice")
+    return Comparison(tuple(read_sides(folders)))
+
+
+def _cell(sample: Sample) -> Cell:
+    return Cell(sample.name, -1 if sample.size is None else sample.size)
+
+
+def _of(side: Side, cell: Cell) -> list[Sample]:
+    return [sample for sample in side.samples if _cell(sample) == cell]
+
+
+def _size(cell: Cell) -> int | None:
+    return None if cell.size < 0 else cell.size
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    ungraded = [sample for sample in side.samples if sample.value is None]
+    without_gold = sum(sample.without_gold for sample in ungraded)
+    return {
+        "name": side.name,
+        "folder": str(side.folder),
+        "problems": len(side.samples),
+        "graded": len(side.samples) - len(ungraded),
+        "ungraded": len(ungraded) - without_gold,
+        "without_gold": without_gold,
+        "unreadable_lines": side.unreadable,
+        "seeds": dict(zip(SEED_KEYS, side.seeds, strict=True)),
+    }
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    first = comparison.sides[0].name
+    for side in comparison.sides:
+        told = _side_json(side)
+        counts = {name: told[name] for name in ("ungraded", "without_gold", "unreadable_lines") if told[name]}
+        if counts:
+            words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+            yield f"{side.name}: {words} of {told['problems']}; not in its accuracy"
+    for name, pairing in comparison.pairings.items():
+        if not pairing.problems:
+            yield f"{name} and {first} have no graded problem in common: no difference can be told ({pairing.warning})"
+        elif pairing.warning:
+            yield f"{name} against {first}: over the {pairing.problems} problems both graded; {pairing.warning}"

@@ -1,0 +1,146 @@
+"""A folder of an evaluation or of a run, as a side of a comparison: its samples and what it was configured as.
+
+Of an evaluation these are samples.jsonl and evaluation.json, beside them the configuration of the run whose model it
+played, as `run.KEY`, where that run is still there. Of a quickstart they are the logs under `evaluations/` and its
+config.yaml.
+
+Guaranteed: lines that can't be read are counted, a folder without samples is refused by name.
+Not covered: logs of a quickstart that were set aside (`.old-1`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, read_samples
+from palimpsest.jobs.evaluation_folder import SUMMARY
+from palimpsest.runs.run_folder import CONFIG, load_config
+
+Folder = str | os.PathLike[str]
+SEED_KEYS = ("seed", "run.seed")
+_FOLLOW = ("weights", "model")
+"""What differs between two runs of one configuration because their seeds do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one folder holds."""
+
+    name: str
+    """Its path, without what all sides have in common."""
+    folder: Path
+    samples: tuple[Sample, ...]
+    unreadable: int
+    """Lines of its logs that can't be read."""
+    settings: Mapping[str, Any]
+    """Dotted key to value."""
+
+    @property
+    def seeds(self) -> tuple[Any, ...]:
+        """What it was seeded with."""
+        return tuple(self.settings.get(key) for key in SEED_KEYS)
+
+    @property
+    def but_for_seeds(self) -> str:
+        """Its configuration without seeds, as a text that is equal for equal ones."""
+        trained = any(key.startswith("run.") for key in self.settings)
+        left_out = {*SEED_KEYS, *(_FOLLOW if trained else ())}
+        kept = {key: value for key, value in self.settings.items() if key not in left_out}
+        return json.dumps(kept, sort_keys=True, default=str)
+
+
+def read_sides(folders: Sequence[Folder]) -> list[Side]:
+    """The sides, by names that tell them apart. Raises RunError."""
+    paths = [Path(folder) for folder in folders]
+    names = short_names([str(path) for path in paths])
+    return [_side(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Paths without the folders that all of them begin with; the last part always stays.
+
+    >>> short_names(["runs/a/eval", "runs/b/eval"]), short_names(["evals/a", "evals/b"]), short_names(["x/y"])
+    (['a/eval', 'b/eval'], ['a', 'b'], ['y'])
+    """
+    parts = [Path(path).parts for path in paths]
+    shared = 0
+    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+        shared += 1
+    return [str(Path(*each[shared:])) for each in parts]
+
+
+def _side(folder: Path, name: str) -> Side:
+    logs = list(_logs(folder))
+    if not logs:
+        raise RunError(
+            f"{folder}: holds neither {SAMPLES} nor a quickstart's evaluations: give the --out of palimpsest eval, or "
+            f"make one with palimpsest eval --model {folder} --out DIR"
+            if folder.is_dir()
+            else f"{folder}: no such folder; give folders that palimpsest eval or quickstart wrote"
+        )
+    samples: dict[object, Sample] = {}
+    unreadable = 0
+    for log in logs:
+        read, lost = read_samples(log)
+        samples.update({(sample.name, sample.id): sample for sample in read})
+        unreadable += lost
+    if not samples:
+        raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
+    return Side(name, folder, tuple(samples.values()), unreadable, dict(_settings(folder)))
+
+
+def _logs(folder: Path) -> Iterator[Path]:
+    if (folder / SAMPLES).is_file():
+        yield folder / SAMPLES
+    for log in sorted(folder.glob(f"evaluations/*/*/{SAMPLES}")):
+        if ".old-" not in log.parent.name:
+            yield log
+
+
+def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
+    if (folder / CONFIG).is_file():
+        yield from _run_settings(folder)
+        return
+    yield from _leaves(_json(folder / IDENTITY), "")
+    model = _json(folder / SUMMARY).get("model")
+    if isinstance(model, str):
+        yield "model", model
+        run = next((each for each in _and_parents(Path(model)) if (each / CONFIG).is_file()), None)
+        yield from _run_settings(run) if run else ()
+
+
+def _and_parents(model: Path) -> Iterable[Path]:
+    """A run, or the run of a checkpoint."""
+    return (model, *list(model.parents)[:2])
+
+
+def _run_settings(run: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        values = load_config(run).model_dump(mode="json")
+    except PalimpsestError:  # of another version: what it was configured as can't be told
+        return
+    yield from _leaves(values, "run")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is none, or none that can be read."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and plain values."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, value

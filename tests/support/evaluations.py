@@ -1,0 +1,41 @@
+"""Folders of evaluations, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from palimpsest.evaluation.samples import SAMPLES, Sample, SampleLog, write_json
+
+DEFAULT_IDENTITY: Mapping[str, Any] = {"weights": "w", "reward": {"name": "boxed"}, "seed": 0}
+
+
+def sample(id: str, value: float | None, **fields: Any) -> Sample:
+    """A sample of the set "2 chunks" that answered its gold, or something else."""
+    gold = fields.pop("gold", "Rome")
+    given: dict[str, Any] = {
+        "name": "2 chunks",
+        "question": f"Where is {id}?",
+        "answers": (gold,),
+        "answer": f"\\boxed{{{gold if value else 'Oslo'}}}",
+        "memory": None,
+        "outcome": "answered" if value is not None else "timed_out",
+        "reason": None if value is not None else "episode ended as timed_out",
+        "size": 2,
+        "turns": 3,
+        "prompt_tokens": 90,
+        "sampled_tokens": 10,
+        "metrics": {} if value is None else {"em": value},
+    }
+    return Sample(id=id, value=value, **{**given, **fields})
+
+
+def write_evaluation(folder: Path, samples: Iterable[Sample], identity: Mapping[str, Any] | None = None) -> Path:
+    """A folder as palimpsest eval leaves it, without summary.json."""
+    with SampleLog(folder, {**DEFAULT_IDENTITY, **(identity or {})}) as log:
+        for each in samples:
+            log.append(each)
+    assert (folder / SAMPLES).is_file()
+    write_json(folder / "summary.json", {"model": "somewhere"})
+    return folder
