@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from palimpsest.config.engine import ENGINES, RayEngineConfig
@@ -25,14 +27,32 @@ from palimpsest.errors import ConfigError
         (["engine.name=ray", "cluster.placement=colocated"], "must be above 0 and at most 1"),
         (["engine.name=ray", "model.device=cuda"], "cluster.gpus_per_learner=1"),
         (["engine.name=ray", "cluster.gpus_per_learner=1", "model.device=cpu"], "for it says cpu"),
+        (["engine.name=ray", "cluster.gpus_per_sampler=1", "model.device=cpu"], "gpus_per_sampler=1: set model"),
+        (["engine.name=ray", "cluster.learners=1000000"], "cluster.learners=1000000: must be a whole number, at least"),
+        (["cluster.learners=1e6"], "cluster.learners=1000000.0: must be a whole number"),
+        (["engine.name=ray", "cluster.samplers=100000"], "cluster.samplers=100000: must be a whole number, at least 1"),
+        (["engine.name=ray", "cluster.start_timeout_s=1e300"], "above 0 and at most 604800"),
+        (["engine.name=ray", "cluster.collective_timeout_s=1e300"], "at least 1 and at most 604800"),
+        (["engine.name=ray", "cluster.collective_timeout_s=1e-4"], "cluster.collective_timeout_s=0.0001: must be"),
+        (["engine.name=ray", "cluster.publish_timeout_s=.nan"], "cluster.publish_timeout_s=nan: must be a number"),
+        (["engine.name=ray", "cluster.address=local", "cluster.folder=/a"], "cluster.address='local': give HOST:PORT"),
+        (["engine.name=ray", "cluster.address='ray://a:1'", "cluster.folder=/a"], "give HOST:PORT of the head"),
+        (["engine.name=ray", "cluster.address='a:0'", "cluster.folder=/a"], "cluster.address='a:0': give HOST:PORT"),
+        (["engine.name=ray", 'cluster.folder="a\\0b"'], "holds a NUL character"),
         (["engine.name=ray", "model.lora={}", "cold_start={}"], "set cold_start=null"),
         (["engine.name=rai"], "did you mean ray"),
         (["engine.name=ray", "cluster.learner=2"], "did you mean"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(overrides: list[str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
         load_recipe("memagent-quickstart", overrides)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head.cluster:6379", "[fd00::1]:6379", "auto"])
+def test_the_head_of_a_cluster_is_named_by_host_and_port(address: str) -> None:
+    given = ["engine.name=ray", f"cluster.address='{address}'", "cluster.folder=/a"]
+    assert load_recipe("memagent-quickstart", given).cluster.address == address
 
 
 @pytest.mark.parametrize("name", ENGINES)

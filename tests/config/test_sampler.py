@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from pydantic import ValidationError
 
 from palimpsest.config.load import dump_config, load_recipe, parse_config
-from palimpsest.config.sampler import logprobs_mode
+from palimpsest.config.sampler import SamplerConfig, logprobs_mode
 from palimpsest.config.schema import RunConfig, SamplingConfig
+from palimpsest.engines.vllm.process import ServerProcess
 from palimpsest.errors import ConfigError
 from palimpsest.runs.resume_rules import changes
 
@@ -20,18 +24,31 @@ VLLM = "sampler.name=vllm"
         ([VLLM, "sampler.publish=nccl"], "sampler.publish=nccl is not there yet"),
         ([VLLM, "sampler.publish=ipc"], "sampler.publish=ipc is not there yet"),
         ([VLLM, "sampler.urls=[http://127.0.0.1:1]", "sampler.servers=2"], "sampler.servers is for servers that"),
-        ([VLLM, "sampler.urls=[http://127.0.0.1:1]", "sampler.args=[--seed, '1']"], "sampler.args is for servers"),
+        ([VLLM, "sampler.urls=[http://127.0.0.1:1]", "sampler.args=[--seed=1]"], "sampler.args is for servers"),
         ([VLLM, "sampler.urls=[http://127.0.0.1:1, http://127.0.0.1:1]"], "names a server twice"),
         ([VLLM, "sampler.urls=[http://10.0.0.5:8000]"], "must not be on a network"),
         ([VLLM, "sampler.urls=[http://gpu.example:8000]"], "must not be on a network"),
         ([VLLM, "sampler.urls=[http://0.0.0.0:8000]"], "must not be on a network"),
         ([VLLM, "sampler.urls=[http://me:pw@127.0.0.1:8000]"], "holds a user or a password"),
         ([VLLM, "sampler.urls=[https://127.0.0.1:8000]"], "give the address alone"),
-        ([VLLM, "sampler.urls=[http://127.0.0.1:99999]"], "no address of a server"),
+        ([VLLM, "sampler.urls=[http://127.0.0.1:99999]"], "no port 99999"),
+        ([VLLM, "sampler.urls=[http://127.0.0.1:0]"], "no port 0"),
+        ([VLLM, 'sampler.urls=["http://127.0.0.1:80\\t00"]'], "give the address alone"),
+        ([VLLM, 'sampler.urls=["http://127.0.0.1:8000\\n"]'], "give the address alone"),
+        ([VLLM, "sampler.urls=['http://127.0.0.1:8000#v1']"], "give the address alone"),
+        ([VLLM, "sampler.urls=['http://[::1%lo]:8000']"], "give the address alone"),
+        ([VLLM, "sampler.urls=[http://localhost:8000, 'http://LOCALHOST:8000/']"], "names a server twice"),
+        ([VLLM, "sampler.urls=[http://localhost:8000, http://127.0.0.1:8000]"], "names a server twice"),
+        ([VLLM, "sampler.urls=['http://[::1]', 'http://[0:0:0::1]:80']"], "names a server twice"),
+        ([VLLM, "sampler.devices=[-1]"], "sampler.devices=[-1]: GPUs are numbered from 0"),
+        ([VLLM, "sampler.tensor_parallel=1000"], "sampler.tensor_parallel=1000: must be a whole number, at least"),
+        ([VLLM, "sampler.max_in_flight=1000000"], "and at most 16384"),
+        ([VLLM, "sampler.request_timeout_s=1e300"], "sampler.request_timeout_s=1e+300: must be a number, above 0 and"),
+        ([VLLM, "sampler.start_timeout_s=.nan"], "sampler.start_timeout_s=nan: must be a number"),
+        ([VLLM, "sampler.publish_timeout_s=0"], "sampler.publish_timeout_s=0: must be a number, above 0"),
+        ([VLLM, 'sampler.python="a\\0b"'], "sampler.python: 'a\\x00b' holds a NUL character"),
         ([VLLM, "sampler.devices=[1]", "sampler.servers=2"], "2 servers of 1 need 2 different GPUs"),
         ([VLLM, "sampler.devices=[1, 1]", "sampler.tensor_parallel=2"], "1 servers of 2 need 2 different GPUs"),
-        ([VLLM, "sampler.args=[--api_key=x]"], "sampler.args: --api_key=x follows from"),
-        ([VLLM, "sampler.args=[--host, 0.0.0.0]"], "sampler.args: --host follows from"),
         ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded and ray, not for a:B"),
         ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2 is of copies of the embedded sampler"),
         ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),
@@ -54,9 +71,59 @@ def test_what_can_not_work_is_refused(overrides: list[str], told: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("--api_key=x", "--api_key=x sets --api-key, which follows from the run"),
+        ("--tensor-par=2", "sets --tensor-parallel-size"),  # argparse takes the beginning of a name
+        ("--tensor_par=2", "sets --tensor-parallel-size"),
+        ("--device-memory=0.5", "sets --device-memory-utilization"),
+        ("--no-enable-scale-out", "sets --enable-scale-out"),
+        ("--no_enable_sc", "sets --enable-scale-out"),
+        ("--no-", "follows from the run"),
+        ("--config=other.yaml", "reads options from a file"),
+        ("--conf=other.yaml", "reads options from a file"),
+        ("-tp=2", "'-tp=2' is no option of vLLM's server by its long name"),
+        ("-tp, '2'", "'-tp' is no option"),
+        ("--max-num-seqs, '64'", "'64' is no option"),
+        ("--max-num-seqs, 64", "64 is no option"),
+        ("other-model", "'other-model' is no option"),
+        ("--, other-model", "'--' is no option"),
+        ("'--seed 1'", "'--seed 1' is no option"),
+        ("''", "'' is no option"),
+        ("null", "None is no option"),
+        ("[--seed=1]", "is no option"),
+    ],
+)
+def test_options_that_the_run_decides_are_refused_by_whatever_name(args: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("memagent-quickstart", [VLLM, f"sampler.args=[{args}]"])
+    assert "sampler.args: " in str(caught.value)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_whatever_a_server_is_started_with_is_refused_among_the_further_options(tmp_path: Path) -> None:
+    settings = SamplerConfig(name="vllm")
+    process = ServerProcess(settings, 0, mode="raw_logprobs", dtype="float32", window=64, folder=tmp_path)
+    options = [word for word in process._command(tmp_path, tmp_path / "http") if word.startswith("--")]
+    assert len(options) > 10
+    for option in options:
+        with pytest.raises(ValidationError, match="follows from the run"):
+            SamplerConfig(name="vllm", args=(option,))
+
+
+def test_an_address_with_a_password_in_it_is_refused_unshown() -> None:
+    with pytest.raises(ValidationError) as caught:
+        SamplerConfig(name="vllm", urls=("http://me:s3cret@127.0.0.1:8000",))
+    (error,) = caught.value.errors(include_input=False, include_context=False)
+    assert "s3cret" not in error["msg"]
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         [VLLM],
+        [VLLM, "sampler.args=[--enforce-eager, --no-enable-prefix-caching, '--hf-overrides.rope.factor=2', --seed=-1]"],
         [VLLM, "sampler.urls=[http://127.0.0.1:8000, 'http://[::1]:8001', http://localhost:8002]"],
         [VLLM, "sampler.devices=[2, 3]", "sampler.tensor_parallel=2"],
         [VLLM, "sampling.top_p=0.999"],

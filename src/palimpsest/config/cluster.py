@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from palimpsest.config.model import Dtype
-from palimpsest.config.strict import Strict
+from palimpsest.config.strict import MAX_WAIT_S, Strict
 
 if TYPE_CHECKING:
     from palimpsest.config.schema import RunConfig
 
+_HOST = re.compile(r"[a-z0-9.-]+|\[[0-9a-f:.]+\]", re.IGNORECASE | re.ASCII)
 COPIES = ("samplers", "gpus_per_sampler", "placement")
 """Keys of the copies of the embedded sampler."""
 
@@ -19,13 +21,15 @@ COPIES = ("samplers", "gpus_per_sampler", "placement")
 class ClusterConfig(Strict):
     address: str | None = None
     """A Ray cluster to join, HOST:PORT of its head; None: one is started on this machine, and ended with the run."""
-    learners: int = Field(1, ge=1)
-    """Ranks that share the weights (FSDP2)."""
-    samplers: int = Field(1, ge=1)
-    """Copies of the embedded sampler."""
+    learners: int = Field(1, ge=1, le=1024)
+    """Ranks that share the weights (FSDP2). More than 1,024 are refused: one process deals the batch and asks
+    each."""
+    samplers: int = Field(1, ge=1, le=256)
+    """Copies of the embedded sampler. More than 256 are refused: each takes a thread of the process that asks them."""
     gpus_per_learner: float = Field(0.0, ge=0)
     """0: ranks compute on CPUs."""
     gpus_per_sampler: float = Field(0.0, ge=0)
+    """0: copies of the sampler compute on CPUs."""
     tensor_parallel: int = Field(1, ge=1)
     """Ranks that divide each layer among them; the batch is dealt to learners / tensor_parallel."""
     placement: Literal["separate", "colocated"] = "separate"
@@ -36,11 +40,11 @@ class ClusterConfig(Strict):
     """Weights, gradients and moments of the learners lie in the machines' own memory."""
     mixed_precision: Dtype | None = None
     """What learners compute in; their weights and moments are float32 in any case. None: model.dtype."""
-    start_timeout_s: float = Field(600.0, gt=0)
+    start_timeout_s: float = Field(600.0, gt=0, le=MAX_WAIT_S)
     """Until all processes must be there, their model loaded."""
-    collective_timeout_s: float = Field(600.0, gt=0)
+    collective_timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
     """Until ranks that wait for each other give up."""
-    publish_timeout_s: float = Field(300.0, gt=0)
+    publish_timeout_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
     """Until every sampler must sample from new weights."""
     max_restarts: int = Field(0, ge=0)
     """Times that a training whose processes were lost goes on from its newest checkpoint by itself."""
@@ -51,6 +55,8 @@ class ClusterConfig(Strict):
             raise ValueError(
                 f"cluster.tensor_parallel={self.tensor_parallel} does not divide cluster.learners={self.learners}"
             )
+        if self.address is not None:
+            _check_address(self.address)
         if self.address is not None and self.folder is None:
             raise ValueError(
                 f"cluster.address={self.address}: set cluster.folder to a folder that every node of the cluster sees"
@@ -69,6 +75,14 @@ class ClusterConfig(Strict):
         return self
 
 
+def _check_address(address: str) -> None:
+    """`local` would have Ray start a cluster that asks for no token, ray:// and others are other protocols."""
+    host, _, port = address.rpartition(":")
+    if address == "auto" or (_HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 1 << 16):
+        return
+    raise ValueError(f"cluster.address={address!r:.80}: give HOST:PORT of the head, e.g. 10.0.0.1:6379")
+
+
 def check_cluster(config: RunConfig) -> None:
     """Refuse a `cluster` that the engine or the device leaves without effect. Raises ValueError."""
     cluster = config.cluster
@@ -83,12 +97,11 @@ def check_cluster(config: RunConfig) -> None:
             "engine.name=ray can't begin with an adapter, which a cold_start with model.lora ends with: set "
             "cold_start=null, or model.lora=null"
         )
-    gpus, device = cluster.gpus_per_learner > 0, config.model.device
-    if device.startswith("cuda") and (device != "cuda" or not gpus):
+    device = config.model.device
+    if device.startswith("cuda") and (device != "cuda" or not cluster.gpus_per_learner):
         raise ValueError(
             f"model.device={device}: Ray hands out GPUs; set model.device=auto and cluster.gpus_per_learner=1"
         )
-    if gpus and device == "cpu":
-        raise ValueError(
-            f"cluster.gpus_per_learner={cluster.gpus_per_learner:g}: set model.device=auto, for it says cpu"
-        )
+    for key in ("gpus_per_learner", "gpus_per_sampler"):
+        if device == "cpu" and (gpus := getattr(cluster, key)):
+            raise ValueError(f"cluster.{key}={gpus:g}: set model.device=auto, for it says cpu, or cluster.{key}=0")

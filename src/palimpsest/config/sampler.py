@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlsplit
+import re
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.cluster import COPIES
-from palimpsest.config.strict import Strict
+from palimpsest.config.strict import MAX_WAIT_S, Strict
 
 if TYPE_CHECKING:
     from palimpsest.config.schema import RunConfig, SamplingConfig
@@ -30,9 +30,18 @@ OWN_ARGS = (
     "load-format",
     "tensor-parallel-size",
     "gpu-memory-utilization",
+    "device-memory-utilization",
+    "device-ids",
     "trust-remote-code",
+    "enable-prompt-tokens-details",
+    "disable-uvicorn-access-log",
+    "config",
 )
-"""Options of a server that follow from the run."""
+"""Options of a server that follow from the run, under each of their names; and a file, which could hold any of them."""
+_OPTION = re.compile(r"--([a-z0-9][a-z0-9_-]*)(?:[.+=].*)?", re.DOTALL)
+"""An option by a long name, its value with it: no short form (-tp), and no word of its own, which may be a value of the
+option before it or the model."""
+_ADDRESS = re.compile(r"http://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::([0-9]+))?/?", re.IGNORECASE | re.ASCII)
 STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "args", "start_timeout_s")
 """Keys of the servers that palimpsest starts."""
 
@@ -52,8 +61,8 @@ class SamplerConfig(Strict):
     """The Python that has vLLM and starts them; null: the one that runs palimpsest."""
     devices: tuple[int, ...] = ()
     """GPUs of the servers, `tensor_parallel` each, one after the other; []: what CUDA_VISIBLE_DEVICES says."""
-    tensor_parallel: int = Field(1, ge=1)
-    """GPUs that share one server's weights."""
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """GPUs of this machine that share one server's weights."""
     memory: float = Field(0.85, gt=0, le=1)
     """Share of a GPU's memory that a server takes; a CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
     max_context: int | None = Field(None, ge=2)
@@ -62,18 +71,27 @@ class SamplerConfig(Strict):
     """How new weights reach the servers: safetensors, by files. nccl and ipc are refused: nobody has run them yet."""
     folder: str | None = None
     """Where the files of new weights are written, e.g. /dev/shm; null: the run folder."""
-    max_in_flight: int = Field(128, ge=1)
-    """Requests at one server at once; further ones of its groups go to another server, or wait."""
+    max_in_flight: int = Field(128, ge=1, le=16_384)
+    """Requests at one server at once, each with a connection of its own; further ones of its groups go to another
+    server, or wait."""
     seeded: bool = True
     """Every request carries its seed; false is faster on a GPU, and no two runs are alike."""
     args: tuple[str, ...] = ()
-    """Further options of vLLM's server, e.g. [--enforce-eager]."""
-    start_timeout_s: float = Field(900.0, gt=0)
+    """Further options of vLLM's server by their long names, values with them, e.g. [--enforce-eager,
+    --max-num-seqs=64]."""
+    start_timeout_s: float = Field(900.0, gt=0, le=MAX_WAIT_S)
     """Until a server that was started must answer a request."""
-    request_timeout_s: float = Field(600.0, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0, le=MAX_WAIT_S)
     """Until a request must be answered."""
-    publish_timeout_s: float = Field(300.0, gt=0)
+    publish_timeout_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
     """Until a server must sample from new weights; one that doesn't leaves the pool."""
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _options_of_ours(cls, args: Any) -> Any:
+        for arg in args if isinstance(args, list | tuple) else ():
+            _check_arg(arg)
+        return args
 
     @model_validator(mode="after")
     def _fits_together(self) -> SamplerConfig:
@@ -86,45 +104,60 @@ class SamplerConfig(Strict):
             raise ValueError("sampler.api_key_env is for servers that you run: set sampler.urls, or leave it out")
         if self.urls and (theirs := [name for name in changed if name in STARTED]):
             raise ValueError(f"sampler.{theirs[0]} is for servers that palimpsest starts: leave out it or sampler.urls")
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"sampler.urls={list(self.urls)} names a server twice")
-        for url in self.urls:
-            _check_url(url)
+        if len({_address_of(url) for url in self.urls}) < len(self.urls):
+            raise ValueError(f"sampler.urls={list(self.urls)} names a server twice (localhost is 127.0.0.1)")
         needed = self.servers * self.tensor_parallel
+        if any(device < 0 for device in self.devices):
+            raise ValueError(f"sampler.devices={list(self.devices)}: GPUs are numbered from 0")
         if self.devices and (len(self.devices) != needed or len(set(self.devices)) != needed):
             raise ValueError(
                 f"sampler.devices={list(self.devices)}: {self.servers} servers of {self.tensor_parallel} need "
                 f"{needed} different GPUs"
             )
-        _check_args(self.args)
         return self
 
 
-def _check_url(url: str) -> None:
-    """An address on this machine: whoever reaches the endpoints that change weights may run code, key or no key."""
+def _address_of(url: str) -> tuple[str, int]:
+    """Host and port of a server on this machine: whoever reaches the endpoints that change weights may run code, key or
+    no key.
+
+    >>> _address_of("http://LOCALHOST:8000/"), _address_of("http://[0:0:0::1]")
+    (('127.0.0.1', 8000), ('::1', 80))
+    """
+    shown = f"={url!r:.80}" if "@" not in url else ""  # an address with a password in it
+    parts = _ADDRESS.fullmatch(url)
+    if parts is None:
+        raise ValueError(f"sampler.urls{shown}: give the address alone, like http://127.0.0.1:8000")
+    host, port = parts[1].strip("[]").lower(), int(parts[2] or 80)
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"sampler.urls{shown}: no port {port}; ports go from 1 to 65535")
     try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"sampler.urls: no address of a server ({error}); give http://127.0.0.1:8000") from None
-    if parts.scheme != "http" or not host or parts.username or parts.path.strip("/") or parts.query:
-        raise ValueError("sampler.urls: give the address alone, like http://127.0.0.1:8000")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        loopback = False
-    if not loopback:
+        address = None
+    if address is None or not address.is_loopback:
         raise ValueError(
-            f"sampler.urls={url}: vLLM asks for no key where weights are changed, so such a server must not be on a "
+            f"sampler.urls{shown}: vLLM asks for no key where weights are changed, so such a server must not be on a "
             "network: start it on 127.0.0.1, and reach another machine's through a tunnel (ssh -L)"
         )
+    return str(address), port
 
 
-def _check_args(args: tuple[str, ...]) -> None:
-    for arg in args:
-        name = arg.partition("=")[0].lstrip("-").replace("_", "-")
-        if arg.startswith("-") and name in OWN_ARGS:
-            raise ValueError(f"sampler.args: {arg} follows from the run's configuration; leave it out")
+def _check_arg(arg: Any) -> None:
+    """Refuse what the run decides itself, under whatever name vLLM takes it by: `a_b` for `a-b`, the beginning of a
+    name, `--no-` before it."""
+    option = _OPTION.fullmatch(arg) if isinstance(arg, str) else None
+    if option is None:
+        raise ValueError(
+            f"sampler.args: {arg!r:.60} is no option of vLLM's server by its long name, with its value in the same "
+            "text; write it like --enforce-eager or --max-num-seqs=64"
+        )
+    name = option[1].replace("_", "-").removeprefix("no-")
+    taken = next((own for own in OWN_ARGS if own.startswith(name)), None)
+    if taken == "config":
+        raise ValueError(f"sampler.args: {arg:.60} reads options from a file; name them in sampler.args instead")
+    if taken is not None:
+        raise ValueError(f"sampler.args: {arg:.60} sets --{taken}, which follows from the run; leave it out")
 
 
 def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:

@@ -8,6 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+MAX_WAIT_S = 604_800
+"""A week: the most that a time limit may be. Clocks of sockets, threads and collectives overflow far above it."""
+
 
 class Strict(BaseModel):
     """Frozen; refuses unknown keys, numbers that aren't finite, and true or false for a number."""

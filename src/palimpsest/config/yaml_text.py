@@ -117,7 +117,8 @@ def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 def refuse_unwritable(value: Any, key: str, source: str) -> None:
-    """Raise ConfigError for what no file of a run can hold: a number beyond 64 bits, a text that is no Unicode."""
+    """Raise ConfigError for what no file of a run can hold, or no path and no variable: a number beyond 64 bits, a text
+    that is no Unicode, a NUL character."""
     where = f"{source}: {key}" if key else source
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -128,6 +129,8 @@ def refuse_unwritable(value: Any, key: str, source: str) -> None:
             refuse_unwritable(inner, key, source)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(f"{where}: a number of {value.bit_length()} bits; at most 63 are possible")
+    elif isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{where}: {value!r:.60} holds a NUL character, which ends a path or a name; leave it out")
     elif isinstance(value, str) and not value.isascii():
         try:
             value.encode()
