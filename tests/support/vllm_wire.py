@@ -19,22 +19,25 @@ def token(id_: int, logprob: float, top: int = 0, spread: float = 1.0) -> dict[s
 
 
 def answer(request: dict[str, Any], version: str, *, raw: bool = True) -> dict[str, Any]:
-    """Of `/inference/v1/generate`: `max_tokens` times the last token of the prompt."""
-    wanted = request["sampling_params"]
-    ids = [request["token_ids"][-1]] * wanted["max_tokens"]
+    """Of `/inference/v1/generate`: `max_tokens` times the last token of the prompt, or once where that is to stop."""
+    wanted, prompt = request["sampling_params"], request["token_ids"]
+    stops = prompt[-1] in wanted.get("stop_token_ids", ())
+    ids = prompt[-1:] * (1 if stops else wanted["max_tokens"])
     spread = 1.0 if raw else 1.0 / wanted.get("temperature", 1.0)
     choice = {
         "index": 0,
-        "finish_reason": "length",
-        "stop_reason": None,
+        "finish_reason": "stop" if stops else "length",
+        "stop_reason": ids[-1] if stops else None,
         "token_ids": ids,
         "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
         "logprobs": {"content": [token(id_, -1.5, wanted.get("logprobs", 0), spread) for id_ in ids]},
     }
     return {
         "request_id": f"generate-tokens-{request['request_id']}",
-        "usage": {"prompt_tokens": len(request["token_ids"]), "prompt_tokens_details": {"cached_tokens": 1}},
-        "prompt_logprobs": None,
+        "usage": {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 1}},
+        "prompt_logprobs": [None, *({str(id_): {"logprob": -id_ / 8, "rank": 1}} for id_ in prompt[1:])]
+        if wanted.get("prompt_logprobs") is not None
+        else None,
         "output_mode": "tokens",
         "choices": [choice],
     }
@@ -56,6 +59,10 @@ class Wire:
     loaded: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
+    wanted: list[dict[str, Any]] = field(default_factory=list)
+    """Parameters of the sampling, prompt by prompt."""
+    authorizations: set[str] = field(default_factory=set)
+    """What requests were authorised by."""
     faults: dict[str, Fault] = field(default_factory=dict)
     """By the path they break."""
     gate: asyncio.Event | None = None
@@ -77,6 +84,7 @@ class Wire:
                 self.version = body["new_version"]
             case "/inference/v1/generate":
                 self.prompts.append(body["token_ids"])
+                self.wanted.append(body["sampling_params"])
                 self.in_flight += 1
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)
                 if self.gate is not None:
@@ -92,8 +100,10 @@ async def wire() -> AsyncIterator[Wire]:
     state = Wire()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-        length = next((int(line.split()[1]) for line in head if line.startswith("content-length")), 0)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
+        length = int(fields.get("content-length", 0))
+        state.authorizations |= {fields["authorization"]} if "authorization" in fields else set()
         body = json.loads(await reader.readexactly(length) or b"{}")
         if (content := await state.reply_to(head[0].split()[1], body)) is None:
             await reader.read()  # until the client gives up

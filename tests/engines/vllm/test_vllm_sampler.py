@@ -16,7 +16,7 @@ from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.sampler import VllmSampler
 from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import SamplingParams, StopReason
-from support.vllm_wire import Fault, Wire, answer, reply, wire
+from support.vllm_wire import Fault, Wire, answer, reply, token, wire
 
 PROMPT = (5, 6, 7)
 PARAMS = SamplingParams(max_tokens=4, temperature=1.0, top_p=0.9, stop_ids=(2,), seed=2**63 - 1)
@@ -39,18 +39,35 @@ def open_sampler(servers: list[Wire], **settings: Any) -> VllmSampler:
     return VllmSampler(config, Limits(100, 64), mode="raw_logprobs", dtype="float32", logs=Path("unused"))
 
 
-def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Wire], Fault]:
+def altered(change: Callable[[dict[str, Any]], None]) -> Callable[[Wire], Fault]:
     """A good answer, changed."""
 
     def make(server: Wire) -> Fault:
         def fault(request: dict[str, Any]) -> bytes:
             value = answer(request, server.version)
-            change(value["choices"][0])
+            change(value)
             return reply(200, json.dumps(value).encode())
 
         return fault
 
     return make
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Wire], Fault]:
+    """A good answer whose one choice is changed."""
+    return altered(lambda value: change(value["choices"][0]))
+
+
+def sampling(ids: list[int], finish_reason: object) -> Callable[[Wire], Fault]:
+    """A completion of these tokens that ended, as it says, by this."""
+    content = [token(id_, -1.5) for id_ in ids]
+    return changed(
+        lambda choice: choice.update(token_ids=ids, finish_reason=finish_reason, logprobs={"content": content})
+    )
+
+
+def cached(tokens: object) -> Callable[[Wire], Fault]:
+    return altered(lambda value: value["usage"].update(prompt_tokens_details={"cached_tokens": tokens}))
 
 
 def always(content: bytes | None) -> Callable[[Wire], Fault]:
@@ -92,18 +109,23 @@ async def test_a_completion_is_what_the_server_sampled() -> None:
         (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob="-inf")), "not finite"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=50.0)), "is 50, above 0"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(token_id=8)), "don't belong together"),
-        (
-            changed(
-                lambda choice: (
-                    choice.update(token_ids=[-1] * 4),
-                    [c.update(token_id=-1) for c in choice["logprobs"]["content"]],
-                )
-            ),
-            "a token is no id",
-        ),
+        (sampling([-1] * 4, "length"), "a token is no id"),
+        (sampling([True] * 4, "length"), "a token is no id"),
         (changed(lambda choice: choice["weight_versions"][0].update(version="default")), "sampled with weights"),
         (changed(lambda choice: choice.update(weight_versions=[])), "sampled with weights"),
         (changed(lambda choice: choice.update(weight_versions=None)), "not the answer"),
+        (sampling([7] * 5, "length"), "sampled 5 tokens where at most 4 were asked for"),
+        (sampling([7, 2, 7, 7], "length"), "went on after the stop token 2"),
+        (sampling([7, 2, 7, 2], "stop"), "went on after the stop token 2"),
+        (sampling([7] * 4, "stop"), "says it ended by stop, but the last token is 7, which is no stop token"),
+        (sampling([7] * 3, "stop"), "says it ended by stop, but the last token is 7"),
+        (sampling([7, 7, 7, 2], "length"), "says it ended by length, but the last token is the stop token 2"),
+        (sampling([7] * 3, "length"), "ended after 3 of 4 tokens, without a stop token"),
+        (sampling([7], ["stop"]), "not the answer"),
+        (cached(4), "found 4 tokens of a prompt of 3 in its cache"),
+        (cached(-1), "found -1 tokens"),
+        (cached("2"), "found '2' tokens"),
+        (sampling([100] * 4, "length"), "sampled an id outside the vocabulary of 100"),
     ],
 )
 async def test_what_can_not_be_trained_on_is_an_error_of_the_sampler(fault: Callable[[Wire], Fault], told: str) -> None:
@@ -112,9 +134,51 @@ async def test_what_can_not_be_trained_on_is_an_error_of_the_sampler(fault: Call
         with pytest.raises(SamplerError) as caught:
             await sampler.generate(PROMPT, PARAMS)
         assert told in str(caught.value)
+        assert server.url in str(caught.value)
         assert sampler.stats().failed == 1
         del server.faults[GENERATE]  # a healthy server that stumbled is asked again
         assert (await sampler.generate(PROMPT, PARAMS)).token_ids == (7,) * 4
+
+
+async def test_a_completion_may_end_by_a_stop_token() -> None:
+    async with pool() as (sampler, _):
+        completion = await sampler.generate((7, 2), PARAMS)
+        assert (completion.token_ids, completion.stop_reason) == ((2,), StopReason.STOP)
+
+
+def scoring(rows: Callable[[list[Any]], list[Any]]) -> Callable[[Wire], Fault]:
+    return altered(lambda value: value.update(prompt_logprobs=rows(value["prompt_logprobs"])))
+
+
+async def test_scores_are_those_of_the_ids_after_the_prompt() -> None:
+    async with pool() as (sampler, [server]):
+        assert await sampler.score(PROMPT, (8, 16)) == (-1.0, -2.0)
+        assert server.prompts[-1] == [*PROMPT, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (scoring(lambda rows: rows[:-1]), "scored 4 tokens of 5"),
+        (scoring(lambda rows: [*rows, rows[-1]]), "scored 6 tokens of 5"),
+        (scoring(lambda rows: [*rows[:-1], {"17": rows[-1]["16"]}]), "not the answer"),
+        (scoring(lambda rows: [*rows[:-1], None]), "not the answer"),
+        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": "nan"}}]), "a log-probability is not finite"),
+        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": "-inf"}}]), "a log-probability is not finite"),
+        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": 0.5}}]), "a log-probability is 0.5, above 0"),
+        (altered(lambda value: value.update(prompt_logprobs=None)), "not the answer"),
+        (altered(lambda value: value.update(request_id="other")), "answered another request"),
+        (changed(lambda choice: choice["weight_versions"][0].update(version="default")), "sampled with weights"),
+    ],
+)
+async def test_scores_that_can_not_be_right_are_an_error_of_the_sampler(
+    fault: Callable[[Wire], Fault], told: str
+) -> None:
+    async with pool() as (sampler, [server]):
+        server.faults[GENERATE] = fault(server)
+        with pytest.raises(SamplerError, match=told) as caught:
+            await sampler.score(PROMPT, (8, 16))
+        assert server.url in str(caught.value)
 
 
 async def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said() -> None:
@@ -122,6 +186,52 @@ async def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said
         server.faults[GENERATE] = always(None)(server)
         with pytest.raises(SamplerError, match=r"no answer within 0.1 s"):
             await sampler.generate(PROMPT, PARAMS)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+async def test_a_request_carries_its_seed_unless_they_are_switched_off(seeded: bool) -> None:
+    async with pool(seeded=seeded) as (sampler, [server]):
+        await sampler.generate(PROMPT, PARAMS)
+        assert server.wanted[-1].get("seed") == (PARAMS.seed if seeded else None)
+        assert ("seed" in server.wanted[-1]) is seeded
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        (GENERATE, always(reply(401, {"error": "Bearer s3cret is not allowed"}))),
+        (GENERATE, always(reply(400, {"error": "s3cret"}))),
+        (GENERATE, always(reply(200, {"request_id": "r", "choices": "s3cret"}))),
+        (GENERATE, changed(lambda choice: choice["weight_versions"][0].update(version="s3cret"))),
+        (GENERATE, changed(lambda choice: choice.update(finish_reason="s3cret"))),
+        (GENERATE, changed(lambda choice: choice["logprobs"]["content"][0].update(logprob="s3cret"))),
+        (GENERATE, changed(lambda choice: choice.update(finish_reason="x" * 250 + "s3cret" * 20))),  # cut in its middle
+        ("/weight_info", always(reply(200, {"weight_version": "s3cret"}))),
+        ("/health", always(reply(500, {"you": {"sent": "s3cret"}}))),
+    ],
+)
+async def test_the_key_of_a_server_that_quotes_it_is_in_no_message(
+    path: str, fault: Callable[[Wire], Fault], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setenv("KEY_OF_A_SERVER", "s3cret")
+    async with pool(api_key_env="KEY_OF_A_SERVER") as (sampler, [server]):
+        assert server.authorizations == {"Bearer s3cret"}
+        server.faults |= {GENERATE: always(reply(500, b""))(server), path: fault(server)}
+        with pytest.raises(SamplerError) as first:
+            await sampler.generate(PROMPT, PARAMS)
+        with pytest.raises(SamplerError) as later:
+            await sampler.generate(PROMPT, PARAMS)
+        told = [first.value, later.value, *(each.message for each in recwarn)]
+        assert "s3c" not in " ".join(map(str, told))
+
+
+async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with pool() as (sampler, _):
+        assert (await sampler.generate(PROMPT, PARAMS)).token_ids == (7,) * 4
 
 
 async def test_an_answer_to_another_request_is_refused() -> None:

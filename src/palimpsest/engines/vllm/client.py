@@ -7,41 +7,34 @@ Not covered: time limits, which whoever calls sets; streams.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from palimpsest.config.sampler import LogprobsMode
-from palimpsest.endpoints import BadReply, ask
+from palimpsest.endpoints import BadReply, ask, redacted
+from palimpsest.engines.vllm.answers import (
+    Sampled,
+    WrongAnswer,
+    check_origin,
+    read_completion,
+    read_likeliest,
+    read_scores,
+)
 from palimpsest.errors import SamplerError
-from palimpsest.types import SamplingParams, StopReason
+from palimpsest.types import SamplingParams
 
 _REPLY_BYTES = 64 << 20
-_STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 _TOP = 10
 """Tokens whose log-probabilities tell the mode of a server."""
-_ROUNDING = 1e-3
-"""Nats that a log-probability may lie above 0, by rounding."""
 
 
 class ServerFailed(SamplerError):
     """The server did not answer, or not as a sound one: it is to be looked at before it is asked again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What came of one request."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stop_reason: StopReason
-    cached: int
-    """Tokens of the prompt that were in the server's prefix cache."""
 
 
 class Client:
@@ -72,12 +65,12 @@ class Client:
     async def window(self) -> int:
         """Tokens of its longest prompt plus completion."""
         models = await self._ask("GET", "/v1/models")
-        with _read_as_expected(self.name):
+        with self._reading():
             return int(models["data"][0]["max_model_len"])
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, version: str, seeded: bool = True
-    ) -> Answered:
+    ) -> Sampled:
         """Complete one prompt with the weights of `version`. Raises SamplerError."""
         wanted = {
             "max_tokens": params.max_tokens,
@@ -87,16 +80,16 @@ class Client:
             "logprobs": 0,
             **({"seed": params.seed} if seeded else {}),
         }
-        name, answer = await self._complete(prompt_ids, wanted)
-        return read_answer(answer, name, version, self.name)
+        answer = await self._complete(prompt_ids, wanted, version)
+        with self._reading():
+            return read_completion(answer, len(prompt_ids), params)
 
-    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-        """[T] nats of `ids` after the prompt, at temperature 1 in either mode of the server."""
-        sequence = [*prompt_ids, *ids]
-        _, answer = await self._complete(sequence, {"max_tokens": 1, "prompt_logprobs": 0})
-        with _read_as_expected(self.name):
-            rows = answer["prompt_logprobs"][len(prompt_ids) :]
-            return tuple(float(row[str(id_)]["logprob"]) for row, id_ in zip(rows, ids, strict=True))
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int], *, version: str) -> tuple[float, ...]:
+        """[T] nats of `ids` after the prompt, at temperature 1 in either mode of the server, by the weights of
+        `version`. Raises SamplerError."""
+        answer = await self._complete([*prompt_ids, *ids], {"max_tokens": 1, "prompt_logprobs": 0}, version)
+        with self._reading():
+            return read_scores(answer, len(prompt_ids), ids)
 
     async def check_mode(self, mode: LogprobsMode) -> None:
         """Raise ServerFailed unless its log-probabilities are of `mode`: at half the temperature the distance between
@@ -131,20 +124,39 @@ class Client:
         """Raise ServerFailed unless it says `version` of its weights."""
         told = await self._ask("GET", "/weight_info")
         if not isinstance(told, dict) or told.get("weight_version") != version:
-            raise ServerFailed(f"{self.name}: says {told!r:.100} of its weights instead of {version}")
+            raise self._failure(f"says {told!r} of its weights instead of {version}")
 
     async def _likeliest(self, temperature: float) -> dict[int, float]:
         """Nats of some of the likeliest tokens after a prompt."""
-        _, answer = await self._complete([0, 1, 2], {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP})
-        with _read_as_expected(self.name):
-            (token,) = answer["choices"][0]["logprobs"]["content"]
-            return {int(each["token_id"]): float(each["logprob"]) for each in token["top_logprobs"]}
+        wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP}
+        answer = await self._complete([0, 1, 2], wanted)
+        with self._reading():
+            return read_likeliest(answer)
 
-    async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any]) -> tuple[str, Any]:
-        """The id of the request and its answer. What isn't `wanted` is switched off, whatever the server's defaults."""
+    async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any], version: str | None = None) -> Any:
+        """The answer, where `version` is given by those weights. What isn't `wanted` is switched off, whatever the
+        server's defaults."""
         request_id = secrets.token_hex(8)
         body = {"request_id": request_id, "token_ids": list(ids), "sampling_params": {**_PLAIN, **wanted}}
-        return request_id, await self._ask("POST", "/inference/v1/generate", body)
+        answer = await self._ask("POST", "/inference/v1/generate", body)
+        if version is not None:
+            with self._reading():
+                check_origin(answer, request_id, version)
+        return answer
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """While an answer is read: whatever doesn't look as expected is the server's failure."""
+        try:
+            yield
+        except WrongAnswer as error:
+            raise self._failure(str(error)) from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise self._failure(f"not the answer of a server of vLLM ({error!r})") from None
+
+    def _failure(self, told: str) -> ServerFailed:
+        """A server may quote the key that it was sent."""
+        return ServerFailed(f"{self.name}: {redacted(told, self._key):.300}")
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
@@ -169,43 +181,3 @@ _PLAIN = {
     "ignore_eos": True,  # the stop ids say where to end
     "detokenize": False,
 }
-
-
-class _read_as_expected:
-    """Whatever doesn't look as expected is the server's failure."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (LookupError, TypeError, ValueError, AttributeError)):
-            raise ServerFailed(f"{self._name}: not the answer of a server of vLLM ({error!r:.100})") from None
-
-
-def read_answer(answer: Any, request_id: str, version: str, name: str) -> Answered:
-    """What `/inference/v1/generate` answered to `request_id`. Raises ServerFailed where it can't be trained on: it is
-    another request's, was cut off, was sampled by other weights, or holds a log-probability that isn't finite."""
-    with _read_as_expected(name):
-        (choice,) = answer["choices"]
-        token_ids = tuple(choice["token_ids"])
-        content = choice["logprobs"]["content"]
-        logprobs = tuple(float(each["logprob"]) for each in content)
-        versions = {span["version"] for span in choice["weight_versions"]}
-        if not answer["request_id"].endswith(request_id):
-            raise ServerFailed(f"{name}: answered another request than it was asked")
-        if choice["finish_reason"] not in _STOPS:
-            raise ServerFailed(f"{name}: ended the request by {choice['finish_reason']!r:.40}")
-        if versions != {version}:
-            raise ServerFailed(
-                f"{name}: sampled with weights {sorted(map(str, versions))!s:.100}, {version} is published"
-            )
-        if not token_ids or [each["token_id"] for each in content] != list(token_ids):
-            raise ServerFailed(f"{name}: tokens and log-probabilities don't belong together")
-        if not all(type(id_) is int and id_ >= 0 for id_ in token_ids) or not all(map(math.isfinite, logprobs)):
-            raise ServerFailed(f"{name}: a token is no id, or its log-probability not finite")
-        if max(logprobs) > _ROUNDING:
-            raise ServerFailed(f"{name}: a log-probability is {max(logprobs):.3g}, above 0")
-        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        return Answered(token_ids, logprobs, _STOPS[choice["finish_reason"]], int(details.get("cached_tokens") or 0))

@@ -114,8 +114,9 @@ class VllmSampler:
             return ()
         self._check(prompt_ids, len(ids) + 1)  # a server samples one more
         self._check(ids, 1)
-        async with self._pool.admitted(None) as (client, _), time_limit(self._settings.request_timeout_s, client.name):
-            return await client.score(prompt_ids, ids)
+        limit = self._settings.request_timeout_s
+        async with self._pool.admitted(None) as (client, tag), time_limit(limit, client.name):
+            return await client.score(prompt_ids, ids, version=tag)
 
     def stats(self) -> SamplerStats:
         """See `SamplerStats`; what servers don't tell is 0."""
