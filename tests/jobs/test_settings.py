@@ -6,8 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 import palimpsest as library
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
+from palimpsest.jobs.resuming import asked_run
 from palimpsest.jobs.settings import Agent, evaluation_config, run_config
 from palimpsest.runs.run_folder import open_run
 from support.command import Run
@@ -69,3 +73,44 @@ def test_another_model_than_the_recipes_is_told(tmp_path: Path) -> None:
 def test_a_budget_beyond_the_window_names_the_model(palimpsest: Run, tmp_path: Path) -> None:
     done = palimpsest("eval", "--recipe", "memagent-7b", "--data", str(problems(tmp_path / "dev.json")))
     assert (done.returncode, "(model embedded)" in done.stderr) == (2, True)
+
+
+ON_RAY = ("engine.name=ray", "engine.batch_slots=7", "cluster.learners=2", "cluster.start_timeout_s=60")
+SERVED = ("sampler.name=vllm", "sampler.servers=2", "sampler.max_context=2048")
+
+
+@pytest.mark.parametrize("trained", [ON_RAY, SERVED, (*ON_RAY, *SERVED)])
+def test_what_trained_an_agent_does_not_play_it(tmp_path: Path, tiny_model_folder: Path, trained: list[str]) -> None:
+    config = load_recipe("memagent-quickstart", trained)
+    with open_run(tmp_path / "run", config, on_warning=lambda _: None):
+        weights = tmp_path / "run" / "checkpoints" / "weights"
+        shutil.copytree(tiny_model_folder, weights)
+    played = evaluation_config(Agent(weights))
+    assert (played.engine.name, played.sampler.name) == ("embedded", "embedded")
+    assert played.cluster.changed() == played.sampler.changed() == []
+    assert played.engine.model_dump(exclude={"name"}) == config.engine.model_dump(exclude={"name"})
+    on_ray = evaluation_config(Agent(weights, overrides=["engine.name=ray", "cluster.samplers=3"]))
+    assert (on_ray.engine.name, on_ray.cluster.samplers, on_ray.cluster.learners) == ("ray", 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("begun", "asked", "told"),
+    [
+        (ON_RAY, ["engine.name=embedded"], ("embedded", "embedded", 1)),
+        (ON_RAY, ["engine={name: embedded}"], ("embedded", "embedded", 1)),
+        (SERVED, ["sampler.name=embedded"], ("embedded", "embedded", 1)),
+        ((*ON_RAY, *SERVED), ["engine.name=embedded"], ("embedded", "vllm", 1)),
+        ((*ON_RAY, *SERVED), ["sampler.name=embedded"], ("ray", "embedded", 2)),
+        ((*ON_RAY, *SERVED), ["engine.name=embedded", "sampler.name=embedded"], ("embedded", "embedded", 1)),
+        ((*ON_RAY, "cluster.samplers=2"), ["sampler.name=vllm"], ("ray", "vllm", 2)),
+    ],
+)
+def test_a_run_goes_on_elsewhere_by_the_name_alone(
+    tmp_path: Path, begun: tuple[str, ...], asked: list[str], told: tuple[str, str, int]
+) -> None:
+    with open_run(tmp_path / "run", load_recipe("memagent-quickstart", begun), on_warning=lambda _: None):
+        pass
+    config = asked_run(None, asked, resume=tmp_path / "run").config
+    assert (config.engine.name, config.sampler.name, config.cluster.learners) == told
+    with open_run(tmp_path / "run", config, resume=True, on_warning=lambda _: None):
+        pass  # not refused as another experiment

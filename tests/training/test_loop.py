@@ -12,7 +12,7 @@ import pytest
 
 from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.engines.protocol import StepBatch, UpdateStats
-from palimpsest.errors import DataError, ModelError, RunError, SamplerError
+from palimpsest.errors import DataError, EngineError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.compose import Reward
 from palimpsest.reward.objectives import ConstraintLayer
@@ -308,6 +308,48 @@ def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path) 
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
     train(tmp_path / "run", config, resume=True)
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("second", [EngineError("a rank was lost"), OSError("the disk is full")])
+def test_a_checkpoint_that_fails_too_stands_beside_the_error_that_ended_the_run(
+    tmp_path: Path, second: Exception
+) -> None:
+    class Down(HashLearner):
+        async def save(self, folder: Path) -> dict[str, str]:
+            raise second
+
+    class Strict(TwoTurnPolicy):
+        def admit(self, problem: Problem, codec: Any) -> None:
+            if problem.id.startswith("p3"):
+                raise DataError(f"problem {problem.id}: its question is too long")
+
+    with pytest.raises(DataError) as caught:  # no EngineError, with which cluster.max_restarts would begin again
+        train(tmp_path / "run", small_config(save_every=6), policy=Strict(), learner=Down())
+    first, _, beside = str(caught.value).partition("; nor could the checkpoint of step 3 be written: ")
+    assert first == "problem p3-0-0: its question is too long"
+    assert second.args[-1] in beside
+
+
+def test_episodes_that_failed_are_not_told_as_rewards_that_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(LoggerSet, "message", lambda _, text: told.append(text))
+    config = with_credit(small_config(steps=1, sampler_retries=0), dynamic_sampling={"max_refills": 2})
+    with pytest.raises(RunError, match="connection refused"):
+        train(tmp_path / "all", config, sampler=AlwaysDown())
+    assert not any("rewards" in text for text in told)
+
+    class OftenDown(SeedSampler):
+        async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
+            if not options["session"].endswith("/0"):  # all but one of each group
+                raise SamplerError("connection refused")
+            return await super().generate(prompt_ids, params, **options)
+
+    train(tmp_path / "some", config, sampler=OftenDown())
+    (line,) = [text for text in told if "rewards" in text]
+    assert "have no grade (" in line
+    assert "connection refused" in line
 
 
 def test_a_policy_that_always_raises_is_named(tmp_path: Path) -> None:

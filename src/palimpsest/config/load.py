@@ -6,7 +6,7 @@
 Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
 refused in one line that names key, value and what is allowed; a secret is refused unshown (secrets.py);
 `parse_config(dump_config(c)) == c`.
-An override of `engine.name` drops what the recipe says of another engine.
+An override of `engine.name` or `sampler.name` drops what the recipe says of another one, `cluster` included.
 Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
 Not covered: the options of a memory policy, which are checked when it is built (config/options.py).
 """
@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from palimpsest.config.cluster import COPIES
 from palimpsest.config.engine import ENGINES
 from palimpsest.config.explain import explain, section_of
 from palimpsest.config.prompt_file import with_texts
@@ -85,7 +86,7 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), 
     values.setdefault("recipe", Path(name).stem)
     given = {}
     changes = list(split_overrides(overrides))
-    _leave_engine(values, [(key, value) for key, value, _ in changes])
+    _leave_others(values, [(key, value) for key, value, _ in changes])
     for key, value, shown in changes:
         _put(values, key, value)
         given[key] = shown
@@ -167,15 +168,34 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
     return values
 
 
-def _leave_engine(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Drop what the recipe says of its engine if an override names one whose keys are others."""
-    names = [value for key, value in overrides if key == "engine.name"]
-    section = values.get("engine")
-    if not names or not isinstance(section, dict):
-        return
-    both = {names[-1], section.get("name", "embedded")}
-    if len(both) > 1 and not both <= set(ENGINES):
-        values["engine"] = {}
+def _leave_others(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
+    """Drop what the recipe says of its engine and its sampler if an override names one whose keys are others."""
+    before, engine = _name(values.get("engine")), _named(overrides, "engine")
+    if engine not in (None, before):
+        if not {before, engine} <= set(ENGINES):
+            values["engine"] = {}
+        if before == "ray":
+            values.pop("cluster", None)
+    sampler, cluster = values.get("sampler"), values.get("cluster")
+    if _named(overrides, "sampler") not in (None, _name(sampler)):
+        if isinstance(sampler, dict) and "name" in sampler:  # without one, the override completes the section
+            values["sampler"] = {}
+        if isinstance(cluster, dict):  # copies of the embedded sampler
+            values["cluster"] = {key: value for key, value in cluster.items() if key not in COPIES}
+
+
+def _name(section: Any) -> str:
+    return str(section.get("name", "embedded")) if isinstance(section, dict) else "embedded"
+
+
+def _named(overrides: Sequence[tuple[str, Any]], section: str) -> str | None:
+    """The name that the last override gives an engine or a sampler; None: none does."""
+    for key, value in reversed(overrides):
+        if key == f"{section}.name":
+            return str(value)
+        if key == section and isinstance(value, dict) and "name" in value:
+            return str(value["name"])
+    return None
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

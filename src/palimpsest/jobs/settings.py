@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.data import Sources, listed
+from palimpsest.config.engine import EmbeddedEngineConfig, OwnEngineConfig
 from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
 from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
+from palimpsest.config.sampler import SamplerConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
@@ -117,7 +120,8 @@ class Agent:
     def config(self, data: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> RunConfig:
         """The configuration it plays under, with `data` in place of keys of the data section and `more` overrides.
 
-        Options of the policy may still be open. Raises ConfigError.
+        Whatever a run was trained on, its agent is played by the embedded engine, unless overrides name another or its
+        own is a user's. Options of the policy may still be open. Raises ConfigError.
         """
         known = self.known()
         base = known or RunConfig()
@@ -128,7 +132,7 @@ class Agent:
             (changes if "." in key else options)[key] = value
         named = "reward.name" in changes or self.recipe is not None or (known and policy == known.policy.name)
         reward = {} if named else _own_reward(policy)
-        changed = base.model_copy(
+        changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
                 "model": base.model.model_copy(update={"path": model_folder(self.model, _unsaid)}),
@@ -174,6 +178,14 @@ class Agent:
         """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
         that overwrites. None if there is neither."""
         return run_config(self.recipe) if self.recipe is not None else _run_in(Path(self.model))
+
+
+def on_embedded(config: RunConfig) -> RunConfig:
+    """`config` for the embedded engine, with what it says of that; a user's own engine stays."""
+    engine = config.engine
+    if not isinstance(engine, OwnEngineConfig):
+        engine = EmbeddedEngineConfig.model_validate(engine.model_dump(exclude={"name"}))
+    return config.model_copy(update={"engine": engine, "cluster": ClusterConfig(), "sampler": SamplerConfig()})
 
 
 def _trained_on(run: RunConfig, played: RunConfig) -> bool:

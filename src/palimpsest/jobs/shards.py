@@ -25,6 +25,7 @@ from palimpsest.evaluation.samples import SAMPLES, Sample, read_samples, set_asi
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
 from palimpsest.jobs.methods import METHODS
 from palimpsest.jobs.pool import Report
+from palimpsest.jobs.settings import on_embedded
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
@@ -74,7 +75,7 @@ def set_name(policy: str, point: int) -> str:
 
 async def play_shard(shard: Shard, report: Report) -> None:
     """Play what the shard's log does not hold yet."""
-    config = parse_config(shard.config)
+    config = on_embedded(parse_config(shard.config))  # whatever trained it
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": shard.model})})
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     sets = _sets(shard, config)

@@ -143,10 +143,10 @@ class Driver:
         version = self.learner.version
         try:
             report = await self.job.step(step)
-        except PalimpsestError:
+        except PalimpsestError as error:
             unsaved = saved is None or saved.name != step_name(step - 1)
             if step > 1 and unsaved and self.learner.version == version:
-                await self._save(step - 1)
+                await self._rescue(step - 1, error)
             raise
         if report.groups and step % self.config.record_every == 0:
             self.folder.record(step, report.encoded or encode_groups(report.groups))
@@ -171,9 +171,10 @@ class Driver:
             if "eval/accuracy" not in measured:
                 return  # nothing was graded
             known = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
+            mistyped = RunError(f"train.save_best={name}: no metric of the evaluation; choose one of {known}")
             if step:
-                await self._save(step)  # a mistyped name costs nothing that was learnt
-            raise RunError(f"train.save_best={name}: no metric of the evaluation; choose one of {known}")
+                await self._rescue(step, mistyped)  # it costs nothing that was learnt
+            raise mistyped
         rows = read_rows(self.folder.path / METRICS)
         before = [row[key] for row in rows if row["step"] < step and row.get(key) is not None]
         there = (self.folder.checkpoints.folder / BEST).is_dir()
@@ -183,6 +184,13 @@ class Driver:
         await self.folder.checkpoints.save(step, self._write, self.job.state(), name=BEST)
         self.folder.event("best", step=step, metric=name, value=measured[key])
         self.loggers.message(f"step {step}: best {name} so far, {measured[key]:.4g}, kept as checkpoints/{BEST}")
+
+    async def _rescue(self, step: int, error: PalimpsestError) -> None:
+        """Save what was learnt before `error`. Where that fails too, the error says so and stays what it is."""
+        try:
+            await self._save(step)
+        except (PalimpsestError, OSError) as second:
+            error.args = (f"{error}; nor could the checkpoint of step {step} be written: {second}",)
 
     async def _save(self, step: int) -> Path:
         self.folder.flush()

@@ -118,7 +118,7 @@ class Collector:
                 return played
             played += await self._play(step, missing, round_number, size)
         if (kept := sum(map(has_signal, played))) < wanted:
-            self._tell_of_refills(step, kept, wanted, len(played))
+            self._tell_of_refills(step, kept, wanted, played)
         return played
 
     async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
@@ -144,28 +144,36 @@ class Collector:
         for policy in (self.player.policy, *([variant.policy] if variant else ())):
             admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
 
-    def _tell_of_refills(self, step: int, kept: int, wanted: int, played: int) -> None:
-        self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=played)
-        if self._told_of_refills:
+    def _tell_of_refills(self, step: int, kept: int, wanted: int, played: Sequence[Group]) -> None:
+        self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=len(played))
+        if self._told_of_refills or not _any_graded(played):  # without a grade the step is refused
             return
         self._told_of_refills = True
         dynamic = self.config.credit.dynamic_sampling
         assert dynamic is not None
-        told = (
-            "; training on those"
-            if kept
-            else ": all rewards of a group are the same, so the step learns nothing: the problems are too hard or too "
-            "easy, or the reward is constant"
-        )
+        told = "; training on those" if kept else f": {_why_silent(played)}"
         self.loggers.message(
             f"step {step}: {kept} of {wanted} groups have a signal after {counted(dynamic.max_refills, 'refill')}"
             f"{told} (said once, events.jsonl names every such step)"
         )
 
 
+def _any_graded(groups: Sequence[Group]) -> bool:
+    return any(grade.graded for group in groups for grade in group.grades)
+
+
+def _why_silent(groups: Sequence[Group]) -> str:
+    """Why no group has a signal, where some episodes have a grade."""
+    same = "all rewards of a group are the same, so the step learns nothing"
+    if ungraded := why_ungraded(groups):
+        episodes = sum(len(group.grades) for group in groups)
+        return f"of {episodes} episodes some have no grade ({ungraded}{_why(groups)}); of the others {same}"
+    return f"{same}: the problems are too hard or too easy, or the reward is constant"
+
+
 def _refuse_ungraded(step: int, groups: Sequence[Group]) -> None:
     """Raise RunError, with the commonest reason, if nothing was graded."""
-    if any(grade.graded for group in groups for grade in group.grades):
+    if _any_graded(groups):
         return
     told = why_ungraded(groups) or "0 of 0: the source gave no problems"
     raise RunError(f"step {step}: no episode could be graded; {told}{_why(groups)}")

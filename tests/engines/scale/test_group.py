@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from palimpsest.config.load import load_recipe
 from palimpsest.engines import guard
 from palimpsest.engines.open import open_engine
-from palimpsest.errors import EngineError
+from palimpsest.errors import ConfigError, EngineError
 from palimpsest.types import SamplingParams
 
 if find_spec("ray") is None:
@@ -22,7 +24,10 @@ if find_spec("ray") is None:
 import ray
 from ray._private import services
 
-from palimpsest.engines.scale.group import Group
+from palimpsest.engines.scale.group import TRIES, Group
+
+tries: list[str] = []
+"""How often Ray was to ask a head, at each time that it was called."""
 
 
 @pytest.fixture
@@ -32,12 +37,15 @@ def connect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
     for name in ("RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "0")
 
+    tries.clear()
+
     def connect(*errors: Exception, overrides: tuple[str, ...] = ()) -> int:
         pending, called = list(errors), 0
 
         def init(**options: Any) -> None:
             nonlocal called
             called += 1
+            tries.extend(filter(None, [os.environ.get(TRIES)]))
             if pending:
                 raise pending.pop(0)
 
@@ -66,10 +74,37 @@ def test_what_keeps_ray_from_starting_is_told_in_a_line(connect: Callable[..., i
     assert "\n" not in str(caught.value)
 
 
-def test_a_cluster_that_can_not_be_joined_is_named(connect: Callable[..., int], tmp_path: Path) -> None:
-    joined = ("cluster.address=10.0.0.1:6379", f"cluster.folder={tmp_path}")
-    with pytest.raises(EngineError, match=r"cluster\.address=10\.0\.0\.1:6379: can't be joined: ConnectionError: no"):
-        connect(ConnectionError("no such head"), overrides=joined)
+def joining(port: int, folder: Path) -> tuple[str, ...]:
+    return f"cluster.address=127.0.0.1:{port}", f"cluster.folder={folder}", "cluster.start_timeout_s=80"
+
+
+def test_a_cluster_that_can_not_be_joined_is_named_and_asked_for_no_longer_than_was_said(
+    connect: Callable[..., int], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(
+            EngineError, match=rf"cluster\.address=127\.0\.0\.1:{port}: can't be joined: .*no such head"
+        ):
+            connect(ConnectionError("no such head"), overrides=joining(port, tmp_path))
+        assert connect(overrides=joining(port, tmp_path)) == 1
+        assert tries == ["2", "2"]  # of some 36 s each
+        assert TRIES not in os.environ
+
+
+def test_an_address_where_nobody_listens_is_told_before_ray_looks_for_it(
+    connect: Callable[..., int], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(EngineError, match=rf"cluster\.address=127\.0\.0\.1:{port}: can't be joined: ConnectionRef"):
+        connect(AssertionError("Ray was asked"), overrides=joining(port, tmp_path))
+
+
+def test_a_folder_that_is_not_there_is_refused_before_a_model_is_read(tmp_path: Path) -> None:
+    config = load_recipe("memagent-quickstart", ["engine.name=ray", f"cluster.folder={tmp_path}/nowhere"])
+    with pytest.raises(ConfigError, match=r"cluster\.folder=.*nowhere: no folder that can be written to"):
+        open_engine(config, objective="policy")
 
 
 async def test_what_keeps_processes_from_starting_is_told_before_the_first_step(

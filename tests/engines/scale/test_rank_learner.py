@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from palimpsest import files
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model import trainable
 from palimpsest.engines.protocol import StepBatch
@@ -149,6 +150,31 @@ def test_another_number_of_ranks_takes_up_the_same_bits(two: Path, tmp_path: Pat
     assert learner.version == 5
     assert len(state) == 3 * 20
     assert all(torch.equal(tensor, saved[name]) for name, tensor in state.items() if not name.startswith("grad/"))
+
+
+@pytest.mark.parametrize("name", ["plain", "lora-kl", "tensor-parallel"])
+def test_one_process_takes_up_the_same_bits(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
+    saved, each = load_file(two / f"{name}.safetensors"), common(tiny_model_folder, untied)[name].config
+    learner = ForestLearner(trainable(each.model), optim=each.optim, loss=each.loss)
+    learner.load(two / name)
+    assert learner.version == 5
+    state = learner._optimizer.live()
+    assert state.keys() == {key for key in saved if key.startswith(("master/", "exp_avg"))}
+    assert all(torch.equal(tensor, saved[key]) for key, tensor in state.items())
+
+
+def test_one_process_refuses_shares_of_another_beginning_or_with_one_missing(
+    two: Path, tmp_path: Path, tiny_model_folder: Path, untied: Path
+) -> None:
+    config = common(tiny_model_folder, untied)["lora-kl"].config
+    other = config.model.model_copy(update={"path": str(untied)})
+    with pytest.raises(CheckpointError, match=r"restore the original model\.path"):
+        ForestLearner(trainable(other), optim=config.optim, loss=config.loss).load(two / "lora-kl")
+    shutil.copytree(two / "plain", tmp_path / "torn")
+    next((tmp_path / "torn" / "learner").glob("shard-00001-*")).unlink()
+    learner = ForestLearner(trainable(ModelConfig(path=str(tiny_model_folder))), optim=config.optim)
+    with pytest.raises(CheckpointError, match="is missing; use an older one"):
+        learner.load(tmp_path / "torn")
 
 
 def test_each_rank_tells_the_hashes_of_what_it_wrote_and_the_model_opens(two: Path) -> None:

@@ -39,6 +39,7 @@ from palimpsest.engines.embedded.handover import write_untied
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.embedded.shares import SHARES, fingerprint, read_shares
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
@@ -118,7 +119,7 @@ class ForestLearner:
         inner.mkdir(exist_ok=True)
         save_file(self._optimizer.state(), inner / "optimizer.safetensors")
         facts = {
-            "format": 1,
+            "format": 1,  # in one file; `SHARES` is that of ranks
             "version": self._optimizer.steps,
             "grad_skipped": self._optimizer.skipped,
             "reference": _fingerprint(self._reference) if self._reference is not None else None,
@@ -131,16 +132,18 @@ class ForestLearner:
         write_untied(self._model, folder)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote; raises CheckpointError where a file is missing or belongs to another model."""
+        """Restore what `save` wrote, or ranks did; raises CheckpointError where a file is missing or belongs to another
+        model."""
         inner = folder / STATE_FOLDER
         try:
             facts = json.loads((inner / "learner.json").read_text())
-            tensors = load_file(inner / "optimizer.safetensors")
+            in_shares = facts["format"] == SHARES
+            tensors = read_shares(inner, facts["version"]) if in_shares else load_file(inner / "optimizer.safetensors")
             saved = _saved_weights(self._model, folder)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start anew") from None
-        if self._reference is not None and facts["reference"] != _fingerprint(self._reference):
+        if self._reference is not None and facts["reference"] != self._origin(in_shares):
             raise CheckpointError(
                 f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; "
                 f"restore the original model.path"
@@ -150,6 +153,10 @@ class ForestLearner:
         self._optimizer.steps, self._optimizer.skipped = facts["version"], facts["grad_skipped"]
 
     # ---- parts ----------------------------------------------------------------------------------------------
+
+    def _origin(self, of_files: bool) -> str:
+        """Tells the reference from other models: by its weights, or by the files that they are in, as ranks do."""
+        return fingerprint(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
 
     def _lay_out(self, batch: StepBatch) -> list[Forest]:
         device = self._model.get_input_embeddings().weight.device

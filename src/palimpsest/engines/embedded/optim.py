@@ -149,8 +149,10 @@ class Optimizer:
                 self._adamw.state[p] = {
                     key: value.to(p.device, torch.float32).clone() for key, value in entries.items()
                 }
-            if f"master/{name}" in tensors:
-                p.copy_(tensors[f"master/{name}"])
+            if (master := tensors.get(f"master/{name}")) is not None:
+                if master.shape != p.shape:
+                    raise CheckpointError(f"weight {name} is {tuple(master.shape)}, the model's {tuple(p.shape)}")
+                p.copy_(master)
 
     @torch.no_grad()
     def _copy_to_model(self) -> None:

@@ -26,6 +26,7 @@ from palimpsest.engines.scale.batch import Plan, merged, plan
 from palimpsest.engines.scale.group import Group
 from palimpsest.engines.scale.sampler import Samplers
 from palimpsest.engines.scale.shard import skeleton, source_of
+from palimpsest.errors import ConfigError
 from palimpsest.text.codec import Codec
 
 
@@ -119,6 +120,9 @@ class RayEngine:
         """Reads `config.model` without its weights; raises ModelError with the reason if it can't be used."""
         settings, cluster = config.engine, config.cluster
         assert isinstance(settings, RayEngineConfig)
+        if cluster.folder is not None and not (Path(cluster.folder).is_dir() and os.access(cluster.folder, os.W_OK)):
+            told = "no folder that can be written to; make it, or name another"
+            raise ConfigError(f"cluster.folder={cluster.folder}: {told}")
         self.codec = Codec.load(config.model)
         model = skeleton(source_of(config.model))
         context, vocab = context_of(model), int(model.get_output_embeddings().weight.shape[0])

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -35,6 +36,10 @@ from palimpsest.errors import EngineError, PalimpsestError
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
 _STARTS = 3  # of Ray: it gives itself 30 s each, too little where a machine is busy
+_HEAD_S = 30.0  # for a connection to the head of a cluster
+TRIES = "RAY_gcs_server_port_wait_time_s"
+"""How often Ray asks the head of a cluster for itself."""
+_TRY_S = 36.0  # that Ray takes to find out once that what answers there is no head
 _SIGACTION = 1024  # bytes, more than any system's struct sigaction
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = threading.Lock()  # ray.init is of the whole process
@@ -101,7 +106,10 @@ class Group:
         logging.getLogger("ray").setLevel(logging.ERROR)
         if cluster.address is not None:
             try:
-                ray.init(address=cluster.address, **options)
+                if cluster.address != "auto":
+                    _check_head(cluster.address, cluster.start_timeout_s)
+                with _tries(cluster.start_timeout_s):
+                    ray.init(address=cluster.address, **options)
             except (OSError, RuntimeError, ValueError, RayError) as error:
                 raise EngineError(f"cluster.address={cluster.address}: can't be joined: {_line(error)}") from None
             return
@@ -211,6 +219,26 @@ class Group:
                 f"{what}: a process of engine.name=ray was lost ({_line(cause)}); the run goes on from its newest "
                 "checkpoint when it is resumed"
             ) from error
+
+
+def _check_head(address: str, timeout: float) -> None:
+    """Raise OSError where nobody listens: Ray would ask for ten minutes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, _HEAD_S)):
+        return
+
+
+@contextmanager
+def _tries(timeout: float) -> Iterator[None]:
+    """Have Ray ask a head that doesn't answer as one for no longer than `timeout`, though at least once."""
+    before = os.environ.get(TRIES)
+    os.environ[TRIES] = str(max(1, int(timeout / _TRY_S)))
+    try:
+        yield
+    finally:
+        del os.environ[TRIES]
+        if before is not None:
+            os.environ[TRIES] = before
 
 
 @contextmanager

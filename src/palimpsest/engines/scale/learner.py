@@ -25,11 +25,12 @@ from palimpsest.engines.embedded.forest.gradients import ForestGradients, logpro
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.model import pick_device
 from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.embedded.shares import SHARES, fingerprint
 from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.scale.batch import Part
 from palimpsest.engines.scale.shard import ForestModel, checked_copy, shard, source_of
-from palimpsest.engines.scale.storage import fingerprint, load_state, save_state, write_model
+from palimpsest.engines.scale.storage import load_state, save_state, write_model
 from palimpsest.errors import RunError
 from palimpsest.text.codec import Codec
 
@@ -91,7 +92,7 @@ class RankLearner:
         """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote."""
         self._root.reshard()
         facts = {
-            "format": 2,
+            "format": SHARES,
             "version": self._optimizer.steps,
             "grad_skipped": self._optimizer.skipped,
             "reference": self._origin,

@@ -14,7 +14,6 @@ Not covered: a file system that not every rank sees (refused at the start, group
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from palimpsest.engines.embedded.handover import untied
 from palimpsest.engines.embedded.lora import merged_weights, sort_targets
 from palimpsest.engines.embedded.model import DTYPES
 from palimpsest.engines.embedded.optim import Optimizer
+from palimpsest.engines.embedded.shares import SHARES
 from palimpsest.errors import CheckpointError
 from palimpsest.model_files.manifest import STATE_FOLDER
 from palimpsest.text.codec import Codec
@@ -79,7 +79,7 @@ def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
     inner = folder / STATE_FOLDER
     try:
         facts = json.loads((inner / FACTS).read_text())
-        if facts["format"] != 2:
+        if facts["format"] != SHARES:
             raise CheckpointError(
                 f"checkpoint {folder}: was saved by engine.name=embedded; resume with that, or begin a run from it "
                 f"with model.path={folder}"
@@ -98,14 +98,6 @@ def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
 
 def _reason(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
-
-
-def fingerprint(folder: Path) -> str:
-    """SHA-256 over the weights' files of the model that a run began with."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name}:{files.sha256(file)}\n".encode())
-    return digest.hexdigest()
 
 
 # ---- the model whole ----------------------------------------------------------------------------------------
