@@ -32,7 +32,8 @@ LONG = {
     "bench.trl_worker.measured": "runs in an interpreter of its own, where it can share nothing",
     "data.synthetic.make_problem": "one draw after the other, in an order that seeds depend on",
     "data.inspect.summarise": "a table of measures",
-    "jobs.playing.play_async": "half of it is the docstring of a public call",
+    "cli.ask.ask": "a command",
+    "rollout.episode.play": "half of it is what an episode depends on",
     "jobs.evaluation.evaluate_async": "half of it is the docstring of a public call",
     "jobs.probing.probe_async": "a third of it is the docstring of a public call",
 }
@@ -49,6 +50,7 @@ WIDE = {
     "jobs.ruler.make_ruler": "a public call: keywords but two",
     "jobs.probing.probe_async": "a public call: keywords but one, each with a default",
     "jobs.training.train_async": "a public call: keywords but two, each with a default",
+    "jobs.asking.ask_async": "a public call: keywords but three, each with a default",
     "jobs.playing.play_async": "a public call: keywords but two, each with a default",
     "jobs.quickstart.quickstart_async": "a public call: keywords but two, each with a default",
     "rollout.episode.play": "keywords but the problem: what one episode depends on, and nothing else",

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from palimpsest.config.load import load_recipe as load_recipe
     from palimpsest.config.schema import RunConfig as RunConfig
     from palimpsest.errors import PalimpsestError as PalimpsestError
+    from palimpsest.jobs.asking import Asked as Asked
+    from palimpsest.jobs.asking import ask as ask
+    from palimpsest.jobs.asking import ask_async as ask_async
     from palimpsest.jobs.comparing import Comparison as Comparison
     from palimpsest.jobs.comparing import compare as compare
     from palimpsest.jobs.evaluation import Evaluation as Evaluation
@@ -57,6 +60,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "config.schema": ("RunConfig",),
     "errors": ("PalimpsestError",),
     "jobs.comparing": ("compare", "Comparison"),
+    "jobs.asking": ("ask", "ask_async", "Asked"),
     "jobs.evaluation": ("evaluate", "evaluate_async", "Evaluation"),
     "jobs.playing": ("play", "play_async", "Episode"),
     "jobs.probing": ("probe", "probe_async", "Probe"),

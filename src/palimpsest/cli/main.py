@@ -17,6 +17,7 @@ import typer
 
 from palimpsest import __version__
 from palimpsest.cli import (
+    ask,
     bench,
     compare,
     data,
@@ -90,6 +91,7 @@ app.command("cold-start", short_help="Only the lessons a recipe begins with.")(t
 app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
+app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
 app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)

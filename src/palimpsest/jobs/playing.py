@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import warnings
 from collections.abc import Sequence
@@ -11,21 +10,18 @@ from dataclasses import dataclass
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import build_source
-from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
 from palimpsest.jobs.blocking import blocking
-from palimpsest.jobs.budgets import fitted
-from palimpsest.jobs.roles import open_roles
+from palimpsest.jobs.open_agent import OpenAgent, with_agent
 from palimpsest.jobs.settings import Agent, Model, Recipe, model_folder
 from palimpsest.jobs.table import Table
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all, build_policy, whole_policy
+from palimpsest.memory.registry import whole_policy
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
-from palimpsest.rollout.episode import play as play_episode
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
@@ -132,32 +128,19 @@ async def play_async(
     config = agent.config({})
     model_folder(model, lambda line: warnings.warn(line, stacklevel=3))
     asked = _problem(problem, context, answers, chunks, config)
-    engine = await asyncio.to_thread(open_engine, config, objective=None)
-    window = engine.sampler.max_context
-    if own is None:
-        own = build_policy(fitted(config.policy, problems=[asked], codec=engine.codec, max_context=window))
-    admit_all(own, [asked], engine.codec, window)
-    cast = await asyncio.to_thread(open_roles, config, engine.codec)
-    playing = play_episode(
-        asked,
-        policy=own,
-        sampler=engine.sampler,
-        codec=engine.codec,
-        sampling=config.eval_sampling,
-        key=(config.seed, "play"),
-        group_id="play",
-        rollout=0,
-        roles=cast.roles,
-    )
-    trajectory = await using(engine, using(cast, playing))
-    grade = None
-    if asked.answers:
-        reward = build_reward(config.reward, engine.codec)
-        grade = await closing(reward, graded(reward.answer, asked, trajectory))
-    return _in_words(asked, trajectory, engine.codec, grade)
+    return await with_agent(config, lambda agent: _played(agent, asked, own))
 
 
 play = blocking(play_async)
+
+
+async def _played(agent: OpenAgent, asked: Problem, own: MemoryPolicy | None) -> Episode:
+    trajectory = await agent.play(asked, agent.policy_for(asked, own), "play")
+    grade = None
+    if asked.answers:
+        reward = build_reward(agent.config.reward, agent.engine.codec)
+        grade = await closing(reward, graded(reward.answer, asked, trajectory))
+    return in_words(asked, trajectory, agent.engine.codec, grade)
 
 
 def _problem(
@@ -183,7 +166,8 @@ def _problem(
     return Problem("question", problem, golds, context)
 
 
-def _in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grade | None) -> Episode:
+def in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grade | None = None) -> Episode:
+    """The episode of a trajectory."""
     turns = tuple(
         PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
         for turn in trajectory.turns

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import RunConfig
+from palimpsest.jobs.asking import Asked, Files, ask, ask_async
 from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.settings import model_folder, newest_checkpoint
@@ -79,6 +81,14 @@ class Run:
     ) -> Episode:
         """`play`, to be awaited."""
         return await play_async(problem, context, model=self.model, **self._options(options))
+
+    def ask(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
+        """`palimpsest.ask` with the trained agent, under the run's own configuration."""
+        return ask(self.model, files, question, **self._options(options))
+
+    async def ask_async(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
+        """`ask`, to be awaited."""
+        return await ask_async(self.model, files, question, **self._options(options))
 
     def __repr__(self) -> str:
         reward = [row["reward/mean"] for row in with_number(read_rows(self.folder / METRICS), "reward/mean")]

@@ -28,6 +28,9 @@ from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Traje
 
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 
+OnTurn = Callable[[Turn, Sequence[Event]], None]
+"""Is told of a turn once the next begins or the episode ends, with what happened since the turn before it."""
+
 
 class Recorder:
     """The `memory.policy.Model` of one episode: samples, retries, records."""
@@ -41,6 +44,7 @@ class Recorder:
         key: tuple[Key, ...],
         retries: int = 2,
         roles: Roles | None = None,
+        on_turn: OnTurn | None = None,
     ) -> None:
         """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: those its turns may have."""
         self.codec = codec
@@ -54,6 +58,8 @@ class Recorder:
         self._session = "/".join(map(str, key))
         self._retries = retries
         self._roles = roles or {}
+        self._on_turn = on_turn
+        self._told = (0, 0)  # turns and events
         self._calls = 0
 
     async def generate(
@@ -64,6 +70,7 @@ class Recorder:
         Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for a role nobody named.
         """
         player = role_of(role, self._roles)
+        self.tell()
         step, self._calls = self._calls, self._calls + 1
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -81,6 +88,15 @@ class Recorder:
     def event(self, what: What | str, /, **detail: Any) -> None:
         """Record something that happened before the next turn."""
         self.events.append(Event(told(what, detail), self._calls))
+
+    def tell(self) -> None:
+        """Have `on_turn` told of the turns it doesn't know of yet; events are told with the last of them."""
+        turns, events = self._told
+        self._told = len(self.turns), len(self.events)
+        if self._on_turn is not None:
+            for number in range(turns, len(self.turns)):
+                last = number == len(self.turns) - 1
+                self._on_turn(self.turns[number], self.events[events:] if last else [])
 
     async def _sample(self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler) -> Completion:
         for attempt in range(self._retries + 1):
@@ -121,11 +137,13 @@ async def play(
     retries: int = 2,
     roles: Roles | None = None,
     prepare: Callable[[], Any] | None = None,
+    on_turn: OnTurn | None = None,
 ) -> Trajectory:
     """Play one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
     A request that fails with SamplerError is tried again `retries` times, with the same seed. `prepare` hands over, or
-    raises, what came of the policy's `prepare`; None: it is called here.
+    raises, what came of the policy's `prepare`; None: it is called here. What `on_turn` raises ends the episode as a
+    failure of the policy.
     """
     recorder = Recorder(
         sampler=sampler,
@@ -134,6 +152,7 @@ async def play(
         key=(*key, problem.id, rollout),
         retries=retries,
         roles=roles,
+        on_turn=on_turn,
     )
     prepare = prepare or partial(policy.prepare, problem, codec)
     answered = await _ending(problem, policy, recorder, prepare, timeout_s)
@@ -161,7 +180,9 @@ async def _ending(
     try:
         async with limit:
             recorder.prepared = prepare()
-            return _ended(await policy.run(problem, recorder), problem)
+            ended = _ended(await policy.run(problem, recorder), problem)
+            recorder.tell()
+            return ended
     except PromptTooLong as error:
         recorder.event(PromptOverflowed(str(error)))
         return Answered(None, Outcome.OUT_OF_CONTEXT)

@@ -1,0 +1,133 @@
+"""`palimpsest ask`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from palimpsest.progress.terminal import Terminal
+from palimpsest.text.printable import printable
+
+if TYPE_CHECKING:
+    from palimpsest.jobs.asking import Asked, MemoryChange
+
+
+def ask(
+    model: Annotated[
+        str, typer.Argument(help="`embedded`, a run, which brings its configuration, a Hugging Face folder or hub id.")
+    ],
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE... QUESTION",
+            help="Files and folders, read in this order, - for standard input; then the question (with --chat none).",
+        ),
+    ],
+    also: Annotated[
+        list[str] | None, typer.Option(help="A further question, to be answered from the same reading.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Show the memory as it changes, on stderr.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Go on asking: a question a line, until an empty one.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object: answer, outcome, tokens, quotes.")] = False,
+    policy: Annotated[
+        str | None, typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the run's, else overwrite.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
+    ] = None,
+) -> None:
+    """Have an agent read files of any length and answer a question.
+
+    Prints the answer, and below it the places in the files that the memory it answered from is from. Text, Markdown,
+    HTML, JSON lines, and PDF with the extra `pdf`.
+
+    \b
+    Examples:
+      palimpsest ask runs/quickstart story.txt "What does Anna drink?"
+      palimpsest ask Qwen/Qwen3-4B contract.pdf annex.md "When does it end?" --also "Who may end it?" --stream
+      palimpsest ask runs/first notes/ --chat
+      git log | palimpsest ask Qwen/Qwen3-4B - "Which release broke resuming?" --json
+    """
+    shown = _changes if stream else None
+    if chat:
+        _chat(model, given, policy, settings or [], shown, json)
+        return
+    if len(given) < 2:
+        raise typer.BadParameter("expected at least one file and, as the last argument, the question")
+    from palimpsest.jobs.asking import ask as ask_files
+
+    *files, question = given
+    asked = ask_files(
+        model,
+        files,
+        [question, *(also or [])],
+        policy=policy,
+        overrides=settings or (),
+        on_memory=shown,
+        progress=Terminal(),
+    )
+    _show(asked, json=json)
+    if asked.answer is None:
+        typer.echo(f"error: no answer ({asked.outcome}){': ' if asked.failure else ''}{asked.failure or ''}", err=True)
+        raise typer.Exit(1)
+
+
+def _chat(
+    model: str,
+    files: list[str],
+    policy: str | None,
+    settings: list[str],
+    shown: Callable[[MemoryChange], None] | None,
+    json: bool,
+) -> None:
+    from palimpsest.data.user_files import STDIN, read_files
+    from palimpsest.jobs.asking import chat as chat_on
+    from palimpsest.jobs.settings import Agent
+
+    if STDIN in files:
+        raise typer.BadParameter("--chat reads the questions from standard input: give the document as a file")
+    config = Agent(model, policy, None, settings).config({})
+    document = read_files(files)
+    chat_on(
+        config, document, _next_question, lambda asked: _show(asked, json=json), on_memory=shown, progress=Terminal()
+    )
+
+
+def _next_question() -> str | None:
+    """A line of standard input; None at its end, or for a blank one."""
+    if sys.stdin.isatty():
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    return sys.stdin.readline().strip() or None
+
+
+def _changes(change: MemoryChange) -> None:
+    """The sentences that a turn dropped and added."""
+    from palimpsest.measures.texts import sentences
+
+    before, after = sentences(change.before), sentences(change.memory)
+    lines = [f"  - {printable(each)}" for each in before if each not in after]
+    lines += [f"  + {printable(each)}" for each in after if each not in before]
+    if lines:
+        place = f"{change.turn + 1}/{change.turns}" if change.turns else str(change.turn + 1)
+        Terminal().message("\n".join([f"section {place}", *lines]))
+
+
+def _show(asked: Asked, *, json: bool = False) -> None:
+    if json:
+        from json import dumps
+
+        print(dumps(asked.to_json(), ensure_ascii=False), flush=True)
+        return
+    for answer in asked.answers:
+        if answer is not None:
+            print("\n".join(printable(line) for line in answer.splitlines()), flush=True)
+    for quote in asked.quotes:
+        text = " ".join(quote.text.split())
+        print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
+    for sentence in asked.unsupported:
+        print(f"  in no file: {printable(sentence)}")

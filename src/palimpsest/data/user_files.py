@@ -1,0 +1,250 @@
+"""Files of a user's own as one document to be read: what `palimpsest ask` is given.
+
+    .html .htm .xhtml       the text a reader sees, a line a block
+    .jsonl                  a row a passage: its `text` (`content`, `body`, `passage`), under its `title` if it has one
+    .pdf                    the text of its pages (needs the extra `pdf`)
+    anything else           as it is, if it is UTF-8 text: .txt, .md, source code
+    a folder                its files of these endings and .txt, .md, by name, those of folders in it too
+    -                       standard input, as plain text
+
+Of several files each begins with a line of its name. `Document.place` tells where in which file a piece stands.
+
+Guaranteed: the same files give the same document; what can't be read is named, and nothing is left out silently; no
+address is followed and nothing of a file is run. Places count characters of a file's text: of plain text those of
+the file itself, a byte-order mark aside; of HTML, JSON lines and PDF those of the text that was taken out of it.
+Not covered: a document larger than memory; pictures; scanned pages, whose text nobody has read yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+from palimpsest.config.extras import install_line
+from palimpsest.data.encoding import WIDE, convert, not_utf8
+from palimpsest.errors import DataError
+
+STDIN = "-"
+_PLAIN = (".txt", ".md", ".markdown", ".rst")
+_TEXT_KEYS = ("text", "content", "body", "passage")
+_BETWEEN = "\n\n"  # two files
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file's text in a document."""
+
+    file: str
+    """As it was named; of a folder, with the name in it."""
+    start: int
+    """Of its text in the document, in characters."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text, and which file each part of it is from."""
+
+    text: str
+    parts: tuple[Part, ...]
+
+    def place(self, start: int, end: int) -> tuple[str, int, int] | None:
+        """(file, [start, end) in the text of that file) of a piece of the document; None where no one file has it.
+
+        >>> document = Document("a\\nOne.\\n\\nb\\nTwo.", (Part("a", 2, 6), Part("b", 10, 14)))
+        >>> document.place(10, 13), document.place(4, 12)
+        (('b', 0, 3), None)
+        """
+        part = self.parts[bisect_right([part.start for part in self.parts], start) - 1]
+        inside = part.start <= start <= end <= part.end
+        return (part.file, start - part.start, end - part.start) if inside else None
+
+
+def read_files(paths: Sequence[str | os.PathLike[str]]) -> Document:
+    """The document of files, folders and `-`, in the order given. Raises DataError."""
+    named = [os.fspath(path) for path in paths]
+    if not named:
+        raise DataError("no file was given; name one, a folder, or - for standard input")
+    if named.count(STDIN) > 1:
+        raise DataError("standard input (-) was named twice; it can be read once")
+    texts = [(name, text) for path in named for name, text in _texts(path)]
+    for name, text in texts:
+        if not text.strip():
+            raise DataError(f"{name}: holds no text{_SCANNED if name.endswith('.pdf') else ''}")
+    return _joined(texts)
+
+
+_SCANNED = "; a scan has to be read by a text recogniser (ocrmypdf, say) first"
+
+
+def _joined(texts: Sequence[tuple[str, str]]) -> Document:
+    if len(texts) == 1:
+        name, text = texts[0]
+        return Document(text, (Part(name, 0, len(text)),))
+    pieces, parts, length = list[str](), list[Part](), 0
+    for name, text in texts:
+        head = f"{_BETWEEN if pieces else ''}{name}\n"
+        pieces += head, text
+        length += len(head)
+        parts.append(Part(name, length, length + len(text)))
+        length += len(text)
+    return Document("".join(pieces), tuple(parts))
+
+
+def _texts(path: str) -> Iterator[tuple[str, str]]:
+    """(name, text) of a file, or of each in a folder."""
+    if path == STDIN:
+        yield "standard input", _decoded(Path("standard input"), sys.stdin.buffer.read())
+    elif os.path.isdir(path):
+        yield from _folder(path)
+    else:
+        yield path, _text(Path(path))
+
+
+def _folder(path: str) -> Iterator[tuple[str, str]]:
+    known = (*_READERS, *_PLAIN)
+    names = sorted(
+        os.path.join(place, name)
+        for place, folders, files in os.walk(path)
+        if not _hides(folders)
+        for name in files
+        if name.lower().endswith(known) and not name.startswith(".")
+    )
+    if not names:
+        raise DataError(f"{path}: holds no file of these kinds: {', '.join(known)}; name the files themselves")
+    for name in names:
+        yield name, _text(Path(name))
+
+
+def _hides(folders: list[str]) -> bool:
+    """Leave hidden folders out of a walk; never true."""
+    folders[:] = [name for name in folders if not name.startswith(".")]
+    return False
+
+
+def _text(path: Path) -> str:
+    read = _READERS.get(path.suffix.lower(), _plain)
+    try:
+        return read(path)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error.strerror})") from None
+    except ValueError:  # a NUL byte in its name
+        raise DataError(f"{str(path)!r}: no such file") from None
+
+
+def _plain(path: Path) -> str:
+    return _decoded(path, path.read_bytes())
+
+
+def _decoded(path: Path, data: bytes) -> str:
+    if encoding := WIDE.get(data[:2]):
+        raise convert(path, f"{encoding}, not UTF-8", encoding)
+    if b"\0" in data:
+        raise DataError(f"{path}: not text, it holds NUL bytes; convert it to text first")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if path.is_file():
+            not_utf8(path)
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+
+_UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math", "iframe", "object"})
+_INLINE = frozenset(
+    {"a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "dfn", "em", "font", "i", "kbd", "label", "mark", "q", "s"}
+    | {"samp", "small", "span", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr"}
+)
+
+
+class _Seen(HTMLParser):
+    """Collects what a reader of a page sees."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.lines: list[str] = [""]
+        self._unseen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in _UNSEEN:
+            self._unseen.append(tag)
+        elif tag not in _INLINE:
+            self.lines.append("")
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        if tag not in _INLINE:
+            self.lines.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._unseen:
+            del self._unseen[self._unseen.index(tag) :]
+        elif tag not in _INLINE:
+            self.lines.append("")
+
+    def handle_data(self, data: str) -> None:
+        if not self._unseen:
+            self.lines[-1] += data
+
+
+def html_text(page: str) -> str:
+    """What a reader of a page sees, a line a block.
+
+    >>> html_text("<title>T</title><script>x()</script><p>One <b>two</b>&amp;</p><ul><li>three")
+    'T\\nOne two&\\nthree'
+    """
+    seen = _Seen()
+    seen.feed(page)
+    seen.close()
+    lines = (" ".join(line.split()) for line in seen.lines)
+    return "\n".join(line for line in lines if line)
+
+
+# --- JSON lines, PDF --------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> str:
+    passages = list[str]()
+    for number, line in enumerate(_plain(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise DataError(f"{path}, line {number}: not JSON; call it .txt to have it read as text") from None
+        text = next((row[key] for key in _TEXT_KEYS if key in row), None) if isinstance(row, dict) else row
+        if not isinstance(text, str):
+            raise DataError(f"{path}, line {number}: expected an object with one of {', '.join(_TEXT_KEYS)}, a text")
+        title = row.get("title") if isinstance(row, dict) else None
+        passages.append(f"{title}\n{text}" if isinstance(title, str) and title else text)
+    return "\n\n".join(passages)
+
+
+def _pages(path: Path) -> str:
+    if find_spec("pypdf") is None:
+        raise DataError(f"{path}: PDF needs pypdf: {install_line('pdf')}")
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    path.stat()  # a file that isn't there is no damaged PDF
+    try:
+        return "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise DataError(f"{path}: can't be read as PDF ({type(error).__name__}: {str(error) or 'damaged'})") from None
+
+
+_READERS: dict[str, Callable[[Path], str]] = {
+    ".html": lambda path: html_text(_plain(path)),
+    ".htm": lambda path: html_text(_plain(path)),
+    ".xhtml": lambda path: html_text(_plain(path)),
+    ".jsonl": _rows,
+    ".pdf": _pages,
+}

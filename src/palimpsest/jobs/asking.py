@@ -1,0 +1,264 @@
+"""Questions about files of one's own, answered by a memory agent that reads them from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.user_files import Document, read_files
+from palimpsest.errors import ConfigError
+from palimpsest.events import Event
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.open_agent import OpenAgent, with_agent
+from palimpsest.jobs.playing import Episode, in_words
+from palimpsest.jobs.settings import Agent, Model, Recipe, model_folder
+from palimpsest.measures.origins import origins
+from palimpsest.measures.texts import Texts
+from palimpsest.measures.trace import last_memory, readings
+from palimpsest.progress.choose import suitable_progress
+from palimpsest.progress.progress import Progress, Silent
+from palimpsest.rollout.failures import failure
+from palimpsest.text.answers import extract
+from palimpsest.text.codec import Codec
+from palimpsest.text.final_answer import final_answer
+from palimpsest.text.thinking import spoken
+from palimpsest.types import Outcome, Problem, Question, Trajectory, Turn
+
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A piece of a file, word for word, that a sentence of the last memory is from."""
+
+    text: str
+    file: str
+    start: int
+    """In characters of the file's text."""
+    end: int
+    kept: str
+    """The sentence as the memory has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """What one reading turn did to the memory."""
+
+    turn: int
+    """From 0."""
+    turns: int
+    """How many sections there are to read; 0: not known."""
+    memory: str
+    """After it."""
+    before: str
+
+
+OnMemory = Callable[[MemoryChange], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, its answer, and what the answer rests on."""
+
+    question: str
+    answer: str | None
+    """What the reply boxes, or names as its final answer, else all it says; None where there is no reply."""
+    answers: tuple[str | None, ...]
+    """One a question, where several were asked at once; else `answer` alone."""
+    document: Document
+    trajectory: Trajectory
+    quotes: tuple[Quote, ...]
+    """Of the sentences of the last memory, in its order."""
+    unsupported: tuple[str, ...]
+    """Sentences of the last memory of which no file has so much as four words in a row: made up, or said anew."""
+    _problem: Problem = field(repr=False)
+    _codec: Codec = field(repr=False)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the episode ended."""
+        return self.trajectory.outcome
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no answer, in words; None where there is one, or nothing is known."""
+        return None if self.answer is not None else failure(self.trajectory)
+
+    @property
+    def tokens_in(self) -> int:
+        """Read by the model, over all turns."""
+        return sum(len(turn.prompt_ids) for turn in self.trajectory.turns)
+
+    @property
+    def tokens_sampled(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns)
+
+    @cached_property
+    def episode(self) -> Episode:
+        """Turn by turn, in words."""
+        return in_words(self._problem, self.trajectory, self._codec)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `palimpsest ask --json` prints."""
+        several = {"answers": list(self.answers)} if len(self.answers) > 1 else {}
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            **several,
+            "outcome": str(self.outcome),
+            "turns": len(self.trajectory.turns),
+            "tokens_in": self.tokens_in,
+            "tokens_sampled": self.tokens_sampled,
+            "quotes": [
+                {"text": q.text, "file": q.file, "start": q.start, "end": q.end, "kept": q.kept} for q in self.quotes
+            ],
+            "unsupported": list(self.unsupported),
+        }
+
+
+async def ask_async(
+    model: Model,
+    files: Files,
+    question: str | Sequence[str],
+    *,
+    policy: str | None = None,
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    seed: int = 0,
+    on_memory: OnMemory | None = None,
+    progress: Progress | None = None,
+) -> Asked:
+    """Have an agent read files and answer a question, greedily unless the recipe's `eval_sampling` says otherwise.
+
+    `ask` is an ordinary call and works in a notebook; `ask_async` is to be awaited.
+
+    - `model`: `embedded`, a Hugging Face folder, a run or its folder (its newest checkpoint) or a hub id
+    - `files`: a file, a folder, `-` for standard input, or a list of them, read in this order (data/user_files.py)
+    - `question`: or several, answered from one reading by policies that can
+    - `policy`, `recipe`, `overrides`, `seed`: as for `evaluate`
+    - `on_memory` is called with every memory as it is written
+
+    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix. An episode that fails is
+    no error: `outcome` and `failure` tell.
+    """
+    questions = _questions(question)
+    config = Agent(model, policy, recipe, overrides, seed).config({})
+    model_folder(model, lambda line: warnings.warn(line, stacklevel=3))
+    document = read_files(_named(files))
+    shown = progress or suitable_progress(quiet=True)
+    return await with_agent(config, lambda agent: _answer(agent, document, questions, on_memory, shown))
+
+
+ask = blocking(ask_async)
+
+
+async def chat_async(
+    config: RunConfig,
+    document: Document,
+    next_question: Callable[[], str | None],
+    told: Callable[[Asked], None],
+    *,
+    on_memory: OnMemory | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Answer one question after the other on the same document, until `next_question` gives None.
+
+    The document is read anew for each: what was kept for one question needn't serve another.
+    """
+
+    async def work(agent: OpenAgent) -> None:
+        while (question := next_question()) is not None:
+            told(await _answer(agent, document, _questions(question), on_memory, progress or Silent()))
+
+    await with_agent(config, work)
+
+
+chat = blocking(chat_async)
+
+
+async def _answer(
+    agent: OpenAgent, document: Document, questions: Sequence[str], on_memory: OnMemory | None, progress: Progress
+) -> Asked:
+    problem = Problem.asking("question", [Question(each, ()) for each in questions], document.text)
+    codec = agent.engine.codec
+    policy = agent.policy_for(problem)
+    prepared = policy.prepare(problem, codec)
+    sections = len(getattr(prepared, "chunks", ()))
+    with progress.count("sections", max(sections, 1)) as tick:
+        watcher = _Watcher(codec, sections, on_memory, tick)
+        trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=watcher.turn)
+    return _asked(agent.config, problem, document, trajectory, codec)
+
+
+class _Watcher:
+    """Tells of each memory as it is written."""
+
+    def __init__(self, codec: Codec, sections: int, on_memory: OnMemory | None, tick: Callable[[int], None]) -> None:
+        self._codec, self._sections, self._on_memory, self._tick = codec, sections, on_memory, tick
+        self._before, self._turns = "", 0
+
+    def turn(self, turn: Turn, events: Sequence[Event]) -> None:
+        number, self._turns = self._turns, self._turns + 1
+        if turn.name != "answer" and number < self._sections:
+            self._tick(1)
+        if self._on_memory is None or turn.name == "answer":
+            return
+        alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
+        memory = last_memory(alone, Texts(self._codec))
+        if memory is not None:
+            self._on_memory(MemoryChange(number, self._sections, memory.text, self._before))
+            self._before = memory.text
+
+
+def _asked(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:
+    texts = Texts(codec)
+    memory = last_memory(trajectory, texts)
+    sentences = list(dict.fromkeys(memory.sentences)) if memory is not None else []
+    spans = origins(sentences, document.text, readings(trajectory, texts))
+    places = [None if span is None else document.place(*span) for span in spans]
+    quotes = tuple(
+        Quote(document.text[span[0] : span[1]], *place, kept)
+        for kept, span, place in zip(sentences, spans, places, strict=True)
+        if span is not None and place is not None
+    )
+    replies = trajectory.answers or (trajectory.answer,) * len(problem.by_question)  # no answers: none of any question
+    answers = tuple(_said(reply, config.reward.name) for reply in replies)
+    return Asked(
+        question=problem.question,
+        answer=answers[0],
+        answers=answers,
+        document=document,
+        trajectory=trajectory,
+        quotes=quotes,
+        unsupported=tuple(kept for kept, span in zip(sentences, spans, strict=True) if span is None),
+        _problem=problem,
+        _codec=codec,
+    )
+
+
+def _said(reply: str | None, reward: str) -> str | None:
+    """What a reply gives as its answer."""
+    if reply is None:
+        return None
+    if reward == "final_answer" and (named := final_answer(reply)) is not None:
+        return named
+    found = extract(reply)
+    return found.text if found is not None else spoken(reply).strip()
+
+
+def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
+    """One or several. Raises ConfigError for none, or a blank one."""
+    questions = (question,) if isinstance(question, str) else tuple(question)
+    if not questions or not all(isinstance(each, str) and each.strip() for each in questions):
+        raise ConfigError("ask: the question is blank; say what you want to know of the files")
+    return questions
+
+
+def _named(files: Files) -> list[str]:
+    return [os.fspath(each) for each in ([files] if isinstance(files, str | os.PathLike) else files)]

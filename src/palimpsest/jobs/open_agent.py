@@ -1,0 +1,74 @@
+"""An agent that is ready to play: its model and those of its roles are open, its policy's budgets are chosen problem by
+problem."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.protocol import Engine
+from palimpsest.jobs.budgets import fitted
+from palimpsest.jobs.roles import Cast, open_roles
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.rollout.episode import OnTurn, play
+from palimpsest.seeding import Key
+from palimpsest.types import Problem, Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAgent:
+    """A configuration and what was opened for it."""
+
+    config: RunConfig
+    engine: Engine
+    cast: Cast
+
+    def policy_for(self, problem: Problem, own: MemoryPolicy | None = None) -> MemoryPolicy:
+        """Its policy, or `own`, if it fits the problem. Raises ConfigError or DataError."""
+        window = self.engine.sampler.max_context
+        chosen = fitted(self.config.policy, problems=[problem], codec=self.engine.codec, max_context=window)
+        policy = own or build_policy(chosen)
+        admit_all(policy, [problem], self.engine.codec, window)
+        return policy
+
+    async def play(
+        self,
+        problem: Problem,
+        policy: MemoryPolicy,
+        name: Key,
+        *,
+        prepare: Callable[[], Any] | None = None,
+        on_turn: OnTurn | None = None,
+    ) -> Trajectory:
+        """One episode, by the sampling of evaluations; draws are keyed by (seed, name, problem, turn)."""
+        return await play(
+            problem,
+            policy=policy,
+            sampler=self.engine.sampler,
+            codec=self.engine.codec,
+            sampling=self.config.eval_sampling,
+            key=(self.config.seed, name),
+            group_id=str(name),
+            rollout=0,
+            roles=self.cast.roles,
+            prepare=prepare,
+            on_turn=on_turn,
+        )
+
+
+async def with_agent(config: RunConfig, work: Callable[[OpenAgent], Coroutine[Any, Any, T]]) -> T:
+    """What `work` gives, done with the agent of `config`, which is opened for it and closed after it."""
+    engine = await asyncio.to_thread(open_engine, config, objective=None)
+    return await using(engine, _cast_and(config, engine, work))
+
+
+async def _cast_and(config: RunConfig, engine: Engine, work: Callable[[OpenAgent], Coroutine[Any, Any, T]]) -> T:
+    cast = await asyncio.to_thread(open_roles, config, engine.codec)
+    return await using(cast, work(OpenAgent(config, engine, cast)))
