@@ -11,11 +11,13 @@ Not covered: network file systems without atomic rename; disks that acknowledge 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -102,6 +104,24 @@ def publish_folder(hidden: Path, path: Path) -> None:
     sync(path.parent)
 
 
+def publish_new(hidden: Path, path: Path) -> None:
+    """Give the finished folder `hidden` its name where nothing has it; of several who come at once, to one. Raises
+    FileExistsError where something has."""
+    for file in sorted(hidden.rglob("*")):
+        sync(file)
+    sync(hidden)
+    path.mkdir()  # takes the name, or fails
+    try:
+        rename(hidden, path)  # onto an empty folder alone
+    except OSError as error:
+        with suppress(OSError):
+            path.rmdir()
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # what came there in this moment
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path)) from None
+        raise
+    sync(path.parent)
+
+
 def set_aside(path: Path) -> Path:
     """Rename a file or folder to `NAME.old-1`, `NAME.old-2`..., the first that is free; returns its new place. Raises
     DataError for one that has no name here."""
@@ -146,6 +166,14 @@ def hidden_folder(path: Path) -> Path:
     hidden = path.with_name(f".{path.name}{_PARTIAL}")
     if hidden.exists():
         remove_tree(hidden)
+    hidden.mkdir(parents=True)
+    return hidden
+
+
+def own_folder(path: Path) -> Path:
+    """An empty hidden folder beside `path` that no one else has, to be filled and then published under that name; what
+    a kill leaves of it stays."""
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
     hidden.mkdir(parents=True)
     return hidden
 

@@ -12,6 +12,9 @@ SHIPPED = {"embedded": "base-model", "embedded-tools": "tool-model"}
 
 def model_path(config: ModelConfig) -> str:
     """Folder or hub id that `config.path` stands for."""
-    if config.path in SHIPPED:
-        return str(files("palimpsest").joinpath("assets", SHIPPED[config.path]))
-    return config.path
+    return named(config.path)
+
+
+def named(path: str) -> str:
+    """Folder or hub id that the name of a model stands for."""
+    return str(files("palimpsest").joinpath("assets", SHIPPED[path])) if path in SHIPPED else path

@@ -96,6 +96,14 @@ def cast(folder: Path, dtype: str) -> None:
     cast_weights(folder, dtype)
 
 
+def write_whole(config: ModelConfig, folder: Path, *, untied: bool) -> None:
+    """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`; `untied`: its output
+    projection too where it is tied to the embeddings."""
+    from palimpsest.engines.embedded.exporting import write_whole as write
+
+    write(config, folder, untied=untied)
+
+
 class Closes(Protocol):
     async def close(self) -> None: ...
 

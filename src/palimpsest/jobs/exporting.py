@@ -1,23 +1,31 @@
-"""`palimpsest export`: the model of a checkpoint as a folder of its own, for servers and for other people.
+"""`palimpsest export`: a model as a folder of its own, for servers and for other people.
 
-Guaranteed: the checkpoint verifies before anything is copied; the folder appears whole or not at all; without a dtype
-every file is the checkpoint's, byte for byte, and nothing that its manifest doesn't name is copied.
-Not covered: merging an adapter into its model; other formats than Hugging Face's.
+Guaranteed: a checkpoint verifies before anything is copied; the folder appears whole or not at all, and nothing that
+was there, or comes there meanwhile, is touched: of several exports to one place one wins. Without options every file
+of a run that trained all weights is the checkpoint's, byte for byte, and nothing that its manifest doesn't name is
+copied. Of adapters the model they belong to is written with them merged, so that the folder loads by itself.
+Not covered: other formats than Hugging Face's; a hidden `.NAME.….partial` beside the folder, which a kill leaves.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from palimpsest import files
-from palimpsest.config.model import Dtype
-from palimpsest.engines.open import cast
+from palimpsest.config.model import Dtype, ModelConfig
+from palimpsest.config.models import SHIPPED, model_path
+from palimpsest.engines.open import cast, write_whole
 from palimpsest.errors import CheckpointError, RunError
+from palimpsest.model_files.folder import opened
 from palimpsest.model_files.manifest import MANIFEST, read_manifest
+from palimpsest.model_files.reading import read_object
+from palimpsest.model_files.weights import ADAPTER_SETTINGS
 from palimpsest.runs.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
@@ -27,15 +35,19 @@ from palimpsest.runs.checkpoint import (
     step_name,
     verify,
 )
+from palimpsest.runs.run_folder import CONFIG, load_config
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
+_CARD = "README.md"
+"""peft's card of an adapter, which names folders of the machine that it was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """What was written."""
 
-    step: int
+    step: int | None
+    """None: it is a model of no run's."""
     path: Path
     size: int
     """Bytes."""
@@ -47,34 +59,107 @@ def export(
     *,
     step: int | None = None,
     dtype: str | None = None,
+    untied: bool = False,
+    adapter: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Copy the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`.
+    """Write the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`, adapters merged.
 
-    `dtype`: float32 or bfloat16; None: as it is. Raises RunError and CheckpointError.
+    `run` may be a model's folder too, or one inside the package. `dtype`: float32 or bfloat16; None: as it
+    is, merged ones in the run's. `untied`: the output projection is written out, as servers of vLLM need it that take
+    new weights. `adapter`: adapters alone, which name the model they belong to. Raises RunError, CheckpointError and
+    ModelError.
     """
-    run, to = Path(run), Path(to)
+    run, to = str(run), Path(to)
     if dtype not in (None, *DTYPES):
         raise RunError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
-    if to.exists() or to.is_symlink():
-        raise RunError(f"--to {to}: is there already; give a folder that isn't")
-    if run.resolve() in to.resolve().parents:
-        raise RunError(f"--to {to}: is inside the run; give a folder elsewhere")
-    checkpoint = _chosen(run, step, warn)
-    hidden = files.hidden_folder(to)
+    if untied and adapter:
+        raise RunError("--adapter writes no output projection: leave out it or --untied")
+    with _told(to):
+        if os.path.lexists(to):
+            raise RunError(f"--to {to}: is there already; give a folder that isn't")
+        if Path(run).resolve() in to.resolve().parents:
+            raise RunError(f"--to {to}: is inside the run; give a folder elsewhere")
+        source = _source(run, step, warn)
+        has_adapter = (source.folder / ADAPTER_SETTINGS).is_file()
+        if adapter and not has_adapter:
+            raise RunError(f"--adapter: {source.folder} holds a whole model and no adapter; leave it out")
+        with _published(to) as hidden:
+            if source.files is None or untied or (has_adapter and not adapter):
+                written = ModelConfig.model_validate({"path": source.model, "dtype": dtype or _dtype_of(source, run)})
+                write_whole(written, hidden, untied=untied)
+            else:
+                _copy(source, hidden)
+                if dtype is not None:
+                    cast(hidden, dtype)
+        return Exported(source.step, to, sum(file.stat().st_size for file in to.iterdir()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is exported."""
+
+    model: str
+    """As `model.path` names it."""
+    folder: Path
+    step: int | None
+    files: tuple[str, ...] | None
+    """Those that may be copied, of a checkpoint."""
+
+
+def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
+    """A checkpoint of the run, which verifies; or the model, where it is none."""
+    if not (Path(run) / CHECKPOINTS).is_dir() and (run in SHIPPED or (Path(run) / "config.json").is_file()):
+        if step is not None:
+            raise RunError(f"--step {step}: {run} is a model and no run; leave it out")
+        folder = opened(model_path(ModelConfig(path=run)))
+        return _Source(run, folder, None, None)
+    checkpoint = _chosen(Path(run), step, warn)
+    names = tuple(name for name in read_manifest(checkpoint.path / MANIFEST)["files"] if Path(name).name == name)
+    for name in names:
+        if (file := checkpoint.path / name).is_symlink():
+            raise CheckpointError(f"{file} is a link: put the file itself in its place")
+    return _Source(str(checkpoint.path), checkpoint.path, checkpoint.step, names)
+
+
+def _copy(source: _Source, hidden: Path) -> None:
+    assert source.files is not None
+    card = _CARD if ADAPTER_SETTINGS in source.files else None
+    for name in source.files:
+        if name != card:
+            shutil.copyfile(source.folder / name, hidden / name)
+
+
+def _dtype_of(source: _Source, run: str) -> str:
+    """What the model is in; adapters, which are float32, say nothing of it: of them what the run computed in."""
+    if (source.folder / ADAPTER_SETTINGS).is_file():
+        return load_config(Path(run)).model.dtype if (Path(run) / CONFIG).is_file() else "float32"
+    described = read_object(source.model, source.folder / "config.json")
+    told = described.get("dtype") or described.get("torch_dtype")
+    return told if told in DTYPES else "float32"
+
+
+@contextmanager
+def _published(to: Path) -> Iterator[Path]:
+    """A hidden folder that becomes `to` at the end."""
+    hidden = files.own_folder(to)
     try:
-        for name in read_manifest(checkpoint.path / MANIFEST)["files"]:
-            if (file := checkpoint.path / name).is_symlink():
-                raise CheckpointError(f"{file} is a link: put the file itself in its place")
-            if Path(name).name == name:
-                shutil.copyfile(file, hidden / name)
-        if dtype is not None:
-            cast(hidden, dtype)
-        files.publish_folder(hidden, to)
-    except BaseException:
+        yield hidden
+        files.publish_new(hidden, to)
+    except FileExistsError:
+        raise RunError(f"--to {to}: has come there meanwhile, and stays as it is; export to another folder") from None
+    finally:
         shutil.rmtree(hidden, ignore_errors=True)
-        raise
-    return Exported(checkpoint.step, to, sum(file.stat().st_size for file in to.iterdir()))
+
+
+@contextmanager
+def _told(to: Path) -> Iterator[None]:
+    """Have errors of the system be told in words."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"--to {to}: can't be exported: {error.filename or to}: {reason}") from None
 
 
 def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.models import SHIPPED
+from palimpsest.config.models import SHIPPED, named
 from palimpsest.errors import ModelError, nearest
 from palimpsest.model_files.hub import cached, hub_folder
 from palimpsest.model_files.manifest import verify_folder
@@ -106,7 +106,7 @@ def adapters_of(name: str) -> tuple[list[Path], str]:
         settings = read_object(base, folder / ADAPTER_SETTINGS)
         _check_adapter(base, settings, check_weights(base, folder))
         adapters.append(folder)
-        base = settings["base_model_name_or_path"]
+        base = named(settings["base_model_name_or_path"])
     return adapters, base
 
 

@@ -17,7 +17,8 @@ import torch
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
-from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.lora import save_adapter
+from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import ModelError
 from palimpsest.types import SamplingParams
@@ -63,6 +64,14 @@ def with_products(folder: Path, engine: EmbeddedEngine) -> Any:
                 assert b.abs().max() > 0
                 p.add_(ALPHA / RANK * b @ a)
     return plain
+
+
+@needs_peft
+def test_adapters_of_the_model_inside_the_package_are_opened_again(tmp_path: Path) -> None:
+    config = load_recipe("memagent-quickstart", ["model.lora.rank=4"]).model
+    save_adapter(trainable(config), tmp_path)
+    opened, plain = load_model(ModelConfig(path=str(tmp_path))), load_model(ModelConfig())
+    assert all(torch.equal(p, q) for p, q in zip(opened.parameters(), plain.parameters(), strict=True))
 
 
 def scores(model: Any, ids: Sequence[int]) -> torch.Tensor:

@@ -58,6 +58,7 @@ def save_adapter(model: Any, folder: Path) -> None:
     """peft's two files, with the same bytes in every process."""
     # peft would ask the hub about the base model's embeddings, and write sets in the order of their hashes.
     model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a card without content, but for this machine's folders
     sort_targets(folder)
 
 
