@@ -8,10 +8,11 @@ Not covered: an attacker who rewrites the hashes as well; files that the manifes
 from __future__ import annotations
 
 import hashlib
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import orjson
@@ -40,7 +41,8 @@ def sealed(body: Mapping[str, Any]) -> bytes:
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """What `sealed` wrote. Raises CheckpointError if it isn't that any more."""
+    """What `sealed` wrote of a checkpoint: `step`, `identity`, `state` and `files`. Raises CheckpointError if it isn't
+    that, or not any more."""
     try:
         data = file.read_bytes()
         body: dict[str, Any] = orjson.loads(data)
@@ -50,9 +52,41 @@ def read_manifest(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} can't be read ({type(error).__name__})") from None
     if not intact:
         raise CheckpointError(f"{file} is damaged: its checksum is wrong")
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{file} has format {body['format']}, this version reads {FORMAT}")
+    if body.get("format") != FORMAT:
+        raise CheckpointError(f"{file} has format {body.get('format')!r:.40}, this version reads {FORMAT}")
+    if wrong := next((key for key, holds in _SHAPE.items() if not holds(body.get(key))), None):
+        raise CheckpointError(f"{file} is not the manifest of a checkpoint: {wrong}={body.get(wrong)!r:.60}")
     return body
+
+
+def _are_files(entries: Any) -> bool:
+    """Size and SHA-256 of files, by paths that lead nowhere but into the folder."""
+    return isinstance(entries, dict) and all(
+        isinstance(entry, dict)
+        and type(entry.get("size")) is int
+        and _SHA256.fullmatch(str(entry.get("sha256"))) is not None
+        and _leads_inside(name)
+        for name, entry in entries.items()
+    )
+
+
+def _leads_inside(name: str) -> bool:
+    """
+    >>> [_leads_inside(name) for name in ("a/b", "/a", "a/../../b", ".", "")]
+    [True, False, False, False, False]
+    """
+    parts = PurePosixPath(name).parts
+    return bool(parts) and "/".join(parts) == name and ".." not in parts
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_SHAPE: Mapping[str, Callable[[Any], bool]] = {
+    "step": lambda step: type(step) is int and step >= 0,
+    "identity": lambda identity: isinstance(identity, str),
+    "state": lambda state: isinstance(state, dict),
+    "files": _are_files,
+}
+"""Key of a manifest to what must hold of its value."""
 
 
 def verify_files(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> int:
