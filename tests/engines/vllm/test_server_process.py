@@ -1,0 +1,124 @@
+"""What a server is started with and what is said of one that ended, by a Python that only pretends to have vLLM."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.sampler import SamplerConfig
+from palimpsest.engines.vllm.process import ServerProcess, check_python
+from palimpsest.errors import ConfigError, SamplerError
+
+PRETENDER = """#!{python}
+import json, os, stat, sys
+if sys.argv[1] == "-c":
+    print({told!r})
+    sys.exit()
+folder = os.path.dirname(sys.argv[sys.argv.index("--uds") + 1])
+seen = {{"args": sys.argv[1:], "env": dict(os.environ), "mode": os.stat(folder).st_mode, "folder": folder}}
+open({out!r}, "w").write(json.dumps(seen))
+print("INFO loading")
+print("ValueError: no GPU is free")
+print("INFO bye")
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[[str], str]:
+    def make(told: str) -> str:
+        script = tmp_path / "python"
+        script.write_text(PRETENDER.format(python=sys.executable, told=told, out=str(tmp_path / "seen.json")))
+        script.chmod(0o755)
+        return str(script)
+
+    return make
+
+
+@pytest.fixture
+def start(tmp_path: Path, python: Callable[[str], str]) -> Iterator[Callable[..., tuple[ServerProcess, Any]]]:
+    """Start a server that ends by itself; what it saw."""
+    started: list[ServerProcess] = []
+
+    def start(index: int = 0, torch: str = "2.13.0+cu130", **settings: Any) -> tuple[ServerProcess, Any]:
+        config = SamplerConfig(name="vllm", python=python(f"True {torch}"), **settings)
+        folder = tmp_path / "run" / "servers"
+        process = ServerProcess(config, index, mode="raw_logprobs", dtype="float32", window=64, folder=folder)
+        started.append(process)
+        process.start(tmp_path / "weights")
+        while process.running:
+            time.sleep(0.01)
+        return process, json.loads((tmp_path / "seen.json").read_text())
+
+    yield start
+    for process in started:
+        process.stop()
+        process.stop()  # does nothing
+
+
+def test_each_server_sees_the_gpus_that_are_its_own(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    settings: dict[str, Any] = {"servers": 3, "tensor_parallel": 2, "devices": (4, 5, 0, 1, 7, 6)}
+    assert [start(n, **settings)[1]["env"]["CUDA_VISIBLE_DEVICES"] for n in range(3)] == ["4,5", "0,1", "7,6"]
+    assert start()[1]["env"]["CUDA_VISIBLE_DEVICES"] == "9"
+
+
+def test_its_key_is_in_its_environment_alone_and_its_socket_in_a_folder_of_this_user_s(start: Any) -> None:
+    process, seen = start()
+    key = seen["env"]["VLLM_API_KEY"]
+    assert len(key) == 32
+    assert key not in " ".join(seen["args"])
+    assert start()[1]["env"]["VLLM_API_KEY"] != key
+    assert stat.S_IMODE(seen["mode"]) == 0o700
+    assert not {"--host", "--port"} & set(seen["args"])
+    process.stop()
+    assert not Path(seen["folder"]).exists()
+
+
+def test_it_is_vllm_s_server_on_the_weights_that_were_published(start: Any, tmp_path: Path) -> None:
+    _, seen = start(args=("--seed=1",))
+    words = seen["args"]
+    assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert words[words.index("--model") + 1] == str(tmp_path / "weights")
+    assert words[words.index("--generation-config") + 1] == "vllm"
+    assert words[-1] == "--seed=1"
+    assert "PYTHONPATH" not in seen["env"]  # of another environment
+
+
+def test_a_cpu_build_is_started_as_it_needs_and_others_as_they_are(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    own = {"--enforce-eager", "--no-enable-chunked-prefill"}
+    _, on_cpu = start(torch="2.13.0+cpu")
+    assert own <= set(on_cpu["args"])
+    assert on_cpu["env"]["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    _, on_gpu = start()
+    assert not own & set(on_gpu["args"])
+    assert "VLLM_CPU_KVCACHE_SPACE" not in on_gpu["env"]
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    assert start(torch="2.13.0+cpu")[1]["env"]["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+def test_a_server_that_ended_is_told_with_the_reason_in_its_log(start: Any, tmp_path: Path) -> None:
+    process, _ = start(1)
+    log = tmp_path / "run" / "servers" / "vllm-1.log"
+    with pytest.raises(SamplerError) as caught:
+        process.check()
+    assert str(caught.value) == f"vLLM server 1 ended: ValueError: no GPU is free; its log is {log}"
+
+
+@pytest.mark.parametrize("told", ["False 2.13.0", "", "nonsense"])
+def test_a_python_without_vllm_is_refused_by_its_key(python: Callable[[str], str], told: str) -> None:
+    path = python(told)
+    with pytest.raises(ConfigError, match=r"sampler\.python=.*: no vLLM there; name the Python of an environment"):
+        check_python(SamplerConfig(name="vllm", python=path))
+
+
+def test_a_python_that_is_none_is_refused_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sampler\.python=.*No such file"):
+        check_python(SamplerConfig(name="vllm", python=str(tmp_path / "none")))
