@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,18 @@ def _rank(rank: int, count: int, meeting: str, work: Callable[..., None], argume
     )
     try:
         work(rank, *arguments)
+        dist.barrier()  # the connections of a rank that is gone may abort another on its way out
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def one_rank(folder: Path) -> Iterator[None]:
+    """While this process is the only rank."""
+    meeting = f"file://{folder}/meeting-alone"
+    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1, timeout=timedelta(seconds=60))
+    try:
+        yield
     finally:
         dist.destroy_process_group()
 

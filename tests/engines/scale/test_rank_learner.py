@@ -8,15 +8,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -29,7 +25,7 @@ from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import CheckpointError, ModelError
 from support.forests import batch_of_rows, gradients, grown, largest_error
 from support.models import build_llama
-from support.ranks import Case, compute, disagree, held, micro_batch, reload, run_ranks
+from support.ranks import Case, compute, disagree, held, micro_batch, one_rank, reload, run_ranks
 
 
 def batches(count: int, depth: int = 3) -> tuple[StepBatch, ...]:
@@ -109,16 +105,6 @@ def assert_equal(found: dict[str, Any], each: Case) -> None:
     assert largest_error(grads, wanted) < 1e-5
     for name, weight in weights.items():
         assert float((found[f"master/{name}"] - weight).abs().max()) < 1e-5, name
-
-
-@contextmanager
-def one_rank(folder: Path) -> Iterator[None]:
-    meeting = f"file://{folder}/meeting-alone"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1, timeout=timedelta(seconds=60))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

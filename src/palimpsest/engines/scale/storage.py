@@ -66,12 +66,15 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 
 def _compare(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Read a share back; raises CheckpointError where it isn't what this rank holds."""
-    with safe_open(file, framework="pt") as stored:
-        for name in stored.keys():  # noqa: SIM118 - no mapping
-            held = tensors[name]
-            share = held.to_local() if isinstance(held, DTensor) else held
-            if not torch.equal(stored.get_tensor(name), share.cpu()):
-                raise CheckpointError(f"{file} does not hold what was written ({name}): the disk is at fault")
+    try:
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - no mapping
+                held = tensors[name]
+                share = held.to_local() if isinstance(held, DTensor) else held
+                if not torch.equal(stored.get_tensor(name), share.cpu()):
+                    raise CheckpointError(f"{file} does not hold what was written ({name}): the disk is at fault")
+    except (KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{file} can't be read back ({_reason(error)}): the disk is at fault") from None
 
 
 def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:

@@ -1,0 +1,66 @@
+"""What a rank writes: read back before its hash is told; a model in several files where one would be too large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from palimpsest import files
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.scale import storage
+from palimpsest.engines.scale.learner import RankLearner
+from palimpsest.errors import CheckpointError
+from support.ranks import one_rank
+
+FACTS = {"format": 2, "version": 1, "grad_skipped": 0, "reference": None}
+TENSORS = {"master/a": torch.arange(8.0), "exp_avg/a": torch.ones(8)}
+
+
+@pytest.mark.parametrize(
+    ("place", "told"), [(-1, r"does not hold what was written \(\w+/a\)"), (12, "can't be read back")]
+)
+def test_a_share_that_a_disk_changed_is_no_checkpoint(
+    place: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`place`: of the byte that changes between writing and reading back, in the numbers or in the header."""
+
+    def failing(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[place] ^= 0xFF
+        path.write_bytes(content)
+
+    with one_rank(tmp_path):
+        assert storage.save_state(tmp_path, TENSORS, FACTS).keys() == {
+            "learner/shard-00001-model-00001-of-00001.safetensors",
+            "learner/learner.json",
+        }
+        monkeypatch.setattr(files, "sync", failing)
+        with pytest.raises(CheckpointError, match=f"{told}.*the disk is at fault"):
+            storage.save_state(tmp_path, TENSORS, FACTS)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_model_too_large_for_one_file_is_written_into_several_and_opens(
+    whole: bool, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "FILE_BYTES", 40_000)  # in the place of 4 GiB
+    settings: dict[str, Any] = {"model": {"path": str(tiny_model_folder)}, "engine": {"name": "ray"}}
+    (tmp_path / "out").mkdir()
+    with one_rank(tmp_path):
+        learner = RankLearner(RunConfig.model_validate(settings), "policy")
+        if whole:
+            learner.publish(tmp_path / "out")
+        else:
+            written = learner.save(tmp_path / "out")
+            assert written == files.hashes(tmp_path / "out")
+    parts = sorted((tmp_path / "out").glob("model*.safetensors"))
+    assert len(parts) > 2
+    assert all(part.stat().st_size < 60_000 for part in parts)  # but for a weight that is larger alone
+    source, opened = (AutoModelForCausalLM.from_pretrained(path) for path in (tiny_model_folder, tmp_path / "out"))
+    wanted = source.state_dict()
+    assert opened.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in opened.state_dict().items())
