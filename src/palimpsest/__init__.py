@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from palimpsest.jobs.quickstart import Quickstart as Quickstart
     from palimpsest.jobs.quickstart import quickstart as quickstart
     from palimpsest.jobs.quickstart import quickstart_async as quickstart_async
+    from palimpsest.jobs.rescoring import Rescoring as Rescoring
+    from palimpsest.jobs.rescoring import rescore as rescore
+    from palimpsest.jobs.rescoring import rescore_async as rescore_async
     from palimpsest.jobs.run import Run as Run
     from palimpsest.jobs.training import train as train
     from palimpsest.jobs.training import train_async as train_async
@@ -65,6 +68,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "jobs.playing": ("play", "play_async", "Episode"),
     "jobs.probing": ("probe", "probe_async", "Probe"),
     "jobs.quickstart": ("quickstart", "quickstart_async", "Quickstart"),
+    "jobs.rescoring": ("rescore", "rescore_async", "Rescoring"),
     "jobs.run": ("Run",),
     "jobs.training": ("train", "train_async"),
     "memory.policy": ("Answered", "MemoryPolicy", "Model"),

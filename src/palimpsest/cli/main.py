@@ -31,6 +31,7 @@ from palimpsest.cli import (
     prompts,
     quickstart,
     recipes,
+    rescore,
     retrieval,
     train,
 )
@@ -92,6 +93,7 @@ app.command("sft", short_help="Supervised cold start on trajectories.")(train.sf
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
 app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
+app.command("rescore", short_help="Grade an evaluation anew, without its model.")(rescore.rescore)
 app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)

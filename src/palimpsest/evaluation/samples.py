@@ -106,8 +106,7 @@ class SampleLog:
 
     def append(self, sample: Sample) -> None:
         """Write one line."""
-        values = asdict(sample)
-        line = _json({**values, CHECKSUM: zlib.crc32(_json(values))}) + b"\n"
+        line = encoded(sample)
         with files.naming(self.path):
             while line:
                 line = line[os.write(self._file, line) :]
@@ -122,6 +121,12 @@ class SampleLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def encoded(sample: Sample) -> bytes:
+    """A line of the log."""
+    values = asdict(sample)
+    return _json({**values, CHECKSUM: zlib.crc32(_json(values))}) + b"\n"
 
 
 def read_samples(path: Path) -> tuple[list[Sample], int]:

@@ -100,6 +100,12 @@ def layers_told(config: RewardConfig) -> str | None:
 def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
     if plugins.is_own(config.name):
         return own.own_reward(config.name, config.options, codec, config.timeout_s)
+    return shipped_answer(config, folder)
+
+
+def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
+    """What grades answers under a shipped reward, looking at nothing but the answer; `folder` keeps a judge's
+    verdicts."""
     if config.name == "boxed":
         return MatchGrader("boxed_strict" if config.strict else "boxed")
     if config.name == "final_answer":

@@ -1,0 +1,213 @@
+"""New metrics over an old log, without the model: `palimpsest rescore`.
+
+What is there stays as it is. The new grades stand beside it, as an evaluation of its own:
+
+    DIR/rescored/NAME/samples.jsonl      the same episodes with the new values and metrics
+    DIR/rescored/NAME/evaluation.json    the old identity with the new reward, and the SHA-256 of the log it comes from
+    DIR/rescored/NAME/summary.json       figures, as `palimpsest eval` writes them
+
+so that `palimpsest compare DIR DIR/rescored/NAME` shows what the metric changes. Verdicts of a judge are kept in
+DIR/judge.jsonl, where the evaluation kept its own: none is asked for twice.
+
+Guaranteed: the same call again writes the same files; a folder that is no rescoring is never written over.
+Not covered: what `jobs/regrading.py` refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palimpsest import files
+from palimpsest.config.load import Overrides, parse_config, split_overrides
+from palimpsest.config.reward import RewardConfig
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.errata import Corrected, Errata, read_errata
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, encoded, read_samples, write_json
+from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.evaluation_folder import SUMMARY
+from palimpsest.jobs.regrading import check_regradable, regraded
+from palimpsest.jobs.table import Table
+
+RESCORED = "rescored"
+_NO_URL = "http://unset.invalid/v1"
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """An old log under a reward, beside what it was."""
+
+    reward: RewardConfig
+    samples: tuple[Sample, ...]
+    before: tuple[EvalSummary, ...]
+    """As the log has it, a set each."""
+    summaries: tuple[EvalSummary, ...]
+    """Under the reward."""
+    corrected: tuple[EvalSummary, ...]
+    """Under reward and errata; empty without errata."""
+    errata: Corrected | None
+    out: Path
+
+    @property
+    def table(self) -> Table:
+        """A row a set; shares. `logged` is what the evaluation said, `accuracy` what the reward gives."""
+        corrected = {summary.name: summary for summary in self.corrected}
+        rows: list[dict[str, Any]] = []
+        for old, new in zip(self.before, self.summaries, strict=True):
+            fixed = corrected.get(new.name)
+            row = {
+                "": new.name,
+                "problems": new.problems,
+                "ungraded": new.ungraded or None,
+                "logged": old.accuracy.mean,
+                "accuracy": new.accuracy.mean,
+                "low": new.accuracy.low,
+                "high": new.accuracy.high,
+                "corrected": fixed.accuracy.mean if fixed else None,
+                "of": fixed.problems if fixed else None,
+            }
+            rows.append({key: value for key, value in row.items() if value is not None})
+        return Table.of(rows)
+
+    def __repr__(self) -> str:
+        told = self.errata.told if self.errata else []
+        return "\n".join([f"{self.out}", str(self.table), *told])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table._repr_html_()
+
+
+async def rescore_async(
+    folder: str | Path, overrides: Overrides = (), *, errata: str | Path | None = None, name: str | None = None
+) -> Rescoring:
+    """Grade the episodes of an evaluation anew, under another reward or with errata, without its model.
+
+    - `folder`: what `palimpsest eval --out` wrote
+    - `overrides`: dotted keys of `reward`, as texts or as a mapping; without them the reward it had
+    - `errata`: a file of known errors of the data (docs/evaluation.md); both scores are told
+    - `name`: of the folder under `folder`/rescored; by default after the reward
+
+    Raises ConfigError, DataError or RunError in a line.
+    """
+    folder = Path(folder)
+    samples, identity = _read(folder)
+    config = _reward(folder, identity, overrides)
+    overlay = read_errata(Path(errata)) if errata is not None else None
+    check_regradable(config, samples)
+    out = folder / RESCORED / _name(name or _default_name(config, overlay))
+    _check_out(out)
+    graded = await regraded(samples, config, folder)
+    fixed, corrected = await with_errata(graded, config, overlay, folder)
+    rescoring = Rescoring(
+        config, tuple(graded), summaries_by_set(samples), summaries_by_set(graded), corrected, fixed, out
+    )
+    _write(rescoring, folder, identity)
+    return rescoring
+
+
+rescore = blocking(rescore_async)
+
+
+async def with_errata(
+    samples: Sequence[Sample], config: RewardConfig, overlay: Errata | None, folder: Path | None
+) -> tuple[Corrected | None, tuple[EvalSummary, ...]]:
+    """What an overlay makes of graded samples: what it touches, and the figures without and with other golds."""
+    if overlay is None:
+        return None, ()
+    fixed = overlay.corrected(samples)
+    anew = await regraded(fixed.stale, config, folder) if fixed.stale else []
+    return fixed, summaries_by_set([*fixed.kept, *anew])
+
+
+def summaries_by_set(samples: Sequence[Sample]) -> tuple[EvalSummary, ...]:
+    """Figures of each set, in the order in which they come."""
+    names = dict.fromkeys(sample.name for sample in samples)
+    return tuple(summarise(name, [sample for sample in samples if sample.name == name]) for name in names)
+
+
+def _read(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
+    if not (folder / SAMPLES).is_file():
+        raise RunError(f"{folder}: holds no {SAMPLES}: give the --out of palimpsest eval")
+    samples, unreadable = read_samples(folder / SAMPLES)
+    if unreadable:
+        raise RunError(
+            f"{folder / SAMPLES}: {unreadable} lines can't be read; run the same palimpsest eval again first"
+        )
+    if not samples:
+        raise RunError(f"{folder / SAMPLES}: no episode has ended yet; run the same palimpsest eval again first")
+    try:
+        identity = json.loads((folder / IDENTITY).read_text("utf-8"))
+    except (OSError, ValueError):
+        identity = {}
+    return samples, identity if isinstance(identity, dict) else {}
+
+
+def _reward(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> RewardConfig:
+    """That of the evaluation with overrides; another `reward.name` begins with that one's defaults."""
+    changes = {key: value for key, value, _ in split_overrides(overrides)}
+    if strays := [key for key in changes if key.partition(".")[0] != "reward"]:
+        raise ConfigError(f"rescore: {strays[0]} is no key of reward, and nothing is played; drop it")
+    stored = dict(identity.get("reward") or {})
+    if changes.get("reward.name", stored.get("name")) != stored.get("name"):
+        stored = {}
+    if stored.get("judge"):
+        stored["judge"] = {"url": _NO_URL, **stored["judge"]}  # its address is no part of an evaluation's identity
+    text = yaml.safe_dump({"reward": stored})
+    config = parse_config(text, name=str(folder / IDENTITY), overrides=changes).reward
+    if config.judge and config.judge.url == _NO_URL:
+        raise ConfigError(f"{folder}: its judge's address isn't kept: give --set reward.judge.url=http://HOST:PORT/v1")
+    return config
+
+
+def _default_name(config: RewardConfig, overlay: Errata | None) -> str:
+    parts = [config.name, "strict" if config.strict else ""]
+    if config.name == "final_answer":
+        parts.append(config.final_answer.match)
+    if config.name == "sub_em" and config.sub_em != "gold_in_answer":
+        parts.append(config.sub_em)
+    parts.append(f"errata-{overlay.sha256[:8]}" if overlay else "")
+    return "-".join(part for part in parts if part)
+
+
+def _name(name: str) -> str:
+    if Path(name).name != name or name.startswith("."):
+        raise ConfigError(f"--name {name}: give the name of a folder, without a path")
+    return name
+
+
+def _check_out(out: Path) -> None:
+    if out.is_dir() and any(out.iterdir()):
+        try:
+            known = RESCORED in json.loads((out / IDENTITY).read_text("utf-8"))
+        except (OSError, ValueError):
+            known = False
+        if not known:
+            raise RunError(f"{out}: holds something else than a rescoring: give another --name")
+
+
+def _write(rescoring: Rescoring, folder: Path, identity: Mapping[str, Any]) -> None:
+    """summary.json last: a folder that has it is whole."""
+    out = rescoring.out
+    out.mkdir(parents=True, exist_ok=True)
+    origin = {"samples_sha256": files.sha256(folder / SAMPLES)}
+    told = rescoring.reward.model_dump(mode="json", exclude={"judge": {"url", "api_key_env", "cache"}})
+    write_json(out / IDENTITY, {**identity, "reward": told, RESCORED: origin})
+    files.write_file(out / SAMPLES, b"".join(map(encoded, rescoring.samples)))
+    corrected = {summary.name: summary.to_json() for summary in rescoring.corrected}
+    summary = {
+        "rescored_from": str(folder),
+        "reward": rescoring.reward.name,
+        **({"errata": rescoring.errata.to_json()} if rescoring.errata else {}),
+        "evaluations": [
+            {**each.to_json(), **({"corrected": corrected.get(each.name)} if rescoring.errata else {})}
+            for each in rescoring.summaries
+        ],
+    }
+    write_json(out / SUMMARY, summary)
