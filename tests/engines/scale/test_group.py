@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,3 +152,24 @@ def test_ray_itself_is_started_again_and_nothing_is_left(monkeypatch: pytest.Mon
     assert not ray.is_initialized()
     assert not group.folder.exists()
     assert not [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+
+
+JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(lambda: 42).remote()))"
+
+
+@pytest.mark.slow
+def test_a_cluster_of_ours_lets_in_nobody_without_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray"]), None, 0)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    try:
+        group.start()
+        command = [sys.executable, "-c", JOIN, ray.get_runtime_context().gcs_address]
+        for token in (None, "0" * 64, os.environ["RAY_AUTH_TOKEN"]):
+            own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
+            joined = subprocess.run(command, env=plain | own, capture_output=True, text=True, timeout=300, check=False)
+            assert (joined.stdout.strip() == "42") is (token == os.environ["RAY_AUTH_TOKEN"]), joined.stderr
+    finally:
+        group.close()

@@ -115,7 +115,8 @@ class Group:
             return
         if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
             raise EngineError(f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports could run code here; unset it")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray, from 2.59 on, then asks for it
+        # Ray, from 2.59 on, then asks for it
+        os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         options |= {
             "address": "local",

@@ -1,0 +1,174 @@
+"""What a cluster asks for, where its processes are put, and how long they are waited for; Ray itself is not started."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.load import load_recipe
+from palimpsest.errors import EngineError, RunError
+
+if find_spec("ray") is None:
+    pytest.skip("needs the extra ray", allow_module_level=True)
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from palimpsest.engines.scale import group as groups
+from palimpsest.engines.scale.engine import risk_of
+from palimpsest.engines.scale.group import Group
+
+
+def group_of(*overrides: str, copies: int = 0) -> Group:
+    return Group(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", copies)
+
+
+# ---- whom you trust -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Without what Ray reads, and given back as it was."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    return monkeypatch
+
+
+def test_a_cluster_of_ours_asks_for_a_token_that_nobody_was_told(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tokens = []
+    for _ in range(2):
+        environment.setenv("RAY_AUTH_TOKEN", "")
+        group_of()._connect(tmp_path, "mark")
+        tokens.append(os.environ["RAY_AUTH_TOKEN"])
+    assert [len(token) for token in tokens] == [64, 64]
+    assert tokens[0] != tokens[1]
+
+
+def test_a_token_of_the_user_s_is_kept(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.setenv("RAY_AUTH_TOKEN", "mine")
+    environment.setenv("RAY_AUTH_MODE", "token")
+    group_of()._connect(tmp_path, "mark")
+    assert os.environ["RAY_AUTH_TOKEN"] == "mine"
+
+
+@pytest.mark.parametrize("mode", ["disabled", "", "TOKEN"])
+def test_a_cluster_of_ours_without_a_token_is_refused(
+    environment: pytest.MonkeyPatch, tmp_path: Path, mode: str
+) -> None:
+    environment.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(EngineError, match=f"RAY_AUTH_MODE={mode}: .*; unset it"):
+        group_of()._connect(tmp_path, "mark")
+
+
+@pytest.mark.parametrize("mode", ["token", "disabled", None])
+def test_joining_a_cluster_says_what_that_means(environment: pytest.MonkeyPatch, mode: str | None) -> None:
+    if mode is not None:
+        environment.setenv("RAY_AUTH_MODE", mode)
+    told = risk_of("10.0.0.1:6379")
+    assert told.startswith("cluster.address=10.0.0.1:6379: Ray and the ranks listen on all interfaces")
+    assert ("and knows the token runs code there as you" in told) is (mode == "token")
+    assert told.endswith("start Ray with RAY_AUTH_MODE=token") is (mode != "token")
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+
+class Placement:
+    """A placement group of Ray's."""
+
+    def __init__(self, bundles: list[dict[str, float]], strategy: str) -> None:
+        self.bundles, self.room = bundles, True
+
+    def wait(self, seconds: float) -> bool:
+        return all(bundle.get("GPU", 0) <= 1 for bundle in self.bundles) and len(self.bundles) < 9
+
+
+def places(monkeypatch: pytest.MonkeyPatch, group: Group, ranks: list[float], copies: list[float]) -> list[Any]:
+    """What is reserved, then for each rank and sampler which of it is its own; None: Ray puts it anywhere."""
+    monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: Placement(bundles, strategy))
+    found = [options.get("scheduling_strategy") for options in group._place(ranks, copies)]
+    reserved = found[0].placement_group.bundles if found[0] else None
+    return [reserved, *(each and each.placement_group_bundle_index for each in found)]
+
+
+def test_on_cpus_nothing_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert places(monkeypatch, group_of(), [0.0, 0.0], [0.0]) == [None] * 4
+
+
+def test_separate_processes_have_a_gpu_each_and_others_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = {"GPU": 1.0}, {"CPU": 1}
+    assert places(monkeypatch, group_of(), [1.0, 1.0], [0.0]) == [[gpu, gpu, cpu], 0, 1, 2]
+
+
+def test_colocated_learners_and_samplers_share_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = group_of("cluster.placement=colocated", "cluster.gpus_per_learner=0.6", "cluster.gpus_per_sampler=0.4")
+    whole = {"GPU": 1.0}
+    assert places(monkeypatch, shared, [0.6, 0.6], [0.4, 0.4, 0.4]) == [[whole] * 3, 0, 1, 0, 1, 2]
+
+
+def test_a_cluster_without_room_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 4.0})
+    with pytest.raises(EngineError, match=r"no room for 10 GPUs; it has \{'CPU': 4\.0\}: lower cluster\.learners or"):
+        places(monkeypatch, group_of(), [1.0] * 10, [])
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls are what they answer: an exception, None for never, or a value; the group that made them, once ended."""
+    ended: list[Any] = []
+
+    def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        ready = [call for call in calls if call is not None][:1]
+        return ready, [call for call in calls if call not in ready]
+
+    def get(calls: list[Any]) -> list[Any]:
+        for call in calls:
+            if isinstance(call, Exception):
+                raise call
+        return calls
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(Group, "close", lambda group: ended.append(group))
+    return ended
+
+
+def test_all_answers_come_in_the_order_of_the_calls(called: list[Any]) -> None:
+    assert group_of().collect([3, 1, 2], 10, "update") == [3, 1, 2]
+    assert not called
+
+
+def test_processes_that_do_not_answer_in_time_are_ended_with_the_limit_and_its_section(called: list[Any]) -> None:
+    group = group_of()
+    with pytest.raises(EngineError, match=r"^update: not done within 0\.5 s; raise the limit under cluster$"):
+        group.collect([1, None], 0.5, "update")
+    assert called == [group]
+
+
+def test_what_the_user_can_mend_is_told_as_it_was_raised(called: list[Any]) -> None:
+    raised = RayTaskError("start", "a traceback\nof many lines", RunError("cluster.folder: node does not see /a"))
+    with pytest.raises(RunError, match=r"^cluster\.folder: node does not see /a$"):
+        group_of().collect([1, raised], 10, "starting")
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RayActorError(), "RayActorError"), (RayTaskError("update", "", ZeroDivisionError("of\nlines")), "ZeroDivision")],
+)
+def test_a_lost_process_is_told_in_a_line_with_what_to_do(called: list[Any], error: Exception, told: str) -> None:
+    with pytest.raises(EngineError, match=rf"a process of engine\.name=ray was lost \({told}.*newest check") as caught:
+        group_of().collect([error, None], 10, "update")
+    assert "\n" not in str(caught.value)
+    assert len(called) == 1
