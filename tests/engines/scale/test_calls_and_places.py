@@ -144,6 +144,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ended
 
 
+def failed(cause: Exception) -> RayTaskError:
+    return RayTaskError("update", "a traceback\nof many lines", cause)  # type: ignore[no-untyped-call]
+
+
 def test_all_answers_come_in_the_order_of_the_calls(called: list[Any]) -> None:
     assert group_of().collect([3, 1, 2], 10, "update") == [3, 1, 2]
     assert not called
@@ -157,7 +161,7 @@ def test_processes_that_do_not_answer_in_time_are_ended_with_the_limit_and_its_s
 
 
 def test_what_the_user_can_mend_is_told_as_it_was_raised(called: list[Any]) -> None:
-    raised = RayTaskError("start", "a traceback\nof many lines", RunError("cluster.folder: node does not see /a"))
+    raised = failed(RunError("cluster.folder: node does not see /a"))
     with pytest.raises(RunError, match=r"^cluster\.folder: node does not see /a$"):
         group_of().collect([1, raised], 10, "starting")
     assert len(called) == 1
@@ -165,7 +169,7 @@ def test_what_the_user_can_mend_is_told_as_it_was_raised(called: list[Any]) -> N
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(RayActorError(), "RayActorError"), (RayTaskError("update", "", ZeroDivisionError("of\nlines")), "ZeroDivision")],
+    [(RayActorError(), "RayActorError"), (failed(ZeroDivisionError("of\nlines")), "ZeroDivision")],
 )
 def test_a_lost_process_is_told_in_a_line_with_what_to_do(called: list[Any], error: Exception, told: str) -> None:
     with pytest.raises(EngineError, match=rf"a process of engine\.name=ray was lost \({told}.*newest check") as caught:

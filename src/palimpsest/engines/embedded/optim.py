@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.config.schema import OptimConfig
+from palimpsest.engines.embedded.clipping import clip_grad_norm
 from palimpsest.engines.protocol import UpdateStats
 from palimpsest.errors import CheckpointError
 
@@ -49,7 +50,7 @@ class Optimizer:
         config: OptimConfig,
         total_steps: int | None,
         *,
-        clip: Clip = nn.utils.clip_grad_norm_,
+        clip: Clip = clip_grad_norm,
     ) -> None:
         self._config, self._total_steps, self._clip = config, total_steps, clip
         self._model = {name: p for name, p in named if p.requires_grad}

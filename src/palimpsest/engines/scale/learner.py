@@ -8,6 +8,8 @@ Not covered: a rank that fails alone. Its peers wait in their next collective un
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from palimpsest import files
 from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.clipping import total_norm
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.model import pick_device
@@ -136,16 +140,22 @@ class RankLearner:
 
 
 def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
-    """`clip_grad_norm_` over parameters that are sharded in different ways; the norm before."""
-    meshes: dict[Any, list[Tensor]] = {}
-    for p in parameters:
-        if p.grad is not None:
-            meshes.setdefault(getattr(p, "device_mesh", None), []).append(p.grad)
-    norms = [nn.utils.get_total_norm(grads) for grads in meshes.values()]
-    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    total = torch.stack(whole).norm() if whole else torch.zeros(())
-    for grads in meshes.values():
-        scale = torch.clamp(bound / (total + 1e-6), max=1.0)
-        for grad in grads:
-            grad.mul_(float(scale))
-    return float(total)
+    """`clip_grad_norm` over parameters that are sharded in different ways; the norm before."""
+    alike: dict[Any, list[Tensor]] = {}
+    for grad in (p.grad for p in parameters if p.grad is not None):
+        alike.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(grad)
+    norm = math.sqrt(sum(float(_squared_norm(grads)) for grads in alike.values()))
+    scale = min(1.0, bound / (norm + 1e-6))
+    for grad in itertools.chain(*alike.values()):
+        grad.mul_(scale)
+    return norm
+
+
+def _squared_norm(grads: list[Tensor]) -> Tensor:
+    """[] float64, of gradients that are sharded alike, over all ranks."""
+    squared = total_norm([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]).double().square()
+    first = grads[0]
+    if not isinstance(first, DTensor):
+        return squared
+    added = [Partial() if placement.is_shard() else Replicate() for placement in first.placements]
+    return DTensor.from_local(squared, first.device_mesh, added).full_tensor()
