@@ -37,7 +37,7 @@ def test_small_gradients_are_clipped_as_torch_clips_them_to_the_bit(bound: float
         a.grad, b.grad = drawn(*a.shape), drawn(*a.shape)
     unused = nn.Parameter(torch.zeros(2))
     assert torch.equal(clip_grad_norm([*ours, unused], bound), nn.utils.clip_grad_norm_(theirs, bound))
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_a_large_gradient_is_scaled_to_the_bound() -> None:

@@ -11,12 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from palimpsest import files
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.facts import Facts
 from palimpsest.engines.scale import storage
 from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import CheckpointError
 from support.ranks import one_rank
 
-FACTS = {"format": 2, "version": 1, "grad_skipped": 0, "reference": None}
+FACTS = Facts(2, version=1, grad_skipped=0, reference=None)
 TENSORS = {"master/a": torch.arange(8.0), "exp_avg/a": torch.ones(8)}
 
 

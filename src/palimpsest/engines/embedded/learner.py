@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.architecture import head_of, max_context
+from palimpsest.engines.embedded.facts import FACTS, ONE_FILE, SHARES, Facts, read_facts
 from palimpsest.engines.embedded.forest.batches import with_signal
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, OldLogprobs, logprobs_of, skips_silent
 from palimpsest.engines.embedded.forest.hidden import hidden_at
@@ -39,7 +39,7 @@ from palimpsest.engines.embedded.handover import write_untied
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.embedded.shares import SHARES, fingerprint, read_shares
+from palimpsest.engines.embedded.shares import fingerprint, read_shares
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
@@ -118,13 +118,9 @@ class ForestLearner:
         inner = folder / STATE_FOLDER
         inner.mkdir(exist_ok=True)
         save_file(self._optimizer.state(), inner / "optimizer.safetensors")
-        facts = {
-            "format": 1,  # in one file; `SHARES` is that of ranks
-            "version": self._optimizer.steps,
-            "grad_skipped": self._optimizer.skipped,
-            "reference": _fingerprint(self._reference) if self._reference is not None else None,
-        }
-        (inner / "learner.json").write_text(json.dumps(facts, indent=1) + "\n")
+        reference = _fingerprint(self._reference) if self._reference is not None else None
+        facts = Facts(ONE_FILE, self._optimizer.steps, self._optimizer.skipped, reference)
+        (inner / FACTS).write_text(facts.to_json())
         return hashes(folder)
 
     def write_weights(self, folder: Path) -> None:
@@ -136,21 +132,21 @@ class ForestLearner:
         model."""
         inner = folder / STATE_FOLDER
         try:
-            facts = json.loads((inner / "learner.json").read_text())
-            in_shares = facts["format"] == SHARES
-            tensors = read_shares(inner, facts["version"]) if in_shares else load_file(inner / "optimizer.safetensors")
+            facts = read_facts(inner)
+            in_shares = facts.format == SHARES
+            tensors = read_shares(inner, facts.version) if in_shares else load_file(inner / "optimizer.safetensors")
             saved = _saved_weights(self._model, folder)
-        except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start anew") from None
-        if self._reference is not None and facts["reference"] != self._origin(in_shares):
+        if self._reference is not None and facts.reference != self._origin(in_shares):
             raise CheckpointError(
                 f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; "
                 f"restore the original model.path"
             )
         self._copy_weights(saved, folder)
         self._optimizer.restore(tensors)
-        self._optimizer.steps, self._optimizer.skipped = facts["version"], facts["grad_skipped"]
+        self._optimizer.steps, self._optimizer.skipped = facts.version, facts.grad_skipped
 
     # ---- parts ----------------------------------------------------------------------------------------------
 

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from palimpsest import files
 
-SHARES = 2
-"""The format of a learner's state in shares, in learner.json."""
 _PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint: {name: {"saved_offsets": [row, column...]}}
 
 

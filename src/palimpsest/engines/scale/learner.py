@@ -25,11 +25,12 @@ from palimpsest import files
 from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.clipping import total_norm
+from palimpsest.engines.embedded.facts import SHARES, Facts
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.model import pick_device
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.embedded.shares import SHARES, fingerprint
+from palimpsest.engines.embedded.shares import fingerprint
 from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.scale.batch import Part
@@ -95,12 +96,7 @@ class RankLearner:
     def save(self, folder: Path) -> Mapping[str, str]:
         """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote."""
         self._root.reshard()
-        facts = {
-            "format": SHARES,
-            "version": self._optimizer.steps,
-            "grad_skipped": self._optimizer.skipped,
-            "reference": self._origin,
-        }
+        facts = Facts(SHARES, self._optimizer.steps, self._optimizer.skipped, self._origin)
         written = save_state(folder, self._optimizer.live(), facts)
         return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
 

@@ -32,20 +32,19 @@ from torch.distributed.tensor import DTensor
 
 from palimpsest import files
 from palimpsest.config.schema import ModelConfig
+from palimpsest.engines.embedded.facts import FACTS, SHARES, Facts, read_facts
 from palimpsest.engines.embedded.handover import untied
 from palimpsest.engines.embedded.lora import merged_weights, sort_targets
 from palimpsest.engines.embedded.model import DTYPES
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.embedded.shares import SHARES
 from palimpsest.errors import CheckpointError
 from palimpsest.model_files.manifest import STATE_FOLDER
 from palimpsest.text.codec import Codec
 
 FILE_BYTES = 4 << 30  # of the model's files at most, all of which rank 0 holds at once
-FACTS = "learner.json"
 
 
-def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, str]:
+def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Facts) -> dict[str, str]:
     """Write this rank's share of `tensors` under `learner/`; the SHA-256 of each file of this rank's, by its path."""
     inner, rank = folder / STATE_FOLDER, dist.get_rank()
     inner.mkdir(exist_ok=True)
@@ -55,7 +54,7 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         raise CheckpointError(f"{inner} can't be written: {_reason(error)}") from error
     mine = sorted(inner.glob(f"shard-{rank + 1:05d}-*.safetensors"))
     if rank == 0:
-        files.write_plain(inner / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
+        files.write_plain(inner / FACTS, facts.to_json().encode())
         mine.append(inner / FACTS)
     for file in mine:
         files.sync(file)
@@ -81,22 +80,22 @@ def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
     """Fill masters and moments from `learner/`. Raises CheckpointError."""
     inner = folder / STATE_FOLDER
     try:
-        facts = json.loads((inner / FACTS).read_text())
-        if facts["format"] != SHARES:
+        facts = read_facts(inner)
+        if facts.format != SHARES:
             raise CheckpointError(
                 f"checkpoint {folder}: was saved by engine.name=embedded; resume with that, or begin a run from it "
                 f"with model.path={folder}"
             )
-        if origin is not None and facts["reference"] != origin:
+        if origin is not None and facts.reference != origin:
             raise CheckpointError(
                 f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; restore "
                 "the original model.path"
             )
-        optimizer.allocate(facts["version"])
+        optimizer.allocate(facts.version)
         load(optimizer.live(), storage_reader=HuggingFaceStorageReader(str(inner)))
     except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
         raise CheckpointError(f"checkpoint {folder}: {_reason(error)}; use an older one or start anew") from None
-    optimizer.skipped = facts["grad_skipped"]
+    optimizer.skipped = facts.grad_skipped
 
 
 def _reason(error: BaseException) -> str:
