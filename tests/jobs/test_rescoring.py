@@ -126,7 +126,12 @@ def test_a_folder_without_a_log_and_a_name_that_is_taken_are_refused(tmp_path: P
 def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: Path) -> None:
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("in Rome", "Oslo"))]
     folder = write_evaluation(tmp_path / "e", rows)
-    judged = ["reward.name=final_answer", "reward.final_answer.match=judge", "reward.judge.model=m"]
+    judged = [
+        "reward.name=final_answer",
+        "reward.final_answer.match=judge",
+        "reward.judge.model=m",
+        "reward.judge.card=false",
+    ]
     with judge_server() as server:
         for _ in range(2):
             done = palimpsest.rescore(folder, [*judged, f"reward.judge.url={server.url}"])
@@ -171,8 +176,8 @@ def test_errata_print_both_scores_and_name_unknown_items(tmp_path: Path, palimps
     summary = json.loads((folder / "rescored" / "fixed" / "summary.json").read_text("utf-8"))
     assert summary["errata"]["unknown"] == ["p99"]
     assert len(summary["errata"]["sha256"]) == 64
-    (figures,) = summary["evaluations"]
-    assert (figures["accuracy"]["mean"], figures["corrected"]["accuracy"]["mean"]) == (1 / 3, 1.0)
+    (published,), (corrected,) = summary["evaluations"], summary["corrected"]
+    assert (published["accuracy"]["mean"], corrected["accuracy"]["mean"]) == (1 / 3, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def _show(evaluation: Evaluation) -> None:
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
+    for line in evaluation.beside.told:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
         console.print(f"{without_gold} questions have no gold in the data: played, not graded, not in the accuracy")

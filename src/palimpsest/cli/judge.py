@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from palimpsest.jobs.judge_card import JudgeCard
+    from palimpsest.jobs.judging import Trial
+
+Url = Annotated[str, typer.Option(help="What stands before /chat/completions, e.g. http://127.0.0.1:9527/v1.")]
+Model = Annotated[str, typer.Option(help="The model's name at the endpoint.")]
+Prompt = Annotated[str, typer.Option(help="default, lenient, strict, or a .txt or .md file of your own criteria.")]
+KeyEnv = Annotated[str | None, typer.Option(help="Environment variable that holds the key.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Of a verdict, thinking included.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one attempt.")]
+Attempts = Annotated[int, typer.Option(min=1, help="Requests for one verdict.")]
 
 app = typer.Typer(help="Models that grade answers.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -16,12 +29,13 @@ def group() -> None:
 
 @app.command("check")
 def check(
-    url: Annotated[str, typer.Option(help="What stands before /chat/completions, e.g. http://127.0.0.1:9527/v1.")],
-    model: Annotated[str, typer.Option(help="The model's name at the endpoint.")],
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the key.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of a verdict, thinking included.")] = 1024,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one attempt.")] = 60.0,
-    attempts: Annotated[int, typer.Option(min=1, help="Requests for one verdict.")] = 2,
+    url: Url,
+    model: Model,
+    prompt: Prompt = "default",
+    api_key_env: KeyEnv = None,
+    max_tokens: MaxTokens = 1024,
+    timeout: Timeout = 60.0,
+    attempts: Attempts = 2,
 ) -> None:
     """Try a judge on worked cases: right, in other words, partly right, wrong, and answers that try to pass by force.
 
@@ -33,10 +47,22 @@ def check(
       palimpsest judge check --url http://127.0.0.1:9527/v1 --model gpt-oss
       palimpsest judge check --url https://api.openai.com/v1 --model gpt-4.1-mini --api-key-env OPENAI_API_KEY
     """
-    from palimpsest.cli.show import stdout, table
-    from palimpsest.jobs.judging import try_judge
+    from palimpsest.jobs.judging import judge_config, try_judge
 
-    trial = try_judge(url, model, api_key_env, max_tokens, timeout, attempts)
+    options: dict[str, Any] = {
+        "api_key_env": api_key_env,
+        "max_tokens": max_tokens,
+        "timeout_s": timeout,
+        "attempts": attempts,
+    }
+    trial = try_judge(judge_config(url, model, prompt, **options))
+    _show_trial(trial, f"{model} at {url}")
+    raise typer.Exit(int(not trial.passed))
+
+
+def _show_trial(trial: Trial, title: str) -> None:
+    from palimpsest.cli.show import stdout, table
+
     rows = [
         [
             each.case.name,
@@ -47,7 +73,54 @@ def check(
         for each in trial.tried
     ]
     console = stdout()
-    console.print(table(f"{model} at {url}", ["case", "expected", "verdict", "seconds"], rows), markup=False)
+    console.print(table(title, ["case", "expected", "verdict", "seconds"], rows), markup=False)
     for line in trial.conclusions:
         console.print(line, markup=False, highlight=False)
-    raise typer.Exit(int(not trial.passed))
+
+
+@app.command("card")
+def card(
+    url: Url,
+    model: Model,
+    prompt: Prompt = "default",
+    api_key_env: KeyEnv = None,
+    max_tokens: MaxTokens = 1024,
+    timeout: Timeout = 60.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File to write the card to, e.g. judge-card.json.")] = None,
+) -> None:
+    """Measure a judge on shipped answers: wrong ones that it accepts, right ones in other words that it rejects.
+
+    Under its prompt, a lenient and a strict one; some 330 requests. An evaluation that is graded by a judge makes such
+    a card by itself, unless reward.judge.card=false, or takes the judge-card.json in its folder. Ends with 1 if a
+    verdict can't be had.
+
+    \b
+    Examples:
+      palimpsest judge card --url http://127.0.0.1:9527/v1 --model gpt-oss
+      palimpsest judge card --url http://127.0.0.1:9527/v1 --model gpt-oss --prompt my.txt --out judge-card.json
+    """
+    from palimpsest.jobs.judging import judge_config, measure_judge
+
+    config = judge_config(url, model, prompt, api_key_env=api_key_env, max_tokens=max_tokens, timeout_s=timeout)
+    measured = measure_judge(config, out)
+    if json:
+        import json as json_module
+
+        print(json_module.dumps(measured.to_json()))
+    else:
+        _show_card(measured)
+    raise typer.Exit(int(not measured.whole))
+
+
+def _show_card(card: JudgeCard) -> None:
+    from palimpsest.cli.show import stdout
+
+    console = stdout()
+    for line in card.told:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for each in card.prompts:
+        for kind, answers in each.accepted.items():
+            console.print(f"  {each.prompt} accepted ({kind}): {' | '.join(answers)}", markup=False, highlight=False)
+        if each.rejected:
+            console.print(f"  {each.prompt} rejected: {' | '.join(each.rejected)}", markup=False, highlight=False)

@@ -37,11 +37,11 @@ def rescore(
     done = rescore_folder(folder, settings or (), errata=errata, name=name)
     columns = ["", "problems", "ungraded", "logged", done.reward.name, "95%"]
     rows = _rows(done)
-    if done.errata:
+    if done.beside.errata:
         columns += ["corrected", "95%", "of"]
     console = stdout()
     console.print(table(str(folder), columns, rows))
-    for line in done.errata.told if done.errata else ():
+    for line in done.beside.told:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     typer.echo(str(done.out), err=True)
 
@@ -50,13 +50,13 @@ def _rows(done: Rescoring) -> list[list[str]]:
     from palimpsest.cli.show import interval, percent
 
     rows = []
-    fixed = {summary.name: summary for summary in done.corrected}
+    fixed = {summary.name: summary for summary in done.beside.corrected}
     for old, new in zip(done.before, done.summaries, strict=True):
         row = [new.name, str(new.problems), str(new.ungraded), percent(old.accuracy.mean)]
         row += [percent(new.accuracy.mean), interval(new.accuracy)]
-        if done.errata and (own := fixed.get(new.name)):
+        if done.beside.errata and (own := fixed.get(new.name)):
             row += [percent(own.accuracy.mean), interval(own.accuracy), str(own.problems)]
-        elif done.errata:
+        elif done.beside.errata:
             row += ["–", "–", "0"]
         rows.append(row)
     return rows

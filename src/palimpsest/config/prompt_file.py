@@ -1,4 +1,4 @@
-"""Prompts as a file: `prompts: my.yaml` among the options of a policy.
+"""Prompts as a file: `prompts: my.yaml` among the options of a policy, `reward.judge.prompt: my.txt`.
 
 The file is read where a configuration is loaded, and its texts take its place there: what a run folder keeps is whole
 without the file, and a run that goes on keeps the wording it began with. A path is relative to the current folder.
@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from palimpsest.config.reward import JUDGE_PROMPTS, is_criteria_file
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.yaml_text import first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError
@@ -73,7 +74,27 @@ def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
             found = True
             texts = known.get(key)
             options[OPTION] = texts if isinstance(texts, dict) else read_prompt_file(path, f"{key}.{OPTION}")
+    judge = values["reward"]["judge"]
+    if judge is not None and is_criteria_file(judge["prompt"]):
+        found = True
+        kept = stored.reward.judge.prompt if stored and stored.reward.judge else judge["prompt"]
+        judge["prompt"] = read_criteria(judge["prompt"], "reward.judge.prompt") if is_criteria_file(kept) else kept
     return RunConfig.model_validate(values) if found else config
+
+
+def read_criteria(path: str, key: str) -> str:
+    """The text of a file of criteria for a judge. Raises ConfigError that begins with `key`, which named it."""
+    where = f"{key}={path}"
+    try:
+        text = _text(Path(path), where).strip()
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file; shipped criteria are {', '.join(JUDGE_PROMPTS)}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: can't be read as UTF-8 text ({type(error).__name__})") from None
+    missing = [verdict for verdict in ("correct:", "partial:", "incorrect:") if verdict not in text]
+    if missing:
+        raise ConfigError(f"{where}: doesn't say what is {missing[0]} give a line for each verdict")
+    return text
 
 
 def _options(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

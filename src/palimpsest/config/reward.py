@@ -60,6 +60,15 @@ class FinalAnswerConfig(Strict):
     """Questions whose published gold says that they are invalid: not counted, or compared with that text."""
 
 
+def is_criteria_file(prompt: str) -> bool:
+    """Whether a judge's prompt names a file.
+
+    >>> is_criteria_file("my.txt"), is_criteria_file("strict"), is_criteria_file("correct: it says so. partial: a part")
+    (True, False, False)
+    """
+    return prompt.endswith((".txt", ".md")) and "\n" not in prompt
+
+
 class JudgeConfig(Strict):
     """A model behind an OpenAI-compatible endpoint that says whether an answer means the same as a gold."""
 
@@ -69,6 +78,12 @@ class JudgeConfig(Strict):
     """Its name at the endpoint."""
     api_key_env: str | None = None
     """Environment variable that holds the key; the key itself has no place in a configuration."""
+    prompt: str = Field("default", min_length=1)
+    """What counts as right: default, lenient, strict, or a .txt or .md file of your own criteria, whose text a run
+    keeps in its place."""
+    card: bool = True
+    """Evaluation only: measure the judge on shipped answers whose worth is known, and score under a lenient and a
+    strict prompt as well."""
     partial: float = Field(0.0, ge=0, le=1)
     """What a partly correct answer is worth; the published reward knows none."""
     passes: int = Field(1, ge=1, le=16)
@@ -88,8 +103,18 @@ class JudgeConfig(Strict):
     cache: str | None = None
     """File of the verdicts so far; null: judge.jsonl in the folder of the run or of the evaluation."""
 
+    @field_validator("prompt")
+    @classmethod
+    def _known_prompt(cls, prompt: str) -> str:
+        if prompt not in JUDGE_PROMPTS and not is_criteria_file(prompt) and len(prompt.split()) < 3:
+            raise ValueError(f"no prompt; choose {', '.join(JUDGE_PROMPTS)} or a .txt or .md file of criteria")
+        return prompt
 
-JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache"})
+
+JUDGE_PROMPTS = ("default", "lenient", "strict")
+"""Shipped criteria."""
+
+JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache", "card"})
 """Keys of JudgeConfig that say where and how a judge is reached; the others decide what its verdicts are."""
 
 

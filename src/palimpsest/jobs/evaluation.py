@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from palimpsest.data.source import left_out
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
+from palimpsest.evaluation.errata import Errata
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.evaluation.samples import Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of
+from palimpsest.jobs.beside import Beside, beside, errata_for
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
@@ -51,6 +53,8 @@ class Evaluation:
     """Where samples.jsonl and summary.json are."""
     rows_left_out: int = 0
     """Rows of the data whose gold paragraph isn't there (`data.on_missing_gold=skip`)."""
+    beside: Beside = field(default_factory=Beside)
+    """How far its judge can be believed, and what errata of the data change."""
 
     @cached_property
     def table(self) -> Table:
@@ -205,9 +209,7 @@ async def evaluate_config_async(
     problems: Sequence[Problem] | None = None,
 ) -> Evaluation:
     """`evaluate` of a configuration, on its data or on `problems`."""
-    build_policy(config.policy)
-    check_reward(config.reward)
-    check_folder(out, model=config.model.path, force=force)
+    errata = _checked(config, out, force)
     skipped = list[str]()
     named = read_problems(config, chunks, skipped) if problems is None else {OWN_PROBLEMS: list(problems)}
     engine = await asyncio.to_thread(open_engine, config, objective=None)
@@ -231,9 +233,22 @@ async def evaluate_config_async(
         samples = await using(engine, closing(reward, playing))
     summaries = sorted(summaries_of(sets, samples), key=lambda summary: summary.tokens_per_document)
     played = tuple(samples[each.name, p.id] for each in sets for p in each.problems)
-    evaluation = Evaluation(config, tuple(summaries), played, out, len(skipped))
+    around = await beside(played, config.reward, out, problems=_by_name(sets), errata=errata)
+    evaluation = Evaluation(config, tuple(summaries), played, out, len(skipped), around)
     _finish(evaluation, progress)
     return evaluation
+
+
+def _checked(config: RunConfig, out: Path | None, force: bool) -> Errata | None:
+    """What stands beside the figures; refuses what can be refused before a model is loaded."""
+    build_policy(config.policy)
+    check_reward(config.reward)
+    check_folder(out, model=config.model.path, force=force)
+    return errata_for(config)
+
+
+def _by_name(sets: Sequence[EvalSet]) -> dict[tuple[str, str], Problem]:
+    return {(each.name, problem.id): problem for each in sets for problem in each.problems}
 
 
 def _finish(evaluation: Evaluation, progress: Progress) -> None:
@@ -289,4 +304,5 @@ def _summary_json(evaluation: Evaluation) -> Mapping[str, Any]:
         "reward": config.reward.name,
         "seed": config.seed,
         "evaluations": [summary.to_json() for summary in evaluation.summaries],
+        **evaluation.beside.to_json(),
     }

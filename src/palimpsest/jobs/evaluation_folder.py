@@ -15,6 +15,7 @@ from palimpsest import files
 from palimpsest.errors import RunError
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, refuse_in_use
 from palimpsest.evaluation.transcripts import TRANSCRIPTS
+from palimpsest.jobs.judge_card import CARD
 from palimpsest.runs.moving import folders, refuse_moving
 from palimpsest.runs.run_folder import CONFIG
 
@@ -35,7 +36,7 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
         _refuse_moving(out, names)
     elif CONFIG in names:
         raise RunError(f"{out} holds a run: give the evaluation another --out, or --force to move the run aside")
-    elif IDENTITY not in names and set(names) - {SAMPLES, TRANSCRIPTS}:
+    elif IDENTITY not in names and set(names) - {SAMPLES, TRANSCRIPTS, CARD}:
         raise RunError(
             f"{out} holds {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; give another --out, "
             "or --force to move it aside"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pydantic import ValidationError
 
-from palimpsest.config.reward import JudgeConfig
+from palimpsest.config.prompt_file import read_criteria
+from palimpsest.config.reward import JudgeConfig, is_criteria_file
 from palimpsest.errors import ConfigError, JudgeError
+from palimpsest.evaluation.samples import write_json
 from palimpsest.jobs.blocking import finish
+from palimpsest.jobs.judge_card import JudgeCard, make_card
 from palimpsest.reward.judge import Judge, Verdict
 from palimpsest.reward.judge_cases import CASES, WorkedCase
 
@@ -60,20 +65,32 @@ class Trial:
         return [*lines, *(f"failed: {failure}" for failure in failures)]
 
 
-def try_judge(url: str, model: str, api_key_env: str | None, max_tokens: int, timeout: float, attempts: int) -> Trial:
+def try_judge(config: JudgeConfig) -> Trial:
     """What the judge says of each case."""
-    try:
-        config = JudgeConfig(
-            url=url,
-            model=model,
-            api_key_env=api_key_env,
-            max_tokens=max_tokens,
-            timeout_s=timeout,
-            attempts=attempts,
-        )
-    except ValidationError:
-        raise ConfigError(f"--url {url}: expected an address such as http://127.0.0.1:9527/v1") from None
     return Trial(tuple(finish(lambda: _try_all(config))))
+
+
+def measure_judge(config: JudgeConfig, out: Path | None = None) -> JudgeCard:
+    """The judge's card, written to `out` too. Raises ConfigError."""
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: the folder does not exist; make it first")
+    card = finish(lambda: make_card(config))
+    if out is not None:
+        write_json(out, card.to_json())
+    return card
+
+
+def judge_config(url: str, model: str, prompt: str = "default", **options: Any) -> JudgeConfig:
+    """A judge as the command line names it. Raises ConfigError."""
+    if is_criteria_file(prompt):
+        prompt = read_criteria(prompt, "--prompt")
+    try:
+        return JudgeConfig(url=url, model=model, prompt=prompt, **options)
+    except ValidationError as error:
+        (field, *_), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        if field == "url":
+            raise ConfigError(f"--url {url}: expected an address such as http://127.0.0.1:9527/v1") from None
+        raise ConfigError(f"--{field}: {said.removeprefix('Value error, ')}") from None
 
 
 async def _try_all(config: JudgeConfig) -> list[Tried]:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.plugins import is_own
 from palimpsest.reward.compose import shipped_answer
 from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
 from palimpsest.types import Outcome, Problem, Question, Trajectory
 
+Problems = Mapping[tuple[str, str], Problem]
+"""By name of the set and id."""
 _AT_ONCE = 256  # gradings under way; a judge bounds its own requests
 
 
@@ -55,15 +58,20 @@ def _objectives(sample: Sample) -> float:
     return max(sample.metrics.get("objectives", 1.0), float(named[1]) if named else 1.0)
 
 
-async def regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path | None) -> list[Sample]:
-    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`."""
-    check_regradable(config, samples)
+async def regraded(
+    samples: Sequence[Sample], config: RewardConfig, folder: Path | None, problems: Problems | None = None
+) -> list[Sample]:
+    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`.
+
+    `problems`: where they are at hand, with what a log doesn't hold of them.
+    """
+    check_regradable(config, samples if problems is None else ())
     grader = shipped_answer(config, folder)
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(sample: Sample) -> Sample:
         async with places:
-            return await _regraded(sample, grader)
+            return await _regraded(sample, grader, None if problems is None else problems[sample.name, sample.id])
 
     async def work() -> list[Sample]:
         return await asyncio.gather(*map(one, samples))
@@ -71,13 +79,13 @@ async def regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path
     return await closing(grader, work())
 
 
-async def _regraded(sample: Sample, grader: Grades) -> Sample:
+async def _regraded(sample: Sample, grader: Grades, known: Problem | None) -> Sample:
     if sample.without_gold:
         return replace(sample, value=None, metrics={}, reason=NO_GOLD)
     if not Outcome(sample.outcome).gradable:
         return replace(sample, value=None, metrics={})
     problem, trajectory = _episode(sample)
-    grade = await graded(grader, problem, trajectory)
+    grade = await graded(grader, known or problem, trajectory)
     return replace(
         sample,
         value=grade.value,
@@ -97,3 +105,9 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
     answers = tuple(each["answer"] for each in sample.questions)
     outcome = Outcome(sample.outcome)
     return problem, Trajectory(sample.id, sample.name, 0, (), outcome, sample.answer, answers=answers)
+
+
+def summaries_by_set(samples: Sequence[Sample]) -> tuple[EvalSummary, ...]:
+    """Figures of each set, in the order in which they come."""
+    names = dict.fromkeys(sample.name for sample in samples)
+    return tuple(summarise(name, [sample for sample in samples if sample.name == name]) for name in names)

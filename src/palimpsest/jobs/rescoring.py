@@ -16,7 +16,7 @@ Not covered: what `jobs/regrading.py` refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from palimpsest import files
 from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.errata import Corrected, Errata, read_errata
+from palimpsest.evaluation.errata import Errata, read_errata
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, encoded, read_samples, write_json
-from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.evaluation.summary import EvalSummary
+from palimpsest.jobs.beside import Beside, beside
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.evaluation_folder import SUMMARY
-from palimpsest.jobs.regrading import check_regradable, regraded
+from palimpsest.jobs.regrading import check_regradable, regraded, summaries_by_set
 from palimpsest.jobs.table import Table
 
 RESCORED = "rescored"
@@ -49,15 +50,14 @@ class Rescoring:
     """As the log has it, a set each."""
     summaries: tuple[EvalSummary, ...]
     """Under the reward."""
-    corrected: tuple[EvalSummary, ...]
-    """Under reward and errata; empty without errata."""
-    errata: Corrected | None
+    beside: Beside
+    """Its judge's card and its score under other prompts, and what errata change."""
     out: Path
 
     @property
     def table(self) -> Table:
         """A row a set; shares. `logged` is what the evaluation said, `accuracy` what the reward gives."""
-        corrected = {summary.name: summary for summary in self.corrected}
+        corrected = {summary.name: summary for summary in self.beside.corrected}
         rows: list[dict[str, Any]] = []
         for old, new in zip(self.before, self.summaries, strict=True):
             fixed = corrected.get(new.name)
@@ -76,8 +76,7 @@ class Rescoring:
         return Table.of(rows)
 
     def __repr__(self) -> str:
-        told = self.errata.told if self.errata else []
-        return "\n".join([f"{self.out}", str(self.table), *told])
+        return "\n".join([f"{self.out}", str(self.table), *self.beside.told])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -104,32 +103,13 @@ async def rescore_async(
     out = folder / RESCORED / _name(name or _default_name(config, overlay))
     _check_out(out)
     graded = await regraded(samples, config, folder)
-    fixed, corrected = await with_errata(graded, config, overlay, folder)
-    rescoring = Rescoring(
-        config, tuple(graded), summaries_by_set(samples), summaries_by_set(graded), corrected, fixed, out
-    )
+    around = await beside(graded, config, folder, errata=overlay)
+    rescoring = Rescoring(config, tuple(graded), summaries_by_set(samples), summaries_by_set(graded), around, out)
     _write(rescoring, folder, identity)
     return rescoring
 
 
 rescore = blocking(rescore_async)
-
-
-async def with_errata(
-    samples: Sequence[Sample], config: RewardConfig, overlay: Errata | None, folder: Path | None
-) -> tuple[Corrected | None, tuple[EvalSummary, ...]]:
-    """What an overlay makes of graded samples: what it touches, and the figures without and with other golds."""
-    if overlay is None:
-        return None, ()
-    fixed = overlay.corrected(samples)
-    anew = await regraded(fixed.stale, config, folder) if fixed.stale else []
-    return fixed, summaries_by_set([*fixed.kept, *anew])
-
-
-def summaries_by_set(samples: Sequence[Sample]) -> tuple[EvalSummary, ...]:
-    """Figures of each set, in the order in which they come."""
-    names = dict.fromkeys(sample.name for sample in samples)
-    return tuple(summarise(name, [sample for sample in samples if sample.name == name]) for name in names)
 
 
 def _read(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
@@ -200,14 +180,10 @@ def _write(rescoring: Rescoring, folder: Path, identity: Mapping[str, Any]) -> N
     told = rescoring.reward.model_dump(mode="json", exclude={"judge": {"url", "api_key_env", "cache"}})
     write_json(out / IDENTITY, {**identity, "reward": told, RESCORED: origin})
     files.write_file(out / SAMPLES, b"".join(map(encoded, rescoring.samples)))
-    corrected = {summary.name: summary.to_json() for summary in rescoring.corrected}
     summary = {
         "rescored_from": str(folder),
         "reward": rescoring.reward.name,
-        **({"errata": rescoring.errata.to_json()} if rescoring.errata else {}),
-        "evaluations": [
-            {**each.to_json(), **({"corrected": corrected.get(each.name)} if rescoring.errata else {})}
-            for each in rescoring.summaries
-        ],
+        "evaluations": [each.to_json() for each in rescoring.summaries],
+        **rescoring.beside.to_json(),
     }
     write_json(out / SUMMARY, summary)

@@ -96,6 +96,8 @@ class ChatClient:
         self._weakest = (
             0 if schema else len(self._formats) - 1
         )  # index of the strongest format that the endpoint takes, as far as is known
+        self.reported: set[str] = set()
+        """What the endpoint called its model in its replies, with the fingerprint of its system if it tells one."""
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = _Breaker(self.url, config.attempts * config.concurrency, config.timeout_s)
         self._client = httpx.AsyncClient(
@@ -169,7 +171,8 @@ class ChatClient:
 
     def _text(self, answer: Reply) -> str:
         try:
-            choice: Any = answer.json()["choices"][0]
+            body = answer.json()
+            choice: Any = body["choices"][0]
             text, ended = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, TypeError, LookupError, AttributeError):
             raise _Again(f"not a chat completion: {answer.quoted(100, self._key)}") from None
@@ -177,4 +180,7 @@ class ChatClient:
             why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
             ended = redacted(str(ended), self._key)
             raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
+        named = [body.get(key) for key in ("model", "system_fingerprint")]
+        if told := " ".join(redacted(name, self._key)[:100] for name in named if isinstance(name, str) and name):
+            self.reported.add(told)
         return text

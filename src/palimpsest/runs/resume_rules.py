@@ -4,7 +4,7 @@ allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints
           record_every: no past step would have come out otherwise
 warned    engine, cluster, sampler, optim, eval_sampling, policy.eval_options, data.eval_source,
           model.device, model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
-          reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache,
+          reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache, card,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run goes on, and events.jsonl says where it changed
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
