@@ -82,6 +82,12 @@ def answer_pairs() -> str:
     return table()
 
 
+def hacks() -> str:
+    from support.hacking import table
+
+    return table()
+
+
 def models() -> str:
     from support.architectures import table
 
@@ -96,6 +102,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/own-engine.md", "engine"): example_engine,
     ("docs/own-data.md", "formats"): data_formats,
     ("docs/evaluation.md", "pairs"): answer_pairs,
+    ("docs/evaluation.md", "hacks"): hacks,
     ("docs/models.md", "models"): models,
 }
 

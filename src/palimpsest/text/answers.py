@@ -5,10 +5,12 @@ Rules, first match wins, over what follows the last thinking (thinking.py):
     boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
     answer_is  the rest of the line after the last "the answer is"
 
-Guaranteed: linear time; the last box counts, an empty one included, so that a flood of guesses is one guess.
+Guaranteed: linear time; the last box counts, an empty one included, so that a flood of guesses is one guess; a box in
+a box is a part of what the outer one says.
 A box whose brace never closes is read to the end of its line: models drop the brace, or run out of budget on it.
 Thinking that is opened and never closed holds no answer.
-Not covered: which of several answers in one box is meant; a box in a quotation is a box.
+Not covered: which of several answers in one box is meant; a box in a quotation is a box; `\boxed x` behind a box with
+braces is not looked at.
 """
 
 from __future__ import annotations
@@ -58,12 +60,45 @@ def last_box(text: str) -> str | None:
 
     >>> last_box(r"\boxed{a {nested} one}"), last_box(r"\boxed{cut sh"), last_box(r"$\boxed 5$"), last_box("none")
     ('a {nested} one', 'cut sh', '5', None)
+    >>> last_box(r"\boxed{\boxed{Paris} or Rome}"), last_box(r"\boxed{\boxed{Paris}}"), last_box(r"\boxed{a \boxed{b}")
+    ('{Paris} or Rome', 'Paris', 'b')
     """
-    start = _last_end(_BRACED, text)
+    start = _last_outer(text)
     if start is not None:
-        return _braced(text, start).strip()
+        content = _braced(text, start).strip()
+        return _unwrapped(_BRACED.sub("{", content)) if _BRACED.search(content) else content
     bare = _BARE.findall(text)
     return bare[-1].strip() if bare else None
+
+
+def _last_outer(text: str) -> int | None:
+    """Just inside the last box that stands in no other closed one."""
+    pairs = _pairs(text)
+    start, end = None, -1
+    for match in _BRACED.finditer(text):
+        if match.start() > end:
+            start, end = match.end(), pairs.get(match.end() - 1, -1)
+    return start
+
+
+def _pairs(text: str) -> dict[int, int]:
+    """Place of every opening brace that is closed to that of the brace that closes it."""
+    pairs, opened = {}, list[int]()
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            pairs[opened.pop()] = brace.start()
+    return pairs
+
+
+def _unwrapped(content: str) -> str:
+    """Without braces that hold all of it."""
+    pairs = _pairs(content)
+    start, end = 0, len(content)
+    while end - start > 1 and content[start] == "{" and pairs.get(start) == end - 1:
+        start, end = start + 1, end - 1
+    return content[start:end].strip()
 
 
 def only_box(text: str) -> str | None:
