@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 CHAT_TEMPLATE = (
@@ -60,3 +61,12 @@ def build_llama(vocab_size: int, *, seed: int = 0, **changes: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**{**options, **changes})).float().eval()
+
+
+def nats_by(model: Any, ids: Sequence[int]) -> list[float]:
+    """Of each id but the first, by transformers."""
+    import torch
+
+    with torch.no_grad():
+        nats = torch.log_softmax(model(torch.tensor([list(ids)])).logits[0, :-1], -1)
+    return [float(row[id_]) for row, id_ in zip(nats, ids[1:], strict=True)]

@@ -18,7 +18,14 @@ def token(id_: int, logprob: float, top: int = 0, spread: float = 1.0) -> dict[s
     return {"token_id": id_, "logprob": logprob, "rank": 1, "top_logprobs": others}
 
 
-def answer(request: dict[str, Any], version: str, *, raw: bool = True) -> dict[str, Any]:
+def eighths(ids: list[int]) -> list[float]:
+    """Of each id but the first, its nats."""
+    return [-id_ / 8 for id_ in ids[1:]]
+
+
+def answer(
+    request: dict[str, Any], version: str, *, raw: bool = True, score: Callable[[list[int]], list[float]] = eighths
+) -> dict[str, Any]:
     """Of `/inference/v1/generate`: `max_tokens` times the last token of the prompt, or once where that is to stop."""
     wanted, prompt = request["sampling_params"], request["token_ids"]
     stops = prompt[-1] in wanted.get("stop_token_ids", ())
@@ -35,12 +42,15 @@ def answer(request: dict[str, Any], version: str, *, raw: bool = True) -> dict[s
     return {
         "request_id": f"generate-tokens-{request['request_id']}",
         "usage": {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 1}},
-        "prompt_logprobs": [None, *({str(id_): {"logprob": -id_ / 8, "rank": 1}} for id_ in prompt[1:])]
-        if wanted.get("prompt_logprobs") is not None
-        else None,
+        "prompt_logprobs": None if wanted.get("prompt_logprobs") is None else scored(prompt, score(prompt)),
         "output_mode": "tokens",
         "choices": [choice],
     }
+
+
+def scored(prompt: list[int], nats: list[float]) -> list[dict[str, Any] | None]:
+    rows = zip(prompt[1:], nats, strict=True)
+    return [None, *({str(id_): {"logprob": logprob, "rank": 1}} for id_, logprob in rows)]
 
 
 def reply(status: int, body: object) -> bytes:
@@ -55,6 +65,8 @@ class Wire:
     url: str = ""
     version: str = "default"
     raw: bool = True
+    root: str = "somewhere"
+    score: Callable[[list[int]], list[float]] = eighths
     window: int = 512
     loaded: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -77,7 +89,7 @@ class Wire:
             return fault(body)
         match path:
             case "/v1/models":
-                return reply(200, {"data": [{"id": "policy", "max_model_len": self.window}]})
+                return reply(200, {"data": [{"id": "policy", "root": self.root, "max_model_len": self.window}]})
             case "/collective_rpc":
                 self.loaded.append(body["kwargs"]["weights_path"])
             case "/update_weight_version":
@@ -90,7 +102,7 @@ class Wire:
                 if self.gate is not None:
                     await self.gate.wait()
                 self.in_flight -= 1
-                return reply(200, answer(body, self.version, raw=self.raw))
+                return reply(200, answer(body, self.version, raw=self.raw, score=self.score))
         return reply(200, {"success": True, "weight_version": self.version})
 
 

@@ -20,13 +20,13 @@ from palimpsest import files
 from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.embedded.facts import Facts
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import trainable
+from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import CheckpointError, ModelError
 from support.forests import batch_of_rows, gradients, grown, largest_error
-from support.models import build_llama
-from support.ranks import Case, compute, disagree, held, micro_batch, one_rank, reload, run_ranks
+from support.models import build_llama, nats_by
+from support.ranks import SCORED, Case, compute, disagree, held, micro_batch, one_rank, reload, run_ranks
 
 
 def batches(count: int, depth: int = 3) -> tuple[StepBatch, ...]:
@@ -162,6 +162,13 @@ def test_one_process_refuses_shares_of_another_beginning_or_with_one_missing(
     learner = ForestLearner(trainable(ModelConfig(path=str(tiny_model_folder))), optim=config.optim)
     with pytest.raises(CheckpointError, match="is missing; use an older one"):
         learner.load(tmp_path / "torn")
+
+
+@pytest.mark.parametrize("name", ["plain", "lora-kl", "tensor-parallel"])
+def test_what_ranks_score_is_what_their_checkpoint_scores(name: str, two: Path) -> None:
+    model = load_model(ModelConfig(path=str(two / name)))
+    wanted = nats_by(model, SCORED)
+    assert load_file(two / f"{name}.safetensors")["scores"].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
 def test_each_rank_tells_the_hashes_of_what_it_wrote_and_the_model_opens(two: Path) -> None:

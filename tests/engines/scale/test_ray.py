@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from palimpsest.config.load import load_recipe
 from palimpsest.config.models import model_path
@@ -21,6 +22,7 @@ from palimpsest.engines import guard
 from palimpsest.engines.open import open_engine
 from support.cluster import ON_RAY, ClusterRun, folders_left, settings
 from support.command import Run
+from support.models import nats_by
 from support.vllm_wire import reply, wire
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
@@ -58,15 +60,18 @@ def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
 @pytest.mark.slow
 async def test_ranks_publish_their_weights_to_servers_whole_and_untied(tmp_path: Path) -> None:
     found: list[dict[str, torch.Tensor]] = []
+    opened: list[Any] = []
 
     def load(body: dict[str, Any]) -> bytes:
         weights = Path(body["kwargs"]["weights_path"])
         assert json.loads((weights / "config.json").read_text())["tie_word_embeddings"] is False
         found.append({name: value for file in weights.glob("*.safetensors") for name, value in load_file(file).items()})
+        opened.append(AutoModelForCausalLM.from_pretrained(weights))
         return reply(200, {})
 
     async with wire() as server:
         server.faults["/collective_rpc"] = load
+        server.score = lambda ids: nats_by(opened[-1], ids)  # which the ranks' own must be
         servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_context={server.window}"]
         config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY, *servers])
         engine = open_engine(config, objective="policy", folder=tmp_path)

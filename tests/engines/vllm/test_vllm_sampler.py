@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from palimpsest.config.load import load_recipe
 from palimpsest.config.sampler import SamplerConfig
+from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.sampler import VllmSampler
+from palimpsest.engines.vllm.weights import Probe
 from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import SamplingParams, StopReason
-from support.vllm_wire import Fault, Wire, answer, reply, token, wire
+from support.forests import batch_of_rows, grown
+from support.models import nats_by
+from support.vllm_wire import Fault, Wire, answer, eighths, reply, token, wire
 
 PROMPT = (5, 6, 7)
 PARAMS = SamplingParams(max_tokens=4, temperature=1.0, top_p=0.9, stop_ids=(2,), seed=2**63 - 1)
@@ -431,3 +438,105 @@ async def test_a_stream_gives_what_generate_gives() -> None:
         first, last = [delta async for delta in sampler.stream(PROMPT, PARAMS)]
         assert (first.token_ids, first.logprobs) == ((7,) * 4, (-1.5,) * 4)
         assert last.completion == await sampler.generate(PROMPT, PARAMS)
+
+
+IDS = tuple(range(20))
+
+
+def probe(*, off: float = 0.0, dtype: str = "float32") -> Probe:
+    """What a learner says that is so far off the server's scores."""
+    return Probe(IDS, tuple(nats - off for nats in eighths(list(IDS))), dtype)
+
+
+@pytest.mark.parametrize(("dtype", "rounding", "stale"), [("float32", 1e-3, 0.05), ("bfloat16", 0.2, 0.9)])
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_that_is_off_the_learner_after_new_weights_is_named(
+    dtype: str, rounding: float, stale: float
+) -> None:
+    async with pool() as (sampler, [server]):
+        await sampler.load_weights(Path("/weights/b"), 4, probe(off=rounding, dtype=dtype))
+        assert (await sampler.generate(PROMPT, PARAMS)).policy_version == 4
+        with pytest.raises(SamplerError, match=rf"{server.url}: is {stale:.2g} nats a token off the learner"):
+            await sampler.load_weights(Path("/weights/c"), 5, probe(off=stale, dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_that_answers_well_and_keeps_its_weights_is_named_though_they_moved_by_little() -> None:
+    async with pool() as (sampler, [server]):
+        await sampler.load_weights(Path("/weights/b"), 4, probe())
+        await sampler.load_weights(Path("/weights/c"), 5, probe(off=1e-6))  # a step that hardly moved anything
+        with pytest.raises(SamplerError, match=rf"{server.url}: scores as before it was given new weights"):
+            await sampler.load_weights(Path("/weights/d"), 6, probe(off=0.01))
+        server.score = lambda ids: [nats - 0.011 for nats in eighths(ids)]
+        await sampler.load_weights(Path("/weights/e"), 7, probe(off=0.01))
+
+
+async def test_of_two_servers_the_stale_one_leaves() -> None:
+    async with pool(2) as (sampler, [_, bad]):
+        bad.score = lambda ids: [nats - 0.3 for nats in eighths(ids)]
+        with pytest.warns(UserWarning, match=rf"a server leaves the pool: {bad.url}: is 0.3 nats"):
+            await sampler.load_weights(Path("/weights/b"), 4, probe())
+        bad.prompts.clear()
+        for rollout in range(4):
+            await sampler.generate(PROMPT, PARAMS, session=f"{rollout}/0")
+        assert not bad.prompts
+
+
+@pytest.mark.parametrize(
+    "results", [[], [False], ["False"], [None, {"error": "no such file"}], ["Error: no such file"]]
+)
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_that_says_that_it_did_not_load_is_believed(results: list[Any]) -> None:
+    async with pool() as (sampler, [server]):
+        server.faults["/collective_rpc"] = lambda _: reply(200, {"results": results})
+        with pytest.raises(SamplerError, match="when it was to load new weights"):
+            await sampler.load_weights(Path("/weights/b"), 4)
+        server.faults["/collective_rpc"] = lambda _: reply(200, {"results": [None, None]})  # as vLLM does
+        await sampler.load_weights(Path("/weights/b"), 4)
+
+
+@pytest.mark.parametrize("described", [{"tie_word_embeddings": True}, {"text_config": {"tie_word_embeddings": True}}])
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_server_that_was_told_of_tied_weights_is_refused_with_what_to_do(
+    tmp_path: Path, described: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    async with wire() as server:
+        server.root = str(tmp_path)
+        sampler = open_sampler([server])
+        with pytest.raises(SamplerError, match="start it on a folder by palimpsest export MODEL --untied --to FOLDER"):
+            await sampler.load_weights(tmp_path, 0)
+        (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
+        await sampler.load_weights(tmp_path, 0)
+        await sampler.close()
+
+
+@pytest.mark.filterwarnings("ignore:a server leaves")
+async def test_a_learner_finds_out_that_a_server_keeps_the_weights_it_began_with(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    async with wire() as server:
+        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_context={server.window}"]
+        moving = ["optim.learning_rate=0.05", "sampling.temperature=0.7", "sampling.top_p=1"]
+        server.raw = False
+        config = load_recipe("memagent-quickstart", [f"model.path={tiny_model_folder}", *servers, *moving])
+        model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+        server.score = lambda ids: nats_by(model, ids)
+        engine = open_engine(config, objective="policy", folder=tmp_path)
+        try:
+            assert engine.learner is not None
+            await engine.learner.publish()
+            draw = random.Random(0)
+            await engine.learner.update([batch_of_rows(grown(draw, depth=2, length=12), draw)])
+            with pytest.raises(SamplerError, match=rf"{server.url}: is .* nats a token off the learner"):
+                await engine.learner.publish()
+            server.faults["/collective_rpc"] = lambda body: load(Path(body["kwargs"]["weights_path"]))
+
+            def load(folder: Path) -> bytes:
+                nonlocal model
+                model = AutoModelForCausalLM.from_pretrained(folder)
+                return reply(200, {"results": [None]})
+
+            await engine.learner.publish()
+        finally:
+            await engine.close()

@@ -90,6 +90,10 @@ class EmbeddedLearner:
         """Write them as a Hugging Face folder for another process; see `write_untied`."""
         await self._thread.run(self._learner.write_weights, folder)
 
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
+        return await self._thread.run(self._learner.score, ids)
+
     async def publish(self) -> int:
         """See `Learner.publish`."""
         await self._weights.publish(self.version)

@@ -18,6 +18,7 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.architecture import head_of, max_context
 from palimpsest.engines.embedded.facts import FACTS, ONE_FILE, SHARES, Facts, read_facts
 from palimpsest.engines.embedded.forest.batches import with_signal
-from palimpsest.engines.embedded.forest.gradients import ForestGradients, OldLogprobs, logprobs_of, skips_silent
+from palimpsest.engines.embedded.forest.gradients import (
+    ForestGradients,
+    OldLogprobs,
+    logprobs_of,
+    scores_of,
+    skips_silent,
+)
 from palimpsest.engines.embedded.forest.hidden import hidden_at
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
@@ -127,6 +134,11 @@ class ForestLearner:
         """Write what another process samples from; see `write_untied`."""
         write_untied(self._model, folder)
 
+    def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
+        device = self._model.get_input_embeddings().weight.device
+        return scores_of(ids, partial(self._forward, temperature=1.0), self.max_context, device)
+
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, or ranks did; raises CheckpointError where a file is missing or belongs to another
         model."""
@@ -168,7 +180,7 @@ class ForestLearner:
         without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()
         return without
 
-    def _forward(self, forest: Forest, reference: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, forest: Forest, reference: bool, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under the model, or its reference."""
         with self._as_reference() if reference else nullcontext():
             model = self._reference if reference else self._model
@@ -177,7 +189,7 @@ class ForestLearner:
                 head_of(model),
                 forest.predicts,
                 forest.targets,
-                self._temperature,
+                temperature or self._temperature,
                 vocab=self.vocab,
                 entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
             )

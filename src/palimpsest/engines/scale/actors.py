@@ -86,6 +86,9 @@ class Rank:
         check_seen(folder, "sampler.folder")
         self._learner.publish(folder)
 
+    def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        return self._learner.score(ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -104,11 +104,15 @@ class RayLearner:
         folder.mkdir()
         await self._all("publish", folder.resolve(), timeout=self._cluster.publish_timeout_s)
 
-    async def _all(self, method: str, folder: Path, timeout: float | None = None) -> list[Any]:
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
+        return tuple((await self._all("score", ids, timeout=self._cluster.publish_timeout_s))[0])
+
+    async def _all(self, method: str, argument: Any, timeout: float | None = None) -> list[Any]:
         def call() -> list[Any]:
             self._group.start()
             limit = timeout or self._cluster.start_timeout_s
-            return self._group.call(self._group.ranks, method, folder, timeout=limit)
+            return self._group.call(self._group.ranks, method, argument, timeout=limit)
 
         return await asyncio.to_thread(call)
 

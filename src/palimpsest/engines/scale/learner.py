@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.clipping import total_norm
 from palimpsest.engines.embedded.facts import SHARES, Facts
-from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of
+from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.model import pick_device
 from palimpsest.engines.embedded.optim import Optimizer
@@ -110,6 +110,14 @@ class RankLearner:
         from its embeddings, since servers that reload weights may not tie them again."""
         self._root.reshard()
         write_model(self._model, folder, self._config.model, self._codec, whole=True)
+
+    def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1; the same on all ranks."""
+        trained, self._root.temperature = self._root.temperature, 1.0
+        try:
+            return scores_of(ids, self._forward, len(ids) + 1, self._device)
+        finally:
+            self._root.temperature = trained
 
     # ---- parts ----------------------------------------------------------------------------------------------
 

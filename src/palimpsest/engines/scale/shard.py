@@ -109,7 +109,7 @@ class ForestModel(nn.Module):
     def __init__(self, model: Any, temperature: float, dtype: torch.dtype, entropy_gradient: bool) -> None:
         super().__init__()
         self.model = model
-        self._temperature, self._dtype, self._entropy_gradient = temperature, dtype, entropy_gradient
+        self.temperature, self._dtype, self._entropy_gradient = temperature, dtype, entropy_gradient
         self._vocab = int(text_config(model).vocab_size)
 
     def forward(self, forest: Forest) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class ForestModel(nn.Module):
             head_of(self.model),
             forest.predicts,
             forest.targets,
-            self._temperature,
+            self.temperature,
             vocab=self._vocab,
             entropy_gradient=self._entropy_gradient,
         )

@@ -25,6 +25,7 @@ from palimpsest.engines.vllm.answers import (
     read_likeliest,
     read_scores,
 )
+from palimpsest.engines.vllm.weights import Probe, Scored, check_loaded, check_scores
 from palimpsest.errors import SamplerError
 from palimpsest.types import SamplingParams
 
@@ -62,11 +63,11 @@ class Client:
         """Raises ServerFailed if the server, or the engine behind it, is gone."""
         await self._ask("GET", "/health")
 
-    async def window(self) -> int:
-        """Tokens of its longest prompt plus completion."""
+    async def model(self) -> tuple[int, str]:
+        """Tokens of its longest prompt plus completion, and what it was started on: a folder, or a hub id."""
         models = await self._ask("GET", "/v1/models")
         with self._reading():
-            return int(models["data"][0]["max_model_len"])
+            return int(models["data"][0]["max_model_len"]), str(models["data"][0].get("root") or "")
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, version: str, seeded: bool = True
@@ -106,14 +107,23 @@ class Client:
     async def load(self, folder: Path, version: str) -> None:
         """Sample from the weights in `folder` from now on, with nothing left of those before. Raises ServerFailed."""
         await self._ask("POST", "/pause?mode=abort", {})
-        await self._ask(
-            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        )
+        wanted = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        loaded = await self._ask("POST", "/collective_rpc", wanted)
+        with self._reading():
+            check_loaded(loaded)
         reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true", {})
         if not isinstance(reset, dict) or reset.get("success") is not True:
             raise ServerFailed(f"{self.name}: its prefix cache could not be emptied, prompts there are of old weights")
         await self.set_version(version)
         await self._ask("POST", "/resume", {})
+
+    async def check_weights(self, probe: Probe, version: str, before: Scored | None) -> Scored:
+        """Raise ServerFailed unless it finds the ids of `probe` as likely as the learner does, who found them so with
+        the weights of `version`. `before`: what this returned of the weights before."""
+        scored = probe, await self.score(probe.ids[:1], probe.ids[1:], version=version)
+        with self._reading():
+            check_scores(scored, before)
+        return scored
 
     async def set_version(self, version: str) -> None:
         """Have every answer say `version`."""

@@ -37,6 +37,10 @@ class WritesWeights(Learner, Protocol):
         """Write a Hugging Face folder that isn't there yet, its output projection written out even where it is tied."""
         ...
 
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, by the present weights, at temperature 1."""
+        ...
+
 
 class ServedLearner:
     """A learner that publishes to servers. Satisfies `palimpsest.engines.protocol.Learner`."""
@@ -79,7 +83,8 @@ class ServedLearner:
         self._count += 1
         folder = self._handover / f"{self._count}-version-{self.version}"
         await self._learner.write_weights(folder)
-        await self._sampler.load_weights(folder, self.version)
+        probe = self._sampler.probe(await self._learner.score(self._sampler.probe_ids))
+        await self._sampler.load_weights(folder, self.version, probe)
         self._published = self.version
         for other in self._handover.iterdir():
             if other != folder:

@@ -1,7 +1,8 @@
 """The servers of a run: which of them a request goes to, which have left, and how all come to new weights.
 
     admitted ---> the server of the request's group, another where that is busy
-    load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume
+    load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
+                      be as sure of some ids as the learner
 
 Guaranteed: nothing is asked of a server that hasn't the weights published last; `load_weights` returns once every
 server that is left has the new ones, and raises where none is; a server that ends, fails or doesn't answer is asked no
@@ -23,6 +24,7 @@ from time import perf_counter
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.engines.vllm.client import Client, ServerFailed
 from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.engines.vllm.weights import Probe, Scored, is_tied
 from palimpsest.errors import SamplerError
 
 _LOOK_S = 60.0  # for a server to say that it lives: it may be starved, and a start takes as long
@@ -39,6 +41,8 @@ class Member:
     """None: it is the user's."""
     sound: bool = False
     """It has the weights that were published last."""
+    scored: Scored | None = None
+    """What it said of the ids of the probe before."""
     reason: str = "nothing was published yet"
     """Why it isn't sound."""
     in_flight: int = 0
@@ -74,6 +78,7 @@ class Published:
     version: int
     tag: str
     """What servers say of their weights: another word in every run, for a server may have served another."""
+    probe: Probe | None
 
 
 class Pool:
@@ -165,12 +170,12 @@ class Pool:
 
     # ---- weights --------------------------------------------------------------------------------------------
 
-    async def load_weights(self, folder: Path, version: int) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None) -> None:
         """See `VllmSampler.load_weights`."""
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
-                self.published = Published(folder.resolve(), version, tag)
+                self.published = Published(folder.resolve(), version, tag, probe)
                 self._homes.clear()
                 await self._bring_up()
         finally:
@@ -207,6 +212,7 @@ class Pool:
                     await member.client.load(published.folder, published.tag)
                     if not known:
                         await self._admit(member.client)
+                    await self._check_weights(member, member.client, published)
             member.sound = True
         except SamplerError as error:
             self._leave(member, str(error))
@@ -229,10 +235,21 @@ class Pool:
                     await asyncio.sleep(_POLL_S)
             await client.set_version(published.tag)
             await self._admit(client)
+            await self._check_weights(member, client, published)
+
+    async def _check_weights(self, member: Member, client: Client, published: Published) -> None:
+        if published.probe is not None:
+            member.scored = await client.check_weights(published.probe, published.tag, member.scored)
 
     async def _admit(self, client: Client) -> None:
         """Refuse a server that can't serve this run."""
-        if (window := await client.window()) < self._window:
+        window, model = await client.model()
+        if is_tied(model):
+            raise ServerFailed(
+                f"{client.name}: was started on {model}, whose output projection is tied to its embeddings, and would "
+                "keep its old one: start it on a folder by palimpsest export MODEL --untied --to FOLDER"
+            )
+        if window < self._window:
             raise ServerFailed(
                 f"{client.name}: its window is {window} tokens, the run's {self._window}: set "
                 f"sampler.max_context={window}, or start it with --max-model-len {self._window}"

@@ -19,6 +19,7 @@ from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats, c
 from palimpsest.engines.vllm.client import Client
 from palimpsest.engines.vllm.pool import Member, Pool, time_limit
 from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.engines.vllm.weights import Probe, probe_ids
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams
 
@@ -53,7 +54,7 @@ class VllmSampler:
 
         Raises ConfigError.
         """
-        self._settings, self._vocab = settings, limits.vocab
+        self._settings, self._vocab, self._dtype = settings, limits.vocab, dtype
         self.max_context = min(limits.max_context, settings.max_context or limits.max_context)
         key = token_from(settings.api_key_env, "sampler.api_key_env")
         members = [Member(Client(url, url, key=key), None) for url in settings.urls]
@@ -62,6 +63,15 @@ class VllmSampler:
             members.append(Member(None, process))
         self._pool = Pool(members, settings, mode=mode, window=self.max_context)
         self._counts = _Counts()
+
+    @property
+    def probe_ids(self) -> tuple[int, ...]:
+        """Ids of which the learner tells what it thinks of its new weights."""
+        return probe_ids(self._vocab, self.max_context)
+
+    def probe(self, logprobs: Sequence[float]) -> Probe:
+        """What servers must say of `probe_ids`: the learner's [T - 1] nats of each after those before it."""
+        return Probe(self.probe_ids, tuple(logprobs), self._dtype)
 
     @property
     def version(self) -> int:
@@ -73,14 +83,14 @@ class VllmSampler:
         """Requests that the servers take at once."""
         return self._settings.max_in_flight * len(self._pool)
 
-    async def load_weights(self, folder: Path, version: int) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
         """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
         name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
-        again.
+        again. `probe`: what the learner says of `probe_ids`, which every server must say too.
 
         Raises SamplerError if no server is left.
         """
-        await self._pool.load_weights(folder, version)
+        await self._pool.load_weights(folder, version, probe)
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None

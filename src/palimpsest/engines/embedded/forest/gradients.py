@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig
-from palimpsest.engines.embedded.forest.layout import Forest
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from palimpsest.engines.embedded.model import recomputing
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
-from palimpsest.engines.protocol import Objective, UpdateStats
+from palimpsest.engines.protocol import Objective, TrainSegment, UpdateStats
+from palimpsest.types import Segment
 
 OldLogprobs = dict[int, Tensor]
 """By the place of each segment in its step, [N] nats of its trained tokens."""
@@ -45,6 +46,15 @@ def logprobs_of(forests: Sequence[Forest], forward: Forward) -> OldLogprobs:
         if forest.indices:
             result |= zip(forest.indices, logprobs.split(forest.counts), strict=True)
     return result
+
+
+def scores_of(ids: Sequence[int], forward: Forward, max_context: int, device: torch.device) -> tuple[float, ...]:
+    """[T - 1] nats of each of `ids` after those before it."""
+    size = len(ids)
+    segment = Segment(tuple(ids), (False, *(True,) * (size - 1)), (0.0,) * size, (-1, *(0,) * (size - 1)))
+    forests = build_forests([TrainSegment(segment, (0.0,) * size, (0.0,) * size)], size, max_context, device)
+    (logprobs,) = logprobs_of(forests, forward).values()
+    return tuple(logprobs.double().tolist())
 
 
 class ForestGradients:
