@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,13 +35,20 @@ class ClusterRun:
     steps: int = 2
     tag: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
+    pids: list[int] = field(default_factory=list)
+    """Of all that were started."""
+    temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="t", dir="/tmp")))
+    """Of the run alone; its path is short, for sockets."""
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         if (self.out / "config.yaml").exists():
             words = ["train", "--resume", str(self.out)]
         else:
             words = ["train", "memagent-quickstart", "--out", str(self.out), *settings(self.steps), *ON_RAY]
-        environment = {**os.environ, TAG: self.tag}
+        environment = {**os.environ, TAG: self.tag, "TMPDIR": str(self.temporary)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "palimpsest", *words, *more],
             env=environment,
@@ -46,6 +56,7 @@ class ClusterRun:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.pids.append(self.process.pid)
         return self.process
 
     def finish(self) -> str:
@@ -83,8 +94,7 @@ class ClusterRun:
             time.sleep(0.1)
         return False
 
-
-def folders_left() -> set[str]:
-    """Of clusters: in shared memory and among temporary files, sockets included."""
-    places = [(Path("/dev/shm"), "palimpsest-*"), (Path("/dev/shm"), "plasma*"), (Path("/tmp"), "pal-*")]
-    return {str(path) for place, pattern in places if place.is_dir() for path in place.glob(pattern)}
+    def folders_left(self) -> list[Path]:
+        """In shared memory and among temporary files, sockets included."""
+        memory = [path for pid in self.pids for path in Path("/dev/shm").glob(f"palimpsest-{pid}-*")]
+        return [*memory, *self.temporary.iterdir()]

@@ -20,7 +20,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.models import model_path
 from palimpsest.engines import guard
 from palimpsest.engines.open import open_engine
-from support.cluster import ON_RAY, ClusterRun, folders_left, settings
+from support.cluster import ON_RAY, ClusterRun, settings
 from support.command import Run
 from support.models import nats_by
 from support.vllm_wire import reply, wire
@@ -43,10 +43,9 @@ def metrics(path: Path) -> list[dict[str, float]]:
 def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
     run: ClusterRun, tmp_path: Path, palimpsest: Run
 ) -> None:
-    before = folders_left()
     run.finish()
     assert run.gone()
-    assert folders_left() <= before
+    assert not run.folders_left()
     done = palimpsest("train", "memagent-quickstart", *settings(2), "--out", str(tmp_path / "one"))
     assert done.returncode == 0, done.stderr
     own = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
@@ -121,16 +120,16 @@ def test_a_run_killed_and_resumed_comes_to_the_same_bytes(run: ClusterRun, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_of_a_run_that_a_signal_ends(run: ClusterRun, end: signal.Signals) -> None:
-    before = folders_left()
     run.steps = 200
     process = run.start()
     run.wait_for_step(2)
     assert not strangers(run)
+    assert {path.name.partition("-")[0] for path in run.folders_left()} == {"palimpsest", "pal"}
     process.send_signal(end)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == (0 if end == signal.SIGTERM else -signal.SIGKILL), output
     assert run.gone()
-    assert folders_left() <= before
+    assert not run.folders_left()
 
 
 def strangers(run: ClusterRun) -> list[tuple[str, str]]:

@@ -81,7 +81,7 @@ class Group:
         mark, temporary = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
         memory = Path("/dev/shm")
         parent = cluster.folder or (str(memory) if memory.is_dir() else None)
-        self.folder = Path(tempfile.mkdtemp(prefix="palimpsest-", dir=parent))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"palimpsest-{os.getpid()}-", dir=parent))  # says whose it is
         self._guard = guard.start(mark, [self.folder, temporary])
         with _STARTING:
             if not ray.is_initialized():
