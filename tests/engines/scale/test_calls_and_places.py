@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 
 from palimpsest.config.load import load_recipe
+from palimpsest.engines.open import open_engine
 from palimpsest.errors import EngineError, RunError
 
 if find_spec("ray") is None:
     pytest.skip("needs the extra ray", allow_module_level=True)
 
 import ray
+import torch
 from ray.exceptions import RayActorError, RayTaskError
 
 from palimpsest.engines.scale import group as groups
 from palimpsest.engines.scale.engine import risk_of
 from palimpsest.engines.scale.group import Group
+from palimpsest.engines.scale.shard import computed_in
 
 
 def group_of(*overrides: str, copies: int = 0) -> Group:
@@ -76,6 +79,33 @@ def test_joining_a_cluster_says_what_that_means(environment: pytest.MonkeyPatch,
     assert told.startswith("cluster.address=10.0.0.1:6379: Ray and the ranks listen on all interfaces")
     assert ("and knows the token runs code there as you" in told) is (mode == "token")
     assert told.endswith("start Ray with RAY_AUTH_MODE=token") is (mode != "token")
+
+
+@pytest.mark.parametrize("sampler", [[], ["sampler.name=vllm", "sampler.urls=[http://127.0.0.1:1]"]])
+async def test_a_run_on_a_cluster_of_the_user_s_says_so_when_it_begins(
+    sampler: list[str], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    joined = ["engine.name=ray", "cluster.address=10.0.0.1:6379", f"cluster.folder={tmp_path}"]
+    config = load_recipe("memagent-quickstart", [*joined, *sampler, f"model.path={tiny_model_folder}"])
+    engine = open_engine(config, objective="policy")
+    assert risk_of("10.0.0.1:6379") in engine.limits.note
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "computed"),
+    [
+        ([], torch.float32),
+        (["model.dtype=bfloat16"], torch.bfloat16),
+        (["cluster.mixed_precision=bfloat16"], torch.bfloat16),
+        (["model.dtype=bfloat16", "cluster.mixed_precision=float32"], torch.float32),
+    ],
+)
+def test_what_learners_compute_in_is_the_model_s_type_unless_it_is_named(
+    overrides: list[str], computed: torch.dtype
+) -> None:
+    config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
+    assert computed_in(config.model, config.cluster) is computed
 
 
 # ---- places ---------------------------------------------------------------------------------------------------------
