@@ -27,6 +27,12 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder for compare.html (everything), compare.json and both figures.")
     ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Published figures beside, greyed with the reason where they differ.")
+    ] = False,
+    published_file: Annotated[
+        Path | None, typer.Option(help="YAML of further published figures, as evaluation/published.yaml; shows them.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Put evaluations side by side: accuracy and cost by task and length, differences, what was configured otherwise.
@@ -40,6 +46,7 @@ def compare(
       palimpsest compare evals/seed-0 evals/seed-1 evals/seed-2 --plot seeds.svg
       palimpsest compare runs/quickstart runs/other --out comparison
       palimpsest compare evals/a evals/b --json
+      palimpsest compare evals/a --published
     """
     from palimpsest.jobs.comparing import compare as compare_folders
     from palimpsest.jobs.comparison_files import check_plot, write_folder, write_plots
@@ -48,7 +55,7 @@ def compare(
         check_plot(plot)
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; give a folder")
-    comparison = compare_folders(*folders)
+    comparison = compare_folders(*folders, published=published_file or published)
     written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
     if json:
         import json as json_module
@@ -67,7 +74,7 @@ def _show(comparison: Comparison, flips: int) -> None:
     from palimpsest.cli.show import stdout, table
 
     console = stdout()
-    title = f"{comparison.sides[0].name} and {', '.join(side.name for side in comparison.sides[1:])}"
+    title = ", ".join(side.name for side in comparison.sides)
     rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
     console.print(table(title, _COLUMNS, rows))
     for name, pairing in comparison.pairings.items():
@@ -76,6 +83,7 @@ def _show(comparison: Comparison, flips: int) -> None:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
     _show_differs(comparison)
+    _show_published(comparison)
     for name, flipped in comparison.flips.items() if flips else ():
         _show_flips(name, flipped, flips)
 
@@ -142,6 +150,23 @@ def _show_differs(comparison: Comparison) -> None:
     if rows:
         stdout().print("\nconfigured otherwise", style="bold")  # as its title it would wrap
         stdout().print(table("", ["", *(side.name for side in comparison.sides)], rows))
+
+
+def _show_published(comparison: Comparison) -> None:
+    from palimpsest.cli.show import stdout
+
+    if not comparison.published:
+        return
+    console = stdout()
+    console.print("\npublished, in percent", style="bold")
+    for each in comparison.published:
+        theirs, ours = each.published, "–" if each.ours is None else f"{each.ours:.1f}"
+        line = (
+            f"{theirs.system}, {theirs.model}: {theirs.values[each.size]:.1f} on {theirs.benchmark}, {each.size} "
+            f"{theirs.unit}, {theirs.metric} ({theirs.source}); {each.side}: {ours}"
+        )
+        told = line if each.reason is None else f"{line}; can't be compared: {each.reason}"
+        console.print(told, style=None if each.reason is None else "dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_flips(name: str, flipped: Sequence[Flip], most: int) -> None:

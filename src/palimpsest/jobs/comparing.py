@@ -8,7 +8,7 @@ Not covered: a correction of p for many comparisons; a test between more than tw
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,8 +16,10 @@ from typing import Any
 
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.pairing import Flip, Pairing, pair
+from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.editions import edition_of_set
 from palimpsest.jobs.sides import SEED_KEYS, Folder, Side, read_sides
 from palimpsest.jobs.table import Table
 
@@ -54,9 +56,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two or more sides; differences are against the first."""
+    """Two or more sides, or one beside published figures; differences are against the first."""
 
     sides: tuple[Side, ...]
+    published: tuple[Counterpart, ...] = ()
+    """Figures of others at lengths that a side has, where they were asked for."""
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -181,6 +185,7 @@ class Comparison:
                 for band in self.bands
             ],
             "notes": list(self.notes),
+            "published": [each.to_json() for each in self.published],
         }
 
     def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
@@ -193,19 +198,32 @@ class Comparison:
         }
 
 
-def compare(*folders: Folder) -> Comparison:
+def compare(*folders: Folder, published: bool | Folder = False) -> Comparison:
     """Evaluations, or runs of a quickstart, side by side; differences are against the first.
 
-    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more.
+    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more; one is
+    enough with `published`: whether published figures stand beside, those of a file of your own too if one is named.
 
-    Raises ConfigError for fewer than two, RunError for a folder that holds no evaluation.
+    Raises ConfigError for too few, RunError for a folder that holds no evaluation, DataError for a wrong file.
     """
-    if len(folders) < 2:
+    if len(folders) < (1 if published else 2):
         raise ConfigError(f"compare: {len(folders)} folder given; two or more are needed")
     twice = [folder for place, folder in enumerate(folders) if Path(folder) in map(Path, folders[:place])]
     if twice:
         raise ConfigError(f"compare: {twice[0]} is given twice")
-    return Comparison(tuple(read_sides(folders)))
+    comparison = Comparison(tuple(read_sides(folders)))
+    if published is False:
+        return comparison
+    theirs = read_published(None if published is True else Path(published))
+    return replace(comparison, published=tuple(counterparts(list(_ours(comparison)), theirs)))
+
+
+def _ours(comparison: Comparison) -> Iterator[Ours]:
+    editions = {side.name: side.editions for side in comparison.sides}
+    for cell, sides in comparison.figures.items():
+        for name, figures in sides.items():
+            edition = edition_of_set(cell.set, editions[name])
+            yield Ours(name, cell.set, _size(cell), figures.metrics, edition)
 
 
 def _cell(sample: Sample) -> Cell:

@@ -25,6 +25,7 @@ from palimpsest.jobs.beside import Beside, beside, errata_for
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
+from palimpsest.jobs.editions import editions_of
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
 from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
@@ -299,6 +300,7 @@ def _summary_json(evaluation: Evaluation) -> Mapping[str, Any]:
         "policy": config.policy.model_dump(mode="json"),
         "model": config.model.path,
         "data": config.data.eval_source or config.data.source,
+        "editions": editions_of(config.data),
         "rows_left_out": evaluation.rows_left_out,
         "documents": config.data.documents,
         "reward": config.reward.name,

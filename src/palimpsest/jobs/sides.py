@@ -40,6 +40,8 @@ class Side:
     """Lines of its logs that can't be read."""
     settings: Mapping[str, Any]
     """Dotted key to value."""
+    editions: Mapping[str, str]
+    """File of the data to its SHA-256, where it is known."""
 
     @property
     def seeds(self) -> tuple[Any, ...]:
@@ -92,7 +94,17 @@ def _side(folder: Path, name: str) -> Side:
         unreadable += lost
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
-    return Side(name, folder, tuple(samples.values()), unreadable, dict(_settings(folder)))
+    return Side(name, folder, tuple(samples.values()), unreadable, dict(_settings(folder)), _editions(folder))
+
+
+def _editions(folder: Path) -> dict[str, str]:
+    """As the evaluation wrote them down; of a rescoring, as the evaluation that it comes from did."""
+    summary = _json(folder / SUMMARY)
+    origin = summary.get("rescored_from")
+    if isinstance(origin, str) and "editions" not in summary:
+        summary = _json(folder.parent.parent / SUMMARY)
+    known = summary.get("editions")
+    return {str(file): str(digest) for file, digest in known.items()} if isinstance(known, dict) else {}
 
 
 def _logs(folder: Path) -> Iterator[Path]:

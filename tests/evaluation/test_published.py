@@ -1,0 +1,116 @@
+"""Published figures beside ours: only where edition, metric and length match, else with the reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import palimpsest
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.published import Ours, Published, counterparts, read_published
+from support.command import Run
+from support.evaluations import sample, write_evaluation
+
+EDITION, OTHER = "a" * 64, "b" * 64
+ENTRY: dict[str, Any] = {
+    "system": "Theirs",
+    "model": "7B",
+    "benchmark": "long",
+    "edition": "their eval_{size}.json",
+    "metric": "em",
+    "unit": "documents",
+    "protocol": "one sample",
+    "source": "a paper",
+    "values": {2: 75.0, 4: 70.0},
+    "sha256": {2: EDITION},
+}
+THEIRS = Published(**ENTRY)
+
+
+def ours(size: int | None = 2, sha256: str | None = EDITION, **metrics: float) -> Ours:
+    return Ours("a", "eval", size, metrics or {"em": 0.5}, sha256)
+
+
+def test_a_figure_matches_where_edition_metric_and_length_do() -> None:
+    (each,) = counterparts([ours()], [THEIRS])
+    assert (each.reason, each.ours, each.size) == (None, 50.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("mine", "reason"),
+    [
+        (ours(sha256=OTHER), "edition: played was bbbbbbbbbbbb, theirs is aaaaaaaaaaaa"),
+        (ours(sha256=None), "edition: the file that was played isn't known"),
+        (ours(size=4), "isn't known; played was aaaaaaaaaaaa"),
+        (ours(f1=0.5), "metric: em was not measured"),
+    ],
+)
+def test_what_differs_is_the_reason(mine: Ours, reason: str) -> None:
+    (each,) = counterparts([mine], [THEIRS])
+    assert each.reason is not None
+    assert reason in each.reason
+
+
+def test_figures_of_other_lengths_are_not_shown() -> None:
+    assert not list(counterparts([ours(size=3), ours(size=None)], [THEIRS]))
+
+
+def test_the_shipped_figures_are_those_of_the_papers() -> None:
+    """Some, typed in from the tables a second time."""
+    figures = {(each.system, each.model, each.benchmark, each.metric): each for each in read_published()}
+    agent = figures["MemAgent", "RL-MemAgent-14B", "RULER-HQA", "sub_em_either"]
+    assert (agent.values[50], agent.values[25600]) == (83.59, 78.12)
+    recall = figures["ReMemR1", "ReMemR1-7B", "HotpotQA, long", "sub_em_either"]
+    assert (recall.values[50], recall.values[6400]) == (82.3, 80.8)
+    act = figures["MemAct", "MemAct-RL-14B", "multi-objective HotpotQA", "judge"]
+    assert (act.values[2], act.values[8]) == (66.0, 54.3)
+    assert len(figures) == len(read_published())
+    assert all(each.source for each in figures.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": None}, "metric is missing"),
+        ({"note": "x"}, "unknown key note"),
+        ({"values": {}}, "values must be sizes"),
+        ({"values": {50: 170}}, "values must be sizes"),
+        ({"sha256": {50: "abc"}}, "64 hexadecimal digits"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_entry(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump([ENTRY, {**ENTRY, **change}]), "utf-8")
+    with pytest.raises(DataError, match=f"entry 2: .*{message}"):
+        read_published(path)
+
+
+def test_the_command_shows_them_beside_one_evaluation(tmp_path: Path, palimpsest: Run) -> None:
+    folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0), sample("p1", 0.0)])
+    (folder / "summary.json").write_text(json.dumps({"editions": {"x/2 chunks.json": EDITION}}), "utf-8")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml.safe_dump([ENTRY, {**ENTRY, "metric": "judge"}]), "utf-8")
+    done = palimpsest("compare", str(folder), "--published-file", str(mine))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("Theirs")]
+    assert lines[0].endswith("em (a paper); e: 50.0")
+    assert "can't be compared: metric: judge was not measured" in lines[1]
+    told = json.loads(palimpsest("compare", str(folder), "--published-file", str(mine), "--json").stdout)
+    assert [each["matches"] for each in told["published"] if each["system"] == "Theirs"] == [True, False]
+
+
+def test_an_evaluation_writes_down_the_edition_of_its_data(tmp_path: Path, tiny_model_folder: Path) -> None:
+    data = tmp_path / "eval_1.jsonl"
+    row = {"id": "p", "question": "Who?", "answers": ["Anna"], "context": "Anna ran."}
+    data.write_text(json.dumps(row) + "\n", "utf-8")
+    budgets = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+    palimpsest.evaluate(tiny_model_folder, data, overrides=budgets, out=tmp_path / "e", quiet=True)
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    assert json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["editions"] == {str(data): digest}
+    with pytest.raises(ConfigError, match="two or more"):
+        palimpsest.compare(tmp_path / "e")
