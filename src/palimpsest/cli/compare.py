@@ -33,6 +33,9 @@ def compare(
     published_file: Annotated[
         Path | None, typer.Option(help="YAML of further published figures, as evaluation/published.yaml; shows them.")
     ] = None,
+    errata: Annotated[
+        Path | None, typer.Option(help="JSON list of known errors of the data; both scores are printed.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Put evaluations side by side: accuracy and cost by task and length, differences, what was configured otherwise.
@@ -47,6 +50,7 @@ def compare(
       palimpsest compare runs/quickstart runs/other --out comparison
       palimpsest compare evals/a evals/b --json
       palimpsest compare evals/a --published
+      palimpsest compare evals/a evals/b --errata errata.json
     """
     from palimpsest.jobs.comparing import compare as compare_folders
     from palimpsest.jobs.comparison_files import check_plot, write_folder, write_plots
@@ -55,7 +59,7 @@ def compare(
         check_plot(plot)
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; give a folder")
-    comparison = compare_folders(*folders, published=published_file or published)
+    comparison = compare_folders(*folders, published=published_file or published, errata=errata)
     written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
     if json:
         import json as json_module
@@ -79,6 +83,7 @@ def _show(comparison: Comparison, flips: int) -> None:
     console.print(table(title, _COLUMNS, rows))
     for name, pairing in comparison.pairings.items():
         console.print(_told(name, comparison.sides[0].name, pairing), markup=False, highlight=False, soft_wrap=True)
+    _show_corrected(comparison)
     for note in comparison.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
@@ -128,6 +133,23 @@ def _told(name: str, first: str, pairing: Pairing) -> str:
         f"{name} less {first}: {mean} points ({ends}) over {pairing.problems} problems, p {p} "
         f"({tests[difference.test]}); {difference.better} better, {difference.worse} worse"
     )
+
+
+def _show_corrected(comparison: Comparison) -> None:
+    """The figures and differences under errata, below those as published."""
+    from palimpsest.cli.show import interval, percent, stdout
+
+    if comparison.correction is None or comparison.corrected is None:
+        return
+    lines = [comparison.correction.told]
+    for cell, sides in comparison.corrected.figures.items():
+        for name, own in sides.items():
+            share = f"{percent(own.accuracy.mean)} ({interval(own.accuracy)})"
+            lines.append(f"  corrected, {cell.label}, {name}: {share} over {own.graded} of {own.problems}")
+    first = comparison.sides[0].name
+    lines += [f"  corrected: {_told(name, first, pairing)}" for name, pairing in comparison.corrected.pairings.items()]
+    for line in lines:
+        stdout().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_bands(comparison: Comparison) -> None:

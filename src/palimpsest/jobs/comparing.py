@@ -15,10 +15,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from palimpsest.errors import ConfigError
+from palimpsest.evaluation.errata import read_errata
 from palimpsest.evaluation.pairing import Flip, Pairing, pair
 from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.correcting import Correction, corrected_sides
 from palimpsest.jobs.editions import edition_of_set
 from palimpsest.jobs.sides import SEED_KEYS, Folder, Side, read_sides
 from palimpsest.jobs.table import Table
@@ -61,6 +63,13 @@ class Comparison:
     sides: tuple[Side, ...]
     published: tuple[Counterpart, ...] = ()
     """Figures of others at lengths that a side has, where they were asked for."""
+    correction: Correction | None = None
+    """What errata change, where they were given."""
+
+    @cached_property
+    def corrected(self) -> Comparison | None:
+        """The same comparison under the errata."""
+        return Comparison(self.correction.sides) if self.correction is not None else None
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -136,6 +145,7 @@ class Comparison:
         own = self.figures[cell][name]
         pairing = self.cell_pairings.get(cell, {}).get(name)
         difference = pairing.difference if pairing else None
+        fixed = self.corrected.figures.get(cell, {}).get(name) if self.corrected else None
         values = {
             "": cell.label,
             "side": name,
@@ -148,6 +158,8 @@ class Comparison:
             "difference low": difference and difference.low,
             "difference high": difference and difference.high,
             "p": difference and difference.p,
+            "corrected": fixed and fixed.accuracy.mean,
+            "corrected of": fixed and fixed.graded,
             "turns": own.turns_per_document,
             "tokens": round(own.tokens_per_document),
         }
@@ -186,7 +198,14 @@ class Comparison:
             ],
             "notes": list(self.notes),
             "published": [each.to_json() for each in self.published],
+            "corrected": self._corrected_json(flips),
         }
+
+    def _corrected_json(self, flips: int | None) -> dict[str, Any] | None:
+        if self.correction is None or self.corrected is None:
+            return None
+        told = self.corrected.to_json(flips)
+        return {"errata": self.correction.to_json(), **{key: told[key] for key in ("cells", "pairs", "notes")}}
 
     def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
         pairs = self.cell_pairings.get(cell, {})
@@ -198,11 +217,13 @@ class Comparison:
         }
 
 
-def compare(*folders: Folder, published: bool | Folder = False) -> Comparison:
+def compare(*folders: Folder, published: bool | Folder = False, errata: Folder | None = None) -> Comparison:
     """Evaluations, or runs of a quickstart, side by side; differences are against the first.
 
     `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more; one is
     enough with `published`: whether published figures stand beside, those of a file of your own too if one is named.
+
+    `errata`: known errors of the data; figures and differences are then told as published and corrected.
 
     Raises ConfigError for too few, RunError for a folder that holds no evaluation, DataError for a wrong file.
     """
@@ -212,6 +233,9 @@ def compare(*folders: Folder, published: bool | Folder = False) -> Comparison:
     if twice:
         raise ConfigError(f"compare: {twice[0]} is given twice")
     comparison = Comparison(tuple(read_sides(folders)))
+    if errata is not None:
+        correction = corrected_sides(comparison.sides, read_errata(Path(errata)))
+        comparison = replace(comparison, correction=correction)
     if published is False:
         return comparison
     theirs = read_published(None if published is True else Path(published))

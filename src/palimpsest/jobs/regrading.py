@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError, DataError
@@ -26,6 +27,21 @@ from palimpsest.types import Outcome, Problem, Question, Trajectory
 Problems = Mapping[tuple[str, str], Problem]
 """By name of the set and id."""
 _AT_ONCE = 256  # gradings under way; a judge bounds its own requests
+
+
+UNSET_URL = "http://unset.invalid/v1"
+"""Stands for the address of a judge, which is no part of an evaluation's identity."""
+
+
+def stored_reward(stored: Mapping[str, Any]) -> RewardConfig:
+    """The reward that an evaluation's identity holds. Raises pydantic's ValidationError."""
+    return RewardConfig.model_validate(with_judge_address(stored))
+
+
+def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """`stored` with an address where it has a judge."""
+    judge = stored.get("judge")
+    return {**stored, "judge": {"url": UNSET_URL, **judge}} if isinstance(judge, dict) else dict(stored)
 
 
 def check_regradable(config: RewardConfig, samples: Sequence[Sample] = ()) -> None:

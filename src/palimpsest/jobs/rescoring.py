@@ -33,11 +33,10 @@ from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.jobs.beside import Beside, beside
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.evaluation_folder import SUMMARY
-from palimpsest.jobs.regrading import check_regradable, regraded, summaries_by_set
+from palimpsest.jobs.regrading import UNSET_URL, check_regradable, regraded, summaries_by_set, with_judge_address
 from palimpsest.jobs.table import Table
 
 RESCORED = "rescored"
-_NO_URL = "http://unset.invalid/v1"
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,9 @@ def _reward(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> 
     stored = dict(identity.get("reward") or {})
     if changes.get("reward.name", stored.get("name")) != stored.get("name"):
         stored = {}
-    if stored.get("judge"):
-        stored["judge"] = {"url": _NO_URL, **stored["judge"]}  # its address is no part of an evaluation's identity
-    text = yaml.safe_dump({"reward": stored})
+    text = yaml.safe_dump({"reward": with_judge_address(stored)})
     config = parse_config(text, name=str(folder / IDENTITY), overrides=changes).reward
-    if config.judge and config.judge.url == _NO_URL:
+    if config.judge and config.judge.url == UNSET_URL:
         raise ConfigError(f"{folder}: its judge's address isn't kept: give --set reward.judge.url=http://HOST:PORT/v1")
     return config
 

@@ -17,9 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, read_samples
 from palimpsest.jobs.evaluation_folder import SUMMARY
+from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 Folder = str | os.PathLike[str]
@@ -42,6 +46,9 @@ class Side:
     """Dotted key to value."""
     editions: Mapping[str, str]
     """File of the data to its SHA-256, where it is known."""
+
+    reward: RewardConfig | None
+    """What graded it; None where that can't be told."""
 
     @property
     def seeds(self) -> tuple[Any, ...]:
@@ -94,7 +101,22 @@ def _side(folder: Path, name: str) -> Side:
         unreadable += lost
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
-    return Side(name, folder, tuple(samples.values()), unreadable, dict(_settings(folder)), _editions(folder))
+    return Side(
+        name, folder, tuple(samples.values()), unreadable, dict(_settings(folder)), _editions(folder), _reward(folder)
+    )
+
+
+def _reward(folder: Path) -> RewardConfig | None:
+    if (folder / CONFIG).is_file():
+        try:
+            return load_config(folder).reward
+        except PalimpsestError:  # of another version
+            return None
+    stored = _json(folder / IDENTITY).get("reward")
+    try:
+        return stored_reward(stored) if isinstance(stored, dict) else None
+    except ValidationError:
+        return None
 
 
 def _editions(folder: Path) -> dict[str, str]:
