@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.config.load import dump_config
+from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.samples import SAMPLES
 from palimpsest.evaluation.statistics import paired
-from palimpsest.jobs.comparison_files import write_folder, write_plots
+from palimpsest.jobs.comparison_files import _lines, write_folder, write_plots
 from support.command import Run
 from support.evaluations import sample, write_evaluation
 
@@ -97,7 +97,9 @@ def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> No
     for seed, right in enumerate((2, 4, 9)):
         run = tmp_path / f"run-{seed}"
         run.mkdir()
-        (run / "config.yaml").write_text(dump_config(RunConfig(seed=seed)), "utf-8")
+        (run / "config.yaml").write_text(
+            dump_config(parse_config("", overrides={"seed": seed, "data.seed": seed})), "utf-8"
+        )
         path = folder(tmp_path / f"s{seed}", [1.0] * right + [0.0] * (10 - right), {"weights": f"w{seed}"})
         (path / "summary.json").write_text(json.dumps({"model": str(run / "checkpoints" / "step-000002")}), "utf-8")
         paths.append(path)
@@ -105,6 +107,9 @@ def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> No
     assert (band.sides, band.low, band.high) == (("s0", "s1", "s2"), 0.2, 0.9)
     assert band.mean == pytest.approx(0.5)
     assert band.deviation == pytest.approx(0.36055512754639896)  # statistics.stdev([.2, .4, .9]) by hand
+    lines, _ = _lines(palimpsest.compare(*paths))
+    ((label, (point,)),) = lines.items()
+    assert (label, point.low, point.high) == ("chunks, 3 seeds", 0.2, 0.9)
     write_evaluation(tmp_path / "other", [sample("p0", 1.0)], {"weights": "another"})
     assert len(palimpsest.compare(*paths, tmp_path / "other").bands) == 1
 
@@ -119,7 +124,7 @@ def test_a_quickstarts_shards_are_one_side(tmp_path: Path) -> None:
         (run / "config.yaml").write_text(dump_config(RunConfig(seed=3)), "utf-8")
     comparison = palimpsest.compare(tmp_path / "a", tmp_path / "b")
     assert comparison.pairings["b"].problems == 2
-    assert comparison.sides[0].seeds == (None, 3)
+    assert comparison.sides[0].seeds["run.seed"] == 3
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,15 @@ def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None
     assert root.tag.endswith("svg")
     with pytest.raises(ConfigError, match=r"ends in \.svg or \.png"):
         write_plots(comparison, tmp_path / "p.pdf")
+
+
+def test_many_lines_have_room_in_a_figure(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    rows = [sample("p", 1.0, name=f"task-{letter}@{size}", size=4 * size) for letter in "abcdefgh" for size in (1, 16)]
+    paths = [write_evaluation(tmp_path / name, rows) for name in "xyz"]
+    comparison = palimpsest.compare(*paths)
+    assert [cell.set for cell in comparison.cells[:3]] == ["task-a@1", "task-a@16", "task-b@1"]
+    write_plots(comparison, tmp_path / "p.png")
+    assert not [str(warning.message) for warning in recwarn if "layout" in str(warning.message)]
 
 
 def test_the_page_escapes_what_models_wrote(tmp_path: Path) -> None:

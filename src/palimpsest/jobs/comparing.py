@@ -7,6 +7,7 @@ Not covered: a correction of p for many comparisons; a test between more than tw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.correcting import Correction, corrected_sides
 from palimpsest.jobs.editions import edition_of_set
-from palimpsest.jobs.sides import SEED_KEYS, Folder, Side, read_sides
+from palimpsest.jobs.sides import Folder, Side, read_sides
 from palimpsest.jobs.table import Table
 
 FORMAT = 1
@@ -40,6 +41,19 @@ class Cell:
     def label(self) -> str:
         """In words; -1 stands for no size."""
         return self.set if self.size < 0 or str(self.size) in self.set else f"{self.set}, size {self.size}"
+
+    @property
+    def task(self) -> str:
+        """A set's name without the length that stands in it: cells of one task are points of one line.
+
+        >>> Cell("1 chunk", 1).task, Cell("4 chunks", 4).task, Cell("agent@16", 64).task
+        ('chunks', 'chunks', 'agent')
+        >>> Cell("eval_50", 50).task, Cell("eval_50_hard", 50).task, Cell("musique", -1).task
+        ('eval', 'eval__hard', 'musique')
+        """
+        several = re.sub(r"^1 ([a-z]+)$", r"1 \1s", self.set)
+        without_point = re.sub(r"@\d+$", "", several)  # a quickstart's points are multiples of the length trained on
+        return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).strip(" _-@.|") or self.set
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +87,9 @@ class Comparison:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Those of any side, shorter ones first."""
+        """Those of any side, task by task, shorter ones first."""
         cells = {_cell(sample) for side in self.sides for sample in side.samples}
-        return tuple(sorted(cells, key=lambda cell: (cell.size, cell.set)))
+        return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
 
     @cached_property
     def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
@@ -119,7 +133,7 @@ class Comparison:
         groups: dict[str, list[Side]] = {}
         for side in self.sides:
             groups.setdefault(side.but_for_seeds, []).append(side)
-        seeded = [group for group in groups.values() if len({side.seeds for side in group}) == len(group) > 1]
+        seeded = [group for group in groups.values() if _all_differ([side.seeds for side in group])]
         return tuple(band for group in seeded for band in self._bands(group))
 
     def _bands(self, group: Sequence[Side]) -> Iterator[Band]:
@@ -250,6 +264,10 @@ def _ours(comparison: Comparison) -> Iterator[Ours]:
             yield Ours(name, cell.set, _size(cell), figures.metrics, edition)
 
 
+def _all_differ(seeds: Sequence[object]) -> bool:
+    return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
+
+
 def _cell(sample: Sample) -> Cell:
     return Cell(sample.name, -1 if sample.size is None else sample.size)
 
@@ -273,7 +291,7 @@ def _side_json(side: Side) -> dict[str, Any]:
         "ungraded": len(ungraded) - without_gold,
         "without_gold": without_gold,
         "unreadable_lines": side.unreadable,
-        "seeds": dict(zip(SEED_KEYS, side.seeds, strict=True)),
+        "seeds": side.seeds,
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 
 from palimpsest import files
 from palimpsest.errors import ConfigError
@@ -44,34 +44,39 @@ def write_folder(comparison: Comparison, out: Path) -> list[Path]:
     return [out / "compare.html", out / "compare.json", *write_plots(comparison, out / "accuracy.svg")]
 
 
-def task_of(cell: Cell) -> str:
-    """A set's name without the length that stands in it: cells of one task are points of one line.
-
-    >>> task_of(Cell("1 chunk", 1)), task_of(Cell("4 chunks", 4))
-    ('chunks', 'chunks')
-    >>> task_of(Cell("eval_50", 50)), task_of(Cell("agent@16", 16)), task_of(Cell("musique", -1))
-    ('eval', 'agent', 'musique')
-    """
-    if cell.size < 0:
-        return cell.set
-    several = re.sub(r"^1 ([a-z]+)$", r"1 \1s", cell.set)
-    return re.sub(rf"(?<!\d){cell.size}(?!\d)", "", several).strip(" _-@.|") or cell.set
-
-
 def _lines(comparison: Comparison) -> tuple[Lines, Axis]:
-    tasks = list(dict.fromkeys(map(task_of, comparison.cells)))
+    tasks = list(dict.fromkeys(cell.task for cell in comparison.cells))
     sized = all(cell.size > 0 for cell in comparison.cells)
     places = {cell: float(cell.size if sized else place) for place, cell in enumerate(comparison.cells)}
+    names = {place: f"{cell.size:,}" if sized else cell.label for cell, place in places.items()}
+    axis = Axis("size of the problems (chunks or documents)" if sized else "set", names, sized)
+    if _is_one_configuration(comparison):
+        return _seed_lines(comparison, places), axis
     lines: dict[str, list[Measured]] = {}
     for cell, sides in comparison.figures.items():
         for name, figures in sides.items():
-            label = name if len(tasks) == 1 else f"{name}: {task_of(cell)}"
+            label = name if len(tasks) == 1 else f"{name}: {cell.task}"
             mean, low, high = _ends(figures.accuracy)
             if mean is not None:
                 point = Measured(places[cell], mean, low, high, figures.tokens_per_document)
                 lines.setdefault(label, []).append(point)
-    names = {place: f"{cell.size:,}" if sized else cell.label for cell, place in places.items()}
-    return lines, Axis("size of the problems (chunks or documents)" if sized else "set", names, sized)
+    return lines, axis
+
+
+def _is_one_configuration(comparison: Comparison) -> bool:
+    """Whether all sides differ by their seed alone: then a line is their mean, its band the lowest to the highest."""
+    return {side for band in comparison.bands for side in band.sides} == {side.name for side in comparison.sides} and (
+        len({side.but_for_seeds for side in comparison.sides}) == 1
+    )
+
+
+def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
+    lines: dict[str, list[Measured]] = {}
+    for band in comparison.bands:
+        tokens = fmean(comparison.figures[band.cell][side].tokens_per_document for side in band.sides)
+        point = Measured(places[band.cell], band.mean, band.low, band.high, tokens)
+        lines.setdefault(f"{band.cell.task}, {len(band.sides)} seeds", []).append(point)
+    return lines
 
 
 def _ends(score: Score) -> tuple[float | None, float, float]:
@@ -84,7 +89,7 @@ def _page(comparison: Comparison) -> str:
         {
             "name": "accuracy",
             "png": accuracy_by_length(lines, axis, "png"),
-            "caption": "Accuracy by length; bands are 95% intervals.",
+            "caption": "Accuracy by length; bands are 95% intervals, or lowest to highest where sides are seeds.",
             "alt": "accuracy by length",
         },
         {

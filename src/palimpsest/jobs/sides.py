@@ -27,7 +27,6 @@ from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 Folder = str | os.PathLike[str]
-SEED_KEYS = ("seed", "run.seed")
 _FOLLOW = ("weights", "model")
 """What differs between two runs of one configuration because their seeds do."""
 
@@ -51,16 +50,16 @@ class Side:
     """What graded it; None where that can't be told."""
 
     @property
-    def seeds(self) -> tuple[Any, ...]:
-        """What it was seeded with."""
-        return tuple(self.settings.get(key) for key in SEED_KEYS)
+    def seeds(self) -> dict[str, Any]:
+        """What it was seeded with, by key."""
+        return {key: value for key, value in self.settings.items() if _is_seed(key)}
 
     @property
     def but_for_seeds(self) -> str:
         """Its configuration without seeds, as a text that is equal for equal ones."""
         trained = any(key.startswith("run.") for key in self.settings)
-        left_out = {*SEED_KEYS, *(_FOLLOW if trained else ())}
-        kept = {key: value for key, value in self.settings.items() if key not in left_out}
+        left_out = _FOLLOW if trained else ()
+        kept = {key: value for key, value in self.settings.items() if key not in left_out and not _is_seed(key)}
         return json.dumps(kept, sort_keys=True, default=str)
 
 
@@ -82,6 +81,10 @@ def short_names(paths: Sequence[str]) -> list[str]:
     while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
         shared += 1
     return [str(Path(*each[shared:])) for each in parts]
+
+
+def _is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"
 
 
 def _side(folder: Path, name: str) -> Side:

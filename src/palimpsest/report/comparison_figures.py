@@ -7,6 +7,7 @@ Not covered: more than six sides in colours of their own (they begin again, with
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentF
 from palimpsest.report.plots import STYLES, figure_and_axes
 
 FORMATS = ("svg", "png")
+_FEW = 8  # lines whose names stand in two columns
 _LINES = ("-", "--", ":", "-.")
 
 
@@ -102,7 +104,10 @@ def _finish(figure: Figure, axes: Axes, lines: int) -> None:
     axes.set_ylabel("accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     if lines:
-        figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
+        columns = 2 if lines <= _FEW else 3
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.18 * math.ceil(lines / columns))  # room for the legend above
+        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5 if lines <= _FEW else 7)
 
 
 def _written(figure: Figure, form: str) -> bytes:
