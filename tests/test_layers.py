@@ -33,7 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("retrieval", "tools", "memory", "data"),
     ("measures", "reward", "rollout"),
     ("credit",),
-    ("engines.losses", "engines.embedded", "engines.scale", "engines.vllm"),
+    ("engines.losses", "engines.embedded", "engines.scale", "engines.vllm", "engines.endpoint"),
     ("engines.open",),
     ("runs", "training", "imitate", "evaluation"),
     ("base", "serve", "view", "report", "bench"),
@@ -88,6 +88,7 @@ USES_ENGINES = {
     "engines.embedded": "",
     "engines.scale": "",
     "engines.vllm": "",
+    "engines.endpoint": "",
     "bench": "",  # measures the parts of the embedded engine one by one
     "base": "palimpsest.engines.embedded.thread",  # trains from nothing, by a loop of its own, as repeatably
 }
@@ -96,7 +97,7 @@ USES_ENGINES = {
 
 def allowed(found: Import) -> bool:
     importer, imported = unit_of(found.importer), unit_of(found.imported)
-    if imported in ("engines.embedded", "engines.scale", "engines.vllm"):
+    if imported in ("engines.embedded", "engines.scale", "engines.vllm", "engines.endpoint"):
         part = USES_ENGINES.get(importer or "")
         if part is None or not found.imported.startswith(part):
             return False

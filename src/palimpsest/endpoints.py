@@ -1,23 +1,33 @@
-"""What is shared by those who ask a service over HTTP: its address, its token, and how much of a reply is read.
+"""What is shared by those who ask a service over HTTP: its address, its token, how much of a reply is read, and when
+it is asked again.
 
 Guaranteed: an address with a user or a password in it is refused, for it would stand in configurations, records and
 messages; a token comes out of the environment and is in no message; a reply is read as it comes and never holds more
-than the limit, neither as sent nor decompressed.
+than the limit, neither as sent nor decompressed; a request is sent a bounded number of times, with pauses drawn by its
+key.
 Not covered: redirects; other encodings than gzip and deflate, which are refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
 
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.seeding import Key, keyed_random
+
+T = TypeVar("T")
+
+LONGEST_PAUSE = 20.0
+"""Seconds between two attempts at the most, whatever a service asks for."""
 
 ERROR_BYTES = 1 << 16
 """Of a reply that isn't status 200: read for its first words alone."""
@@ -134,3 +144,82 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return max(0.0, float(headers["retry-after"]))
     except (KeyError, ValueError):
         return None
+
+
+# ---- asking again -----------------------------------------------------------------------------------------------
+
+
+class Again(Exception):
+    """Another attempt may succeed; `pause` in seconds if the service named one."""
+
+    def __init__(self, said: str, pause: float | None = None) -> None:
+        super().__init__(said)
+        self.pause = pause
+
+
+class Down(Again):
+    """Nobody answered, or a server's error."""
+
+
+class GaveUp(Exception):
+    """No attempt succeeded. One line."""
+
+
+class ServiceDown(Exception):
+    """It wasn't asked, for it was down in too many attempts before. One line; `last`: what the last one met."""
+
+    def __init__(self, said: str, last: str) -> None:
+        super().__init__(said)
+        self.last = last
+
+
+async def attempted(
+    once: Callable[[], Awaitable[T]], *, attempts: int, pause: float, key: Sequence[Key], longest: float = LONGEST_PAUSE
+) -> T:
+    """What `once` returns, called again after each `Again`, `attempts` times in all. Raises GaveUp.
+
+    The pause before the second attempt is up to `pause` seconds, and doubles; the one a service asks for counts where
+    it is longer; `key` draws how far below the full pause it stays, so that requests that failed together don't come
+    back together.
+    """
+    said = ""
+    for attempt in range(attempts):
+        try:
+            return await once()
+        except Again as again:
+            said, asked = str(again), again.pause
+        if attempt + 1 < attempts:
+            own = pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
+            await asyncio.sleep(min(max(own, asked or 0.0), longest))
+    raise GaveUp(f"gave up after {attempts} attempts: {said}")
+
+
+class Breaker:
+    """`with` it around attempts: once `limit` in a row, over `patience_s`, found the service down, it raises
+    ServiceDown instead, and lets one through every `probe_s` to see whether it is back."""
+
+    def __init__(self, limit: int, *, probe_s: float, patience_s: float = 0.0) -> None:
+        self._limit, self._probe_s, self._patience_s = limit, probe_s, patience_s
+        self._failures = 0
+        self._since = 0.0
+        """When the first of them ended."""
+        self._probe_at = 0.0
+        self._said = ""
+
+    def __enter__(self) -> None:
+        now = time.monotonic()
+        if self._failures < self._limit or now - self._since < self._patience_s:
+            return
+        if now < self._probe_at:
+            raise ServiceDown(f"down: {self._limit} attempts in a row failed", self._said)
+        self._probe_at = now + self._probe_s
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        now = time.monotonic()
+        if isinstance(error, Down):
+            self._since = self._since if self._failures else now
+            self._failures, self._said = self._failures + 1, str(error)
+            if self._failures >= self._limit and not self._probe_at:
+                self._probe_at = now + self._probe_s
+        elif error is None or isinstance(error, (Again, PalimpsestError)):  # it answered; a cancelled one says nothing
+            self._failures, self._probe_at = 0, 0.0

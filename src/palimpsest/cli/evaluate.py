@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palimpsest.cli.going_on import RERUN, going_on
-from palimpsest.cli.options import Columns, Force, named_columns, numbers
+from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Columns, Force, Tokenizer, named_columns, numbers
 from palimpsest.progress.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def evaluate(
         typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draws and of the assembly of contexts.")] = 0,
+    base_url: BaseUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    tokenizer: Tokenizer = None,
     force: Force = False,
 ) -> None:
     """Play every problem once with a memory policy, grade the answers, print a table.
@@ -76,12 +79,14 @@ def evaluate(
       palimpsest eval --model Qwen/Qwen3-4B --data eval_200.json --limit 32 --set chunk_size=2048
       palimpsest eval --policy my_module:MyPolicy --data dev.jsonl --set notebook_lines=8
       palimpsest eval --policy full_context --data hotpot_dev.json --set reward.name=f1
+      palimpsest eval --base-url http://127.0.0.1:8000/v1 --model Qwen/Qwen3-4B --data eval_200.json --out evals/qwen
+      palimpsest eval --base-url https://api.openai.com/v1 --model gpt-4.1-mini --api-key-env OPENAI_API_KEY --limit 8
     """
-    from palimpsest.jobs.settings import Agent, evaluation_config
+    from palimpsest.jobs.settings import Agent, Remote, evaluation_config
 
     lengths = None if chunks is None else numbers("--chunks", "lengths", chunks)
     sizes = None if objectives is None else numbers("--objectives", "numbers", objectives)
-    agent = Agent(model, policy, recipe, settings or (), seed)
+    agent = Agent(model, policy, recipe, settings or (), seed, Remote.named(base_url, api_key_env, tokenizer))
     config = evaluation_config(
         agent,
         data=data,

@@ -24,6 +24,14 @@ Columns = Annotated[
     str | None,
     typer.Option("--map", metavar="OURS=THEIRS,...", help="Columns of the file: question=q,answers=reward.gold."),
 ]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(help="An OpenAI-compatible endpoint that has the model, under the name --model; e.g. ending in /v1."),
+]
+ApiKeyEnv = Annotated[str | None, typer.Option(help="Environment variable that holds the endpoint's key.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="The endpoint's tokenizer, a folder or hub id; default: what --model names.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
 
 

@@ -22,7 +22,7 @@ import yaml
 from pydantic import ValidationError
 
 from palimpsest.config.cluster import COPIES
-from palimpsest.config.engine import ENGINES
+from palimpsest.config.engine import ALIKE
 from palimpsest.config.explain import explain, section_of
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import RunConfig
@@ -172,7 +172,7 @@ def _leave_others(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
     """Drop what the recipe says of its engine and its sampler if an override names one whose keys are others."""
     before, engine = _name(values.get("engine")), _named(overrides, "engine")
     if engine not in (None, before):
-        if not {before, engine} <= set(ENGINES):
+        if not {before, engine} <= set(ALIKE):
             values["engine"] = {}
         if before == "ray":
             values.pop("cluster", None)

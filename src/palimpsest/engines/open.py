@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from palimpsest import plugins
-from palimpsest.config.engine import OwnEngineConfig, RayEngineConfig
+from palimpsest.config.engine import EndpointEngineConfig, OwnEngineConfig, RayEngineConfig
 from palimpsest.config.extras import install_line
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.sampler import is_served
@@ -35,6 +35,8 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
     isn't there or isn't one, ModelError for a model that can't be used. Whoever opens it closes it (`using`).
     """
     check_models(config)
+    if isinstance(config.engine, EndpointEngineConfig):
+        return _endpoint(config, objective)
     for path in _models(config):
         if Path(path).is_dir() or not isinstance(config.engine, OwnEngineConfig):
             opened(path)  # those of roles too, before the first is loaded
@@ -59,6 +61,14 @@ def _served(engine: EmbeddedEngine | RayEngine, config: RunConfig, folder: Path 
     return ServedEngine(engine, engine.learner, config, folder)
 
 
+def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:
+    if objective is not None:
+        raise ConfigError("engine.name=endpoint samples alone: train with engine.name=embedded or ray")
+    from palimpsest.engines.endpoint.engine import EndpointEngine
+
+    return EndpointEngine(config)
+
+
 def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
     if find_spec("ray") is None:
         raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
@@ -68,11 +78,12 @@ def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
 
 
 def check_models(config: RunConfig) -> None:
-    """Refuse at once a model that isn't there, of the run or of a role; what a user's own engine opens is its affair.
+    """Refuse at once a model that isn't there, of the run or of a role; what a user's own engine opens is its affair,
+    and what an endpoint calls its models.
 
     Raises ModelError.
     """
-    if not isinstance(config.engine, OwnEngineConfig):
+    if not isinstance(config.engine, OwnEngineConfig | EndpointEngineConfig):
         for path in _models(config):
             check_name(path, SHIPPED)
 

@@ -9,7 +9,8 @@ Standard library only, so that any layer may name these types without importing 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -24,6 +25,25 @@ Objective = Literal["policy", "nll"]
 """What a learner descends: the clipped policy gradient, or the negative log-likelihood of imitation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What is known of an endpoint that samples for an engine, and how far its figures are exact."""
+
+    url: str
+    model: str
+    """Its name there."""
+    mode: str
+    """tokens, completions or chat: how prompts reach it."""
+    exact_prompt_ids: bool
+    """Whether it reads the very token ids that the policy built."""
+    exact_ids: bool
+    """Whether, besides, a reply's token ids are those that it sampled."""
+    logprobs: bool
+    """Whether it gives their log-probabilities; 0.0 stands for each where it doesn't."""
+    tokenizer: str
+    """The one that prompts are counted and cut by: a hash of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an engine can take."""
@@ -36,6 +56,8 @@ class Limits:
     """Requests that are worth having in flight at once."""
     note: str = ""
     """What a user is to be told of them when work begins, that the window is less than the model's, say."""
+    endpoint: Endpoint | None = None
+    """Where the model is somebody else's server."""
 
 
 # ---- sampling -----------------------------------------------------------------------------------------------
@@ -71,6 +93,31 @@ class SamplerStats:
     """Calls of the model."""
     busy_s: float = 0.0
     """Seconds spent computing, or, of servers, with a request in flight; summed over copies and servers."""
+
+
+@dataclass
+class Counts:
+    """Those counters of `SamplerStats` that a sampler which asks servers keeps."""
+
+    requests: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around one request."""
+        self.requests += 1
+        try:
+            yield
+        except Exception:
+            self.failed += 1
+            raise
+        except BaseException:
+            self.cancelled += 1
+            raise
 
 
 def check_prompt(prompt_ids: Sequence[int], max_tokens: int, *, vocab: int, max_context: int, reason: str = "") -> None:

@@ -19,7 +19,7 @@ from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.credit.rules import build_rule
 from palimpsest.engines.open import open_engine, using
-from palimpsest.engines.protocol import Engine
+from palimpsest.engines.protocol import Endpoint, Engine
 from palimpsest.evaluation.run import Arena, EvalSet, Measure, Samples, play_sets
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.transcripts import Transcripts
@@ -115,13 +115,17 @@ class Evaluator:
 
 
 def evaluation_identity(
-    config: RunConfig, policies: Mapping[str, PolicyConfig], problems: Sequence[Problem] | None = None
+    config: RunConfig,
+    policies: Mapping[str, PolicyConfig],
+    problems: Sequence[Problem] | None = None,
+    endpoint: Endpoint | None = None,
 ) -> dict[str, Any]:
     """What must be the same for samples to belong together. How many problems are played, and of which sizes, need
-    not be: a log may grow. `problems` are those that were given themselves."""
+    not be: a log may grow. `problems` are those that were given themselves; `endpoint` is the one that samples, which
+    may move to another address."""
     data = config.data.model_dump(mode="json", exclude={"synthetic": {"chunks"}, "search": {"objectives"}})
     return {
-        "weights": weights_fingerprint(model_path(config.model)) or config.model.path,
+        "weights": _weights(config) if endpoint is None else endpoint.model,
         "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
         "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
         "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
@@ -129,7 +133,12 @@ def evaluation_identity(
         "seed": config.seed,
         **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
         **({} if problems is None else {"problems": _fingerprint(problems)}),
+        **({} if endpoint is None else {"endpoint": {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer}}),
     }
+
+
+def _weights(config: RunConfig) -> str:
+    return weights_fingerprint(model_path(config.model)) or config.model.path
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

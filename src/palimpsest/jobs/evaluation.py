@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from palimpsest.config.load import Overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.source import left_out
 from palimpsest.engines.open import open_engine, using
-from palimpsest.engines.protocol import Engine
+from palimpsest.engines.protocol import Endpoint, Engine
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.errata import Errata
 from palimpsest.evaluation.run import EvalSet, summaries_of
@@ -28,7 +28,7 @@ from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_me
 from palimpsest.jobs.editions import editions_of
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
-from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
+from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, evaluation_config
 from palimpsest.jobs.table import Table
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
@@ -52,6 +52,8 @@ class Evaluation:
     samples: tuple[Sample, ...]
     out: Path | None = None
     """Where samples.jsonl and summary.json are."""
+    endpoint: Endpoint | None = None
+    """Where the model was asked, and how far that is exact; None: it was opened here."""
     rows_left_out: int = 0
     """Rows of the data whose gold paragraph isn't there (`data.on_missing_gold=skip`)."""
     beside: Beside = field(default_factory=Beside)
@@ -139,6 +141,9 @@ async def evaluate_async(
     corpus: str | Path | None = None,
     limit: int | None = None,
     seed: int = 0,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    tokenizer: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -158,12 +163,14 @@ async def evaluate_async(
     - `overrides`: options of the policy (`chunk_size=48`) and dotted keys, as texts or as a mapping
     - `documents`: documents per context of a file; `chunks`: paragraphs per synthetic document, one number or several;
       `objectives`: questions per search problem; `corpus`: a file of further distractors; `limit`: problems
+    - `base_url`: an OpenAI-compatible endpoint, where `model` is the model's name; `api_key_env`: the environment
+      variable with its key; `tokenizer`: a folder or hub id, where the name is none (docs/endpoints.md)
     - `out`: folder for samples.jsonl and summary.json; the same call again plays only what has no grade yet, `force`
       moves what is there aside
 
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
-    agent = Agent(model, policy, recipe, overrides, seed)
+    agent = Agent(model, policy, recipe, overrides, seed, Remote.named(base_url, api_key_env, tokenizer))
     source, own = given(data)
     if own is not None and any(each is not None for each in (documents, chunks, objectives, corpus, limit)):
         raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")
@@ -227,7 +234,7 @@ async def evaluate_config_async(
         playing = evaluator.play(
             sets,
             out=out,
-            identity=evaluation_identity(config, {config.policy.name: config.policy}, problems),
+            identity=evaluation_identity(config, {config.policy.name: config.policy}, problems, engine.limits.endpoint),
             on_sample=lambda _: tick(),
             on_warning=progress.message,
         )
@@ -235,7 +242,9 @@ async def evaluate_config_async(
     summaries = sorted(summaries_of(sets, samples), key=lambda summary: summary.tokens_per_document)
     played = tuple(samples[each.name, p.id] for each in sets for p in each.problems)
     around = await beside(played, config.reward, out, problems=_by_name(sets), errata=errata)
-    evaluation = Evaluation(config, tuple(summaries), played, out, len(skipped), around)
+    evaluation = Evaluation(
+        config, tuple(summaries), played, out, engine.limits.endpoint, rows_left_out=len(skipped), beside=around
+    )
     _finish(evaluation, progress)
     return evaluation
 
@@ -299,6 +308,7 @@ def _summary_json(evaluation: Evaluation) -> Mapping[str, Any]:
     return {
         "policy": config.policy.model_dump(mode="json"),
         "model": config.model.path,
+        **({} if evaluation.endpoint is None else {"model_endpoint": asdict(evaluation.endpoint)}),
         "data": config.data.eval_source or config.data.source,
         "editions": editions_of(config.data),
         "rows_left_out": evaluation.rows_left_out,

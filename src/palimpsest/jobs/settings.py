@@ -96,6 +96,37 @@ def check_quickstart(method: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Remote:
+    """An OpenAI-compatible endpoint where the model is asked in place of being opened here."""
+
+    url: str
+    """What stands before /chat/completions, e.g. http://127.0.0.1:8000/v1."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key."""
+    tokenizer: str | os.PathLike[str] | None = None
+    """Folder or hub id of the model's tokenizer; None: what the model's name names, if it names one."""
+
+    @classmethod
+    def named(
+        cls, base_url: str | None, api_key_env: str | None, tokenizer: str | os.PathLike[str] | None
+    ) -> Remote | None:
+        """None without an address. Raises ConfigError for what only an endpoint has."""
+        if base_url is not None:
+            return cls(base_url, api_key_env, tokenizer)
+        for name, value in (("api_key_env", api_key_env), ("tokenizer", tokenizer)):
+            if value is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} {value}: belongs to an endpoint; give --base-url too, or leave it out")
+        return None
+
+    def section(self) -> dict[str, Any]:
+        """As overrides of a configuration."""
+        given = {"api_key_env": self.api_key_env, "tokenizer": self.tokenizer and os.fspath(self.tokenizer)}
+        keys = {"name": "endpoint", "url": self.url} | {name: value for name, value in given.items() if value}
+        return {f"engine.{name}": value for name, value in keys.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Agent:
     """Who plays: a policy on a model, with the budgets, rewards and sampling of a recipe."""
 
@@ -107,6 +138,8 @@ class Agent:
     overrides: Overrides = ()
     """Options of the policy (`chunk_size=48`) and dotted keys of the recipe."""
     seed: int = 0
+    remote: Remote | None = None
+    """Where `model` is asked, by the name it has there; None: it is opened here."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | os.PathLike):
@@ -135,17 +168,21 @@ class Agent:
         changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
-                "model": base.model.model_copy(update={"path": model_folder(self.model, _unsaid)}),
+                "model": base.model.model_copy(update={"path": self._model(_unsaid)}),
                 "data": base.data.model_copy(update={**data, "seed": self.seed}),
                 "seed": self.seed,
                 "cold_start": None,
             }
         )
-        overrides = {**reward, **changes, **(more or {})}
+        remote = {} if self.remote is None else self.remote.section()
+        overrides = {**reward, **remote, **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
         told = {**config.policy.options, **config.policy.eval_options}  # what is asked for here holds here
         return config.model_copy(update={"policy": PolicyConfig(name=config.policy.name, options=told)})
+
+    def _model(self, warn: Callable[[str], None]) -> str:
+        return model_folder(self.model, warn) if self.remote is None else os.fspath(self.model)
 
     def _wording(self, policy: str) -> dict[str, Any]:
         """The texts under which the model was trained, where it's of a run of the same policy with texts of its own."""
@@ -157,7 +194,7 @@ class Agent:
         """In words, what differs from the recipe or from the run that the model comes from, and which of its
         checkpoints are damaged; where the data that `config` plays were trained on, that too."""
         run, lines = _run_in(Path(self.model)), list[str]()
-        model_folder(self.model, lines.append)
+        self._model(lines.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
             recipes = run_config(self.recipe).model.path
             if recipes != EMBEDDED:

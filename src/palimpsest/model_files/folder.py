@@ -15,7 +15,7 @@ from typing import Any
 
 from palimpsest.config.models import SHIPPED, named
 from palimpsest.errors import ModelError, nearest
-from palimpsest.model_files.hub import cached, hub_folder
+from palimpsest.model_files.hub import cached, cached_tokenizer, hub_folder
 from palimpsest.model_files.manifest import verify_folder
 from palimpsest.model_files.reading import check_entries, read_object
 from palimpsest.model_files.weights import (
@@ -127,6 +127,15 @@ def _check_adapter(name: str, settings: Mapping[str, Any], shapes: Shapes) -> No
     for rank in (settings.get("r"), *(ranks.values() if isinstance(ranks, dict) else ())):
         if not isinstance(rank, int) or not 1 <= rank <= widest:
             raise ModelError(f"model {name}: {ADAPTER_SETTINGS} says r={rank!r:.40}, its weights have {widest} at most")
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of a tokenizer that may have no weights beside it. Raises ModelError if it can't be had."""
+    if Path(name).is_dir():
+        return Path(name)
+    if cached_tokenizer(name) is None:
+        check_name(name)
+    return hub_folder(name, weights=False)
 
 
 def open_tokenizer(name: str) -> Path:

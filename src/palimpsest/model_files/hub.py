@@ -47,19 +47,34 @@ def cached(name: str) -> Path | None:
     return None
 
 
-def hub_folder(name: str) -> Path:
-    """The local folder of the hub's model `name`. Raises ModelError if it can't be had."""
+def cached_tokenizer(name: str) -> Path | None:
+    """The folder of a hub's tokenizer in the local cache, with weights or without."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        place = try_to_load_from_cache(name, "tokenizer.json")
+    except HFValidationError:
+        return None
+    return Path(place).parent if isinstance(place, str) else None
+
+
+def hub_folder(name: str, *, weights: bool = True) -> Path:
+    """The local folder of the hub's model `name`; without `weights` its texts alone. Raises ModelError if it can't be
+    had."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     here = f"model {name}: no such folder here"
     try:
-        if (folder := cached(name)) is not None:
+        if (folder := cached(name) if weights else cached_tokenizer(name)) is not None:
             return folder
         if constants.HF_HUB_OFFLINE:
             raise ModelError(f"{here}, not in the local cache, and HF_HUB_OFFLINE is set: give a folder, or go online")
         HfApi().model_info(name, timeout=_PATIENCE_S)  # one request: downloads would retry for a minute
         folder = Path(snapshot_download(name, allow_patterns=list(TEXTS)))
+        if not weights:
+            return folder
         return Path(snapshot_download(name, allow_patterns=[*TEXTS, *weight_names(name, folder)]))
     except PalimpsestError:
         raise

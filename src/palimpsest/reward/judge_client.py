@@ -5,28 +5,39 @@ that refuses the format (400 or 422) is asked with a weaker one, json_schema, js
 
 Guaranteed: the event loop is never blocked; at most `concurrency` requests are under way; what is down, slow, busy
 (429, 5xx) or answers with something else than a completion is asked again, `attempts` times in all, after a pause that
-doubles, or the one the endpoint asks for up to `LONGEST_PAUSE`; then JudgeError, one line. An endpoint that is down or
-hangs holds up all requests together for about `attempts` times `timeout_s`: after that only one in `timeout_s` is sent
-to see whether it is back, and the others fail at once. The key is in no message, whatever an endpoint echoes; at
-most `_REPLY_BYTES` of a reply are held.
+doubles, or a longer one that the endpoint asks for, up to `endpoints.LONGEST_PAUSE`; then JudgeError, one line. An
+endpoint that is down or hangs holds up all requests together for about `attempts` times `timeout_s`: after that only
+one in `timeout_s` is sent to see whether it is back, and the others fail at once. The key is in no message, whatever an
+endpoint echoes; at most `_REPLY_BYTES` of a reply are held.
 Not covered: use from several event loops; redirects.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from palimpsest.config.reward import JudgeConfig
-from palimpsest.endpoints import BadReply, Reply, check_address, post, redacted, retry_after, token_from
+from palimpsest.endpoints import (
+    Again,
+    BadReply,
+    Breaker,
+    Down,
+    GaveUp,
+    Reply,
+    ServiceDown,
+    attempted,
+    check_address,
+    post,
+    redacted,
+    retry_after,
+    token_from,
+)
 from palimpsest.errors import JudgeError
 
-LONGEST_PAUSE = 20.0  # seconds
 _REPLY_BYTES = 8 << 20
 _REFUSALS = (400, 422)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -36,44 +47,6 @@ Message = Mapping[str, str]
 
 class _Refused(JudgeError):
     """The endpoint took offence at the request itself."""
-
-
-class _Again(Exception):
-    """Another attempt may succeed; `pause` in seconds if the endpoint named one."""
-
-    def __init__(self, said: str, pause: float | None = None) -> None:
-        super().__init__(said)
-        self.pause = pause
-
-
-class _Down(_Again):
-    """Nobody answered, or a server's error."""
-
-
-class _Breaker:
-    """`with` it around attempts: once `limit` in a row found the endpoint down, it lets one through every `probe_s`."""
-
-    def __init__(self, url: str, limit: int, probe_s: float) -> None:
-        self._url, self._limit, self._probe_s = url, limit, probe_s
-        self._failures = 0
-        self._probe_at = 0.0
-
-    def __enter__(self) -> None:
-        if self._failures < self._limit:
-            return
-        now = time.monotonic()
-        if now < self._probe_at:
-            said = f"down: {self._limit} attempts in a row failed; it is tried again every {self._probe_s:g} s"
-            raise JudgeError(f"{self._url}: {said}")
-        self._probe_at = now + self._probe_s
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, _Down):
-            self._failures += 1
-            if self._failures == self._limit:
-                self._probe_at = time.monotonic() + self._probe_s
-        elif error is None or isinstance(error, (_Again, JudgeError)):  # it answered; a cancelled attempt says nothing
-            self._failures = 0
 
 
 class ChatClient:
@@ -99,7 +72,7 @@ class ChatClient:
         self.reported: set[str] = set()
         """What the endpoint called its model in its replies, with the fingerprint of its system if it tells one."""
         self._places = asyncio.Semaphore(config.concurrency)
-        self._breaker = _Breaker(self.url, config.attempts * config.concurrency, config.timeout_s)
+        self._breaker = Breaker(config.attempts * config.concurrency, probe_s=config.timeout_s)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=None,  # the whole attempt is timed below; httpx would time each read
@@ -133,18 +106,19 @@ class ChatClient:
         return {"model": self._config.model, "messages": list(messages), **given}
 
     async def _attempts(self, body: Mapping[str, Any]) -> str:
-        said, attempts = "", self._config.attempts
-        for attempt in range(attempts):
-            try:
-                async with self._places:
-                    with self._breaker:  # asked only now: it may have opened while this request waited for a place
-                        return await self._attempt(body)
-            except _Again as again:
-                said, asked = str(again), again.pause
-            if attempt + 1 < attempts:
-                pause = self._pause * 2**attempt * random.uniform(0.5, 1.0) if asked is None else asked
-                await asyncio.sleep(min(pause, LONGEST_PAUSE))
-        raise JudgeError(f"{self.url}: gave up after {attempts} attempts: {said}")
+        async def once() -> str:
+            async with self._places:
+                with self._breaker:  # asked only now: it may have opened while this request waited for a place
+                    return await self._attempt(body)
+
+        key = (str(body["messages"]),)
+        try:
+            return await attempted(once, attempts=self._config.attempts, pause=self._pause, key=key)
+        except GaveUp as gave_up:
+            raise JudgeError(f"{self.url}: {gave_up}") from None
+        except ServiceDown as down:
+            every = f"it is tried again every {self._config.timeout_s:g} s"
+            raise JudgeError(f"{self.url}: {down}; {every}") from None
 
     async def _attempt(self, body: Mapping[str, Any]) -> str:
         limit = self._config.timeout_s
@@ -152,18 +126,18 @@ class ChatClient:
             async with asyncio.timeout(limit):
                 answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
         except TimeoutError:
-            raise _Down(f"no answer within {limit:g} s") from None
+            raise Down(f"no answer within {limit:g} s") from None
         except httpx.RequestError as error:
-            raise _Down(str(error) or type(error).__name__) from None
+            raise Down(str(error) or type(error).__name__) from None
         except BadReply as bad:
-            raise _Again(str(bad)) from None
+            raise Again(str(bad)) from None
         if answer.status == 200:
             return self._text(answer)
         said = f"status {answer.status}: {answer.quoted(200, self._key)}"
         if answer.status >= 500:
-            raise _Down(said, retry_after(answer.headers))
+            raise Down(said, retry_after(answer.headers))
         if answer.status in (408, 429):
-            raise _Again(said, retry_after(answer.headers))
+            raise Again(said, retry_after(answer.headers))
         if answer.status in _REFUSALS:
             raise _Refused(f"{self.url}: {said}")
         hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
@@ -175,7 +149,7 @@ class ChatClient:
             choice: Any = body["choices"][0]
             text, ended = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise _Again(f"not a chat completion: {answer.quoted(100, self._key)}") from None
+            raise Again(f"not a chat completion: {answer.quoted(100, self._key)}") from None
         if not isinstance(text, str) or not text.strip():
             why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
             ended = redacted(str(ended), self._key)

@@ -33,7 +33,7 @@ GENERATION = "generation_config.json"
 _REPLY = "\ue000reply\ue001"  # private-use characters: no template's own text holds them
 
 
-def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
+def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that knows no added token and adds nothing around the text."""
     from tokenizers import Tokenizer as Build
 
@@ -58,7 +58,7 @@ class Codec:
             raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: a tokenizer.json is needed")
         self.tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
-        self._data = _without_added_tokens(backend)
+        self._data = without_added_tokens(backend)
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
         stops = {tokenizer.eos_token_id, *self.control_ids.intersection(ends), *self._after_a_reply()}
         for token in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "</s>"):

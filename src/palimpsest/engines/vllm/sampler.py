@@ -8,42 +8,18 @@ otherwise in another batch (docs/vllm.md).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.endpoints import token_from
-from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats, check_prompt
+from palimpsest.engines.protocol import CompletionDelta, Counts, Limits, SamplerStats, check_prompt
 from palimpsest.engines.vllm.client import Client
 from palimpsest.engines.vllm.pool import Member, Pool, time_limit
 from palimpsest.engines.vllm.process import ServerProcess
 from palimpsest.engines.vllm.weights import Probe, probe_ids
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams
-
-
-@dataclass
-class _Counts:
-    requests: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    computed_prompt_tokens: int = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        self.requests += 1
-        try:
-            yield
-        except Exception:
-            self.failed += 1
-            raise
-        except BaseException:
-            self.cancelled += 1
-            raise
 
 
 class VllmSampler:
@@ -62,7 +38,7 @@ class VllmSampler:
             process = ServerProcess(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
             members.append(Member(None, process))
         self._pool = Pool(members, settings, mode=mode, window=self.max_context)
-        self._counts = _Counts()
+        self._counts = Counts()
 
     @property
     def probe_ids(self) -> tuple[int, ...]:

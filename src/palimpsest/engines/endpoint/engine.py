@@ -1,0 +1,202 @@
+"""An engine that samples from a model behind an OpenAI-compatible address, and learns nothing.
+
+Opened once for an evaluation: it finds out how the endpoint is asked (probe.py) and says so in `limits`.
+
+Guaranteed: `limits.endpoint` says which of its figures are exact; the same request has the same seed.
+Not covered: the same reply to the same request, which is the endpoint's affair; scores of given tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from palimpsest.config.engine import EndpointEngineConfig
+from palimpsest.config.model import ModelConfig
+from palimpsest.config.models import SHIPPED, model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.endpoint.client import Client
+from palimpsest.engines.endpoint.forms import Form
+from palimpsest.engines.endpoint.probe import Found, probe
+from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
+from palimpsest.errors import ConfigError, ModelError, SamplerError
+from palimpsest.model_files.folder import tokenizer_folder
+from palimpsest.model_files.reading import read_object
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, SamplingParams
+
+T = TypeVar("T")
+
+
+class EndpointSampler:
+    """Satisfies `palimpsest.engines.protocol.Sampler`."""
+
+    version = 0
+
+    def __init__(self, client: Client, form: Form, *, vocab: int, max_context: int) -> None:
+        self._client, self._form, self._vocab = client, form, vocab
+        self.max_context = max_context
+        self._counts = Counts()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        """See `Sampler.generate`. Log-probabilities that the endpoint doesn't give are 0.0.
+
+        Raises EngineError where the endpoint is gone, or refuses whatever it is asked.
+        """
+        check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
+        form = self._form
+        with self._counts.counted():
+            answered = await self._client.post(
+                form.path,
+                form.body(prompt_ids, params),
+                lambda answer: form.read(answer, prompt_ids, params),
+                key=params.seed,
+            )
+        self._counts.prompt_tokens += answered.prompt_tokens or len(prompt_ids)
+        self._counts.computed_prompt_tokens += (answered.prompt_tokens or len(prompt_ids)) - answered.cached_tokens
+        self._counts.generated_tokens += answered.generated_tokens or len(answered.token_ids)
+        if answered.token_ids and max(answered.token_ids) >= self._vocab:
+            raise SamplerError(f"an id outside the vocabulary of {self._vocab} came back: wrong tokenizer?")
+        logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
+        return Completion(answered.token_ids, logprobs, answered.stop_reason)
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """See `Sampler.stream`; all tokens come in one delta."""
+        completion = await self.generate(prompt_ids, params, session=session)
+        yield CompletionDelta(completion.token_ids, completion.logprobs)
+        yield CompletionDelta(completion=completion)
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """Raises SamplerError: what an endpoint thinks of given tokens is not asked."""
+        raise SamplerError("engine.name=endpoint scores no given tokens; take the embedded engine for that")
+
+    def stats(self) -> SamplerStats:
+        """See `SamplerStats`; tokens as the endpoint counts them, where it does."""
+        return SamplerStats(**vars(self._counts))
+
+
+class EndpointEngine:
+    """Satisfies `palimpsest.engines.protocol.Engine`."""
+
+    learner = None
+
+    def __init__(self, config: RunConfig) -> None:
+        """Asks the endpoint what it can do. Raises ConfigError, ModelError, or EngineError if it isn't there."""
+        settings = config.engine
+        assert isinstance(settings, EndpointEngineConfig)
+        own, folder = _tokenizer(settings, config.model)
+        counting = own or Codec.load(ModelConfig())
+        more = config.model.chat_template_kwargs
+        found = _finished(_found(settings, config.model.path, own, counting, more))
+        self.codec = found.form.codec
+        window, vocab = _window(settings, found, folder, config.model.path), _vocabulary(folder, self.codec)
+        self._client = Client(settings)
+        self.sampler = EndpointSampler(self._client, found.form, vocab=vocab, max_context=window)
+        endpoint = Endpoint(
+            url=self._client.url,
+            model=config.model.path,
+            mode=found.form.mode,
+            exact_prompt_ids=found.exact_prompt,
+            exact_ids=found.exact_prompt and found.answered.exact,
+            logprobs=found.answered.logprobs is not None,
+            tokenizer=_fingerprint(counting),
+        )
+        note = told(endpoint, found, window, counting_only=own is None)
+        self.limits = Limits(vocab, window, concurrency=settings.concurrency, note=note, endpoint=endpoint)
+
+    async def close(self) -> None:
+        """Close the connections; a second call does nothing."""
+        await self._client.close()
+
+
+async def _found(settings: EndpointEngineConfig, model: str, own: Codec | None, counting: Codec, more: Any) -> Found:
+    client = Client(settings)  # of its own: this is another event loop than the one that plays
+    try:
+        return await probe(client, settings, model, own, counting, more)
+    finally:
+        await client.close()
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` comes to, whether or not this thread has an event loop that runs."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _tokenizer(settings: EndpointEngineConfig, model: ModelConfig) -> tuple[Codec | None, Path | None]:
+    """The model's tokenizer and its folder; None where nobody names one and modes without are allowed."""
+    named = settings.tokenizer is not None
+    if model.path in SHIPPED and not named:
+        return None, None  # the default, which names no tokenizer of an endpoint's model
+    try:
+        folder = tokenizer_folder(model_path(ModelConfig(path=settings.tokenizer or model.path)))
+        codec = Codec.load(model.model_copy(update={"path": str(folder)}))
+    except ModelError as error:
+        if not named and settings.mode in ("auto", "chat"):
+            return None, None
+        fix = "" if named else "; engine.tokenizer (--tokenizer) names the model's own"
+        raise ModelError(f"engine.mode={settings.mode}: {error}{fix}") from None
+    return codec, folder
+
+
+def _window(settings: EndpointEngineConfig, found: Found, folder: Path | None, model: str) -> int:
+    """Tokens of prompt plus completion. Raises ConfigError where nobody says them."""
+    known = found.window
+    if known is None and folder is not None:
+        known = _size(read_object(model, folder / "config.json"), "max_position_embeddings")
+    if settings.max_context is not None and found.window is not None and settings.max_context > found.window:
+        raise ConfigError(
+            f"engine.max_context={settings.max_context}: the endpoint's window is {found.window} tokens; lower it"
+        )
+    window = settings.max_context or known
+    if window is None:
+        raise ConfigError(
+            f"engine.max_context: {settings.url} doesn't say how long a prompt of {model} may be; give its tokens, "
+            "e.g. --set engine.max_context=131072"
+        )
+    return window
+
+
+def _vocabulary(folder: Path | None, codec: Codec) -> int:
+    """Token ids are below it; a model may have more rows than its tokenizer names."""
+    rows = _size(read_object(str(folder), folder / "config.json"), "vocab_size") if folder is not None else None
+    return max(rows or 0, codec.vocab_size)
+
+
+def _size(config: dict[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int and value > 1 else None
+
+
+def _fingerprint(codec: Codec) -> str:
+    """Of what text is cut into, and how a conversation is written."""
+    template = str(getattr(codec.tokenizer, "chat_template", "") or "")
+    return hashlib.sha256(f"{codec.tokenizer.backend_tokenizer.to_str()}\0{template}".encode()).hexdigest()[:16]
+
+
+def told(endpoint: Endpoint, found: Found, window: int, *, counting_only: bool) -> str:
+    """On one line, how the endpoint is asked and what of it is exact."""
+    exact = {
+        (True, True): "prompts and replies are exact token ids",
+        (True, False): "prompts are exact token ids, replies are encoded again from text",
+        (False, False): "prompts and replies pass as text, no token ids are exact",
+    }[endpoint.exact_prompt_ids, endpoint.exact_ids]
+    parts = [
+        f"mode {endpoint.mode}: {exact}",
+        f"{'with' if endpoint.logprobs else 'no'} log-probabilities",
+    ]
+    if counting_only:
+        parts.append("counted by the packaged tokenizer (--tokenizer names another)")
+    elif endpoint.mode != "chat":
+        parts.append("tokenizer " + ("compared with the server's" if found.checked else "taken on trust"))
+    if not found.form.fields.sampling:
+        parts.append("temperature, top-p and seed are the endpoint's own")
+    return f"{endpoint.url}, {', '.join(parts)}, window {window}"

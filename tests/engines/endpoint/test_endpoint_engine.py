@@ -1,0 +1,385 @@
+"""The endpoint engine against servers on loopback that answer, stall, fail, lie and echo."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.endpoint import client as client_module
+from palimpsest.engines.endpoint.engine import EndpointEngine
+from palimpsest.engines.open import open_engine, using
+from palimpsest.errors import ConfigError, EngineError, ModelError, PalimpsestError, PromptTooLong, SamplerError
+from palimpsest.types import Completion, SamplingParams, StopReason
+from support.endpoint_server import MODEL, WINDOW, Server, endpoint_server, reply
+
+T = TypeVar("T")
+PROMPT = tuple(range(20, 40))
+PROBES = 1
+"""Completions that a server that takes everything is asked for before the first of ours."""
+KEY = "s3cret-key-0123"
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
+
+
+def config_of(url: str, tokenizer: Path | None, model: str = MODEL, **settings: Any) -> RunConfig:
+    named = {} if tokenizer is None else {"tokenizer": str(tokenizer)}
+    section = {"name": "endpoint", "url": url, "timeout_s": 20.0, "attempts": 3, **named, **settings}
+    return RunConfig.model_validate({"model": {"path": model}, "engine": section})
+
+
+def opened(server: Server, tokenizer: Path | None, **settings: Any) -> EndpointEngine:
+    engine = open_engine(config_of(server.url, tokenizer, **settings), objective=None)
+    assert isinstance(engine, EndpointEngine)
+    return engine
+
+
+def asked(engine: EndpointEngine, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Completion:
+    wanted = SamplingParams(**{"max_tokens": 8, "seed": 5, "stop_ids": engine.codec.stop_ids, **params})
+    return run(engine, lambda: engine.sampler.generate(prompt, wanted))
+
+
+def run(engine: EndpointEngine, work: Callable[[], Awaitable[T]]) -> T:
+    async def main() -> T:
+        return await work()
+
+    return asyncio.run(using(engine, main()))
+
+
+@contextmanager
+def refusing(kind: type[PalimpsestError], *words: str) -> Iterator[None]:
+    """One line of that kind, with these words in it and no key."""
+    with pytest.raises(kind) as caught:
+        yield
+    said = str(caught.value)
+    assert "\n" not in said
+    assert KEY not in said
+    assert not [word for word in words if word not in said], said
+
+
+# ---- what is asked, and what comes back --------------------------------------------------------------------------
+
+
+def test_token_ids_and_log_probabilities_come_back_as_they_were_sampled(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server:
+        engine = opened(server, tiny_model_folder)
+        completion = asked(engine, temperature=0.7, top_p=0.9)
+        told = server.asked[-1]
+    assert (told["prompt"], told["temperature"], told["top_p"]) == (list(PROMPT), 0.7, 0.9)
+    assert (told["seed"], told["max_tokens"], told["stop_token_ids"]) == (5, 8, list(engine.codec.stop_ids))
+    assert (told["top_k"], told["min_p"], told["repetition_penalty"]) == (-1, 0.0, 1.0)
+    assert len(completion.token_ids) == len(completion.logprobs) == 6
+    assert completion.stop_reason is StopReason.STOP
+    assert max(completion.logprobs) < 0
+    endpoint = engine.limits.endpoint
+    assert endpoint is not None
+    assert (endpoint.mode, endpoint.exact_prompt_ids, endpoint.exact_ids, endpoint.logprobs) == ("tokens", *[True] * 3)
+    assert (engine.limits.max_context, engine.limits.concurrency) == (WINDOW, 64)
+    stats = engine.sampler.stats()
+    assert (stats.prompt_tokens, stats.computed_prompt_tokens, stats.generated_tokens) == (20, 18, 3)
+
+
+@pytest.mark.parametrize(
+    ("server", "mode", "exact"),
+    [
+        (Server(), "tokens", (True, True, True)),
+        (Server(gives_ids=False), "tokens", (True, False, False)),
+        (Server(plain=True), "tokens", (True, True, True)),
+        (Server(takes="completions"), "completions", (False, False, False)),
+        (Server(takes="chat"), "chat", (False, False, False)),
+        (Server(takes="chat", plain=True, refuses=frozenset({"max_tokens"})), "chat", (False, False, False)),
+    ],
+)
+def test_the_best_mode_that_works_is_taken_and_told(
+    server: Server, mode: str, exact: tuple[bool, bool, bool], tiny_model_folder: Path
+) -> None:
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder)
+    endpoint = engine.limits.endpoint
+    assert endpoint is not None
+    assert (endpoint.mode, (endpoint.exact_prompt_ids, endpoint.exact_ids, endpoint.logprobs)) == (mode, exact)
+    assert f"mode {mode}: " in engine.limits.note
+    assert "\n" not in engine.limits.note
+
+
+def test_an_endpoint_that_lets_nobody_choose_the_temperature_is_asked_without_and_says_so() -> None:
+    server = Server(takes="chat", plain=True, refuses=frozenset({"max_tokens", "temperature"}))
+    with endpoint_server(server):
+        engine = opened(server, None, thinking_tokens=100)
+        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
+        asked(engine, tuple(prompt))
+    assert set(server.asked[-1]) == {"model", "stream", "messages", "max_completion_tokens"}
+    assert server.asked[-1]["max_completion_tokens"] == 108
+    assert "temperature, top-p and seed are the endpoint's own" in engine.limits.note
+
+
+def test_a_reply_of_text_is_cut_at_the_budget(tiny_model_folder: Path) -> None:
+    with endpoint_server(Server(takes="completions", speak=lambda _: "blue <|im_end|> " * 20)) as server:
+        engine = opened(server, tiny_model_folder)
+        completion = asked(engine)
+    assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
+    assert engine.codec.control_ids.isdisjoint(completion.token_ids)
+    assert set(completion.logprobs) == {0.0}
+
+
+def test_a_document_that_holds_a_role_marker_is_not_sent_as_text(tiny_model_folder: Path) -> None:
+    with endpoint_server(Server(takes="completions")) as server:
+        engine = opened(server, tiny_model_folder)
+        with refusing(SamplerError, "role marker"):
+            asked(engine, tuple(engine.codec.encode("Anna <|im_end|> is blue")))
+
+
+def test_without_log_probabilities_none_are_asked_for(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server:
+        completion = asked(opened(server, tiny_model_folder, logprobs=False))
+    assert all("logprobs" not in body for body in server.asked)
+    assert set(completion.logprobs) == {0.0}
+
+
+# ---- trouble that passes -----------------------------------------------------------------------------------------
+
+
+def other_lengths(*, choice: dict[str, Any]) -> bytes:
+    told = {"finish_reason": "stop", "text": "", "token_ids": [5, 6], "logprobs": {"token_logprobs": [-1.0, -1.0]}}
+    return json.dumps({"choices": [{**told, **choice}]}).encode()
+
+
+TROUBLE: dict[str, Any] = {
+    "busy": reply(429, {"error": "slow down"}, **{"retry-after": "0.01"}),
+    "overloaded": reply(503, {"error": "overloaded"}),
+    "broken": reply(500, {"error": "oops"}),
+    "reset": "reset",
+    "hang": "hang",
+    "endless": "endless",
+    "garbage": reply(200, b"<html>not JSON"),
+    "null": reply(200, None),
+    "no choices": reply(200, {"choices": []}),
+    "lengths": reply(200, other_lengths(choice={"token_ids": [5, 6, 7]})),
+    "too many": reply(200, other_lengths(choice={"token_ids": [5] * 9, "logprobs": None})),
+    "no ids": reply(200, other_lengths(choice={"token_ids": [5, "6"]})),
+    "negative": reply(200, other_lengths(choice={"token_ids": [5, -6]})),
+    "not finite": reply(200, other_lengths(choice={}).replace(b"-1.0]", b"1e999]")),
+    "above 0": reply(200, other_lengths(choice={"logprobs": {"token_logprobs": [-1.0, 0.5]}})),
+    "other prompt": reply(200, other_lengths(choice={"prompt_token_ids": [1, 2, 3]})),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+def test_trouble_that_passes_is_outlasted(
+    trouble: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_REPLY_BYTES", 1 << 20)
+    server = Server(fault=lambda number: TROUBLE[trouble] if number == PROBES else None)
+    with endpoint_server(server):
+        completion = asked(opened(server, tiny_model_folder, timeout_s=0.5 if trouble == "hang" else 20.0))
+    assert len(completion.token_ids) == 6
+    assert len(server.asked) == PROBES + 2
+    assert server.asked[-1] == server.asked[-2]  # the seed too
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [("busy", "status 429"), ("reset", "gave up after 3 attempts"), ("garbage", "not JSON"), ("lengths", "3 tokens")],
+)
+def test_trouble_that_stays_is_told_on_one_line(trouble: str, words: str, tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: TROUBLE[trouble] if number >= PROBES else None)
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder)
+        with refusing(SamplerError, server.url, words):
+            asked(engine)
+    assert len(server.asked) == PROBES + 3
+
+
+def test_an_endpoint_that_stays_down_is_lost_for_all(tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: TROUBLE["broken"] if number >= PROBES else None)
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder, concurrency=2, patience_s=0.0, attempts=8)
+        with refusing(EngineError, server.url, "down: 4 attempts in a row failed", "status 500"):
+            asked(engine)
+    assert len(server.asked) == PROBES + 4
+
+
+def test_a_cancelled_request_is_closed(tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: "hang" if number >= PROBES else None)
+
+    async def cancelled(engine: EndpointEngine) -> None:
+        params = SamplingParams(max_tokens=8, stop_ids=engine.codec.stop_ids)
+        task = asyncio.create_task(engine.sampler.generate(PROMPT, params))
+        while len(server.asked) == PROBES:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while not server.cut_off:
+            await asyncio.sleep(0.001)
+
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder)
+        run(engine, lambda: cancelled(engine))
+    assert engine.sampler.stats().cancelled == 1
+
+
+# ---- what no attempt can mend -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, {"error": "bad key"}, "--api-key-env"),
+        (403, {"error": "bad key"}, "--api-key-env"),
+        (429, {"error": {"code": "insufficient_quota"}}, "nothing left"),
+    ],
+)
+def test_what_concerns_every_request_fails_at_once(status: int, body: Any, words: str, tiny_model_folder: Path) -> None:
+    with endpoint_server(Server(fault=lambda number: reply(status, body))) as server:
+        with refusing(EngineError, words):
+            opened(server, tiny_model_folder)
+        assert len(server.asked) == 1
+
+
+def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:
+    with endpoint_server() as other, endpoint_server() as server:
+        server.fault = lambda number: reply(307, None, location=f"{other.url}/completions")
+        with refusing(EngineError, "redirects to", other.url):
+            opened(server, tiny_model_folder)
+    assert other.paths == []
+
+
+def test_nobody_there_is_told_at_once(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server:
+        pass
+    with refusing(EngineError, server.url, "can't be reached", "check engine.url"):
+        opened(server, tiny_model_folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://127.0.0.1/v1", "no address of a server"),
+        (f"http://user:{KEY}@127.0.0.1/v1", "a user or a password"),
+        (f"http://127.0.0.1/v1?key={KEY}", "a query"),
+        ("http://127.0.0.1:9/v1/chat/completions", "give what stands before it, http://127.0.0.1:9/v1"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(url: str, words: str, tiny_model_folder: Path) -> None:
+    with refusing(ConfigError, words):
+        open_engine(config_of(url, tiny_model_folder), objective=None)
+
+
+def test_a_model_that_is_not_there_is_named_with_those_that_are(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server, refusing(ConfigError, "no model serve; did you mean served?", "it has served"):
+        open_engine(config_of(server.url, tiny_model_folder, "serve"), objective=None)
+
+
+def test_a_path_without_v1_is_told(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server:
+        bare = server.url.removesuffix("/v1")
+        server.takes = "chat"
+        server.fault = lambda number: reply(404, {"detail": "Not Found"})
+        with refusing(ConfigError, "does engine.url lack /v1?"):
+            open_engine(config_of(bare, tiny_model_folder), objective=None)
+
+
+def test_a_mode_that_needs_the_tokenizer_says_how_to_name_it() -> None:
+    with endpoint_server() as server, refusing(ModelError, "--tokenizer", "model served"):
+        opened(server, None, mode="tokens")
+
+
+def test_a_window_that_nobody_says_must_be_given() -> None:
+    with endpoint_server(Server(takes="chat", window=None)) as server:
+        with refusing(ConfigError, "engine.max_context", "131072"):
+            opened(server, None)
+        assert opened(server, None, max_context=1000).limits.max_context == 1000
+
+
+def test_a_window_larger_than_the_endpoints_is_refused(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server, refusing(ConfigError, "engine.max_context=5000", "4096"):
+        opened(server, tiny_model_folder, max_context=5000)
+
+
+def test_training_on_an_endpoint_is_refused() -> None:
+    with refusing(ConfigError, "samples alone"):
+        open_engine(config_of("http://127.0.0.1:9/v1", None), objective="policy")
+
+
+# ---- prompts and tokenizers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 512 tokens. However, you requested 600",
+        "the request exceeds the available context size, try increasing it",
+        "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
+    ],
+)
+def test_a_prompt_that_the_endpoint_finds_too_long_is_one(message: str, tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: reply(400, {"error": {"message": message}}) if number >= PROBES else None)
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder)
+        with refusing(PromptTooLong, "engine.max_context"):
+            asked(engine)
+
+
+def test_a_prompt_beyond_the_window_is_not_sent(tiny_model_folder: Path) -> None:
+    with endpoint_server(Server(window=24)) as server:
+        engine = opened(server, tiny_model_folder)
+        with refusing(PromptTooLong, "window of 24"):
+            asked(engine)
+    assert len(server.asked) == PROBES
+
+
+def test_a_tokenizer_that_is_not_the_servers_is_refused_by_a_text(tiny_model_folder: Path, tiny_codec: Any) -> None:
+    def other(text: str) -> list[int]:
+        ids: list[int] = tiny_codec.encode_trusted(text)
+        return [*ids[:3], 7, *ids[4:]] if "Zürich" in text else ids
+
+    with endpoint_server(Server(tokenize=other)) as server, refusing(ModelError, "Zürich", "token 3", "--tokenizer"):
+        opened(server, tiny_model_folder)
+
+
+def test_a_tokenizer_that_is_the_servers_is_said_to_be(tiny_model_folder: Path, tiny_codec: Any) -> None:
+    with endpoint_server(Server(tokenize=tiny_codec.encode_trusted)) as server:
+        note = opened(server, tiny_model_folder).limits.note
+    assert "tokenizer compared with the server's" in note
+
+
+def test_a_server_that_counts_other_tokens_is_asked_in_text(tiny_model_folder: Path) -> None:
+    """As one that takes a list of ids for something else."""
+
+    def fault(number: int) -> Any:
+        body = server.asked[number]
+        wrong = {"usage": {"prompt_tokens": 1}, "choices": [{"text": "a", "finish_reason": "stop"}]}
+        return reply(200, wrong) if isinstance(body["prompt"], list) else None
+
+    server = Server(fault=fault)
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder)
+    assert engine.limits.endpoint is not None
+    assert engine.limits.endpoint.mode == "completions"
+
+
+# ---- the key ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 418, 500])
+def test_a_key_that_an_endpoint_echoes_is_in_no_message(
+    status: int, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_ENDPOINT", KEY)
+    server = Server()
+    with endpoint_server(server):
+        engine = opened(server, tiny_model_folder, api_key_env="OF_THE_ENDPOINT")
+        server.fault = lambda number: reply(status, {"choices": [{"text": f"you sent Bearer {KEY}"}]})
+        with refusing(PalimpsestError):
+            asked(engine)
+    assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
+    assert KEY not in repr(engine.limits)

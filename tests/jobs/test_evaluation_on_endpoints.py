@@ -1,0 +1,176 @@
+"""Evaluations whose model is behind an address: every mode, every kind of policy, killed, down and moved."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest import evaluate
+from palimpsest.engines.endpoint import client as client_module
+from palimpsest.evaluation.samples import read_samples
+from support.command import Run
+from support.endpoint_server import Server, endpoint_server, reply
+from support.small_run import small_evaluation
+
+LIMIT = ("--set", "engine.concurrency=2")
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
+
+
+def command(server: Server, tokenizer: Path, out: Path, *more: str) -> list[str]:
+    """Four documents, read with small budgets."""
+    asked = small_evaluation(Path("served"), out)
+    return [*asked, "--base-url", server.url, "--tokenizer", str(tokenizer), *more]
+
+
+def summary(out: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return read
+
+
+@pytest.mark.parametrize("mode", ["tokens", "completions", "chat"])
+def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
+    mode: str, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_ENDPOINT", "s3cret")
+    out = tmp_path / "out"
+    with endpoint_server(Server(takes=mode)) as server:
+        done = palimpsest(*command(server, tiny_model_folder, out, "--api-key-env", "OF_THE_ENDPOINT"))
+    assert done.returncode == 0, done.stderr
+    told = summary(out)["model_endpoint"]
+    assert (told["url"], told["model"], told["mode"]) == (server.url, "served", mode)
+    assert told["exact_ids"] is told["exact_prompt_ids"] is told["logprobs"] is (mode == "tokens")
+    assert done.stderr.count(f"mode {mode}: ") == 1
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert len(samples) == 4
+    assert all(sample.outcome == "answered" and sample.value is not None for sample in samples)
+    assert not [file for file in out.iterdir() if "s3cret" in file.read_text()]
+
+
+def test_the_same_from_python(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server:
+        options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+        evaluation = evaluate(
+            "served",
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            overrides=options,
+            chunks=2,
+            limit=2,
+            quiet=True,
+        )
+    assert len(evaluation) == 2
+    assert evaluation.endpoint is not None
+    assert evaluation.endpoint.mode == "tokens"
+
+
+def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, refused: Callable[..., str]
+) -> None:
+    out = tmp_path / "out"
+    with endpoint_server() as first:
+        assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
+    with endpoint_server() as second:
+        assert palimpsest(*command(second, tiny_model_folder, out, "--limit", "4")).returncode == 0
+        probes_and_episodes = len(second.asked)
+    assert len(read_samples(out / "samples.jsonl")[0]) == 4
+    assert probes_and_episodes == 1 + (len(first.asked) - 1)  # two more problems of the same size
+    with endpoint_server(Server(takes="chat")) as other:
+        assert "holds another evaluation (endpoint" in refused(*command(other, tiny_model_folder, out))
+
+
+@pytest.mark.parametrize("option", ["--api-key-env", "--tokenizer"])
+def test_what_only_an_endpoint_has_is_refused_without_one(option: str, refused: Callable[..., str]) -> None:
+    assert f"{option} X: belongs to an endpoint; give --base-url too" in refused("eval", option, "X")
+
+
+def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is_back(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, refused: Callable[..., str]
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    settings = (*LIMIT, "--set", "engine.attempts=2", "--set", "engine.patience_s=0")
+    with endpoint_server() as server:
+        assert palimpsest(*command(server, tiny_model_folder, whole, *settings)).returncode == 0
+        everything = len(server.asked)
+        down = everything + 1 + (everything - 1) // 2  # half-way through the second time
+        server.fault = lambda number: reply(503) if number >= down else None
+        said = palimpsest(*command(server, tiny_model_folder, out, *settings)).stderr.splitlines()
+        assert said[-1].startswith(f"error: {server.url}: down: 4 attempts in a row failed")
+        kept, _ = read_samples(out / "samples.jsonl")
+        assert 0 < sum(sample.value is not None for sample in kept) < 4
+        assert all(sample.outcome == "sampler_failed" for sample in kept if sample.value is None)
+        assert len(server.asked) < down + 8
+        server.fault = lambda number: None
+        assert palimpsest(*command(server, tiny_model_folder, out, *settings)).returncode == 0
+    assert finished(out) == finished(whole)
+
+
+def finished(out: Path) -> list[bytes]:
+    """Lines of graded episodes."""
+    lines = (out / "samples.jsonl").read_bytes().splitlines()
+    return sorted(line for line in lines if json.loads(line)["value"] is not None)
+
+
+def calling(request: dict[str, Any]) -> str:
+    """Search, prune, answer, in the form of the neutral template's calls."""
+    turn = sum(message["role"] == "assistant" for message in request["messages"])
+    search = {"name": "search", "arguments": {"query": "Anna"}}
+    if turn < 2:
+        return f"<tool_call>\n{json.dumps(search)}\n</tool_call>"
+    return "FINAL_ANSWER: tea"
+
+
+@pytest.mark.parametrize("policy", ["prune", "summary", "tool_window"])
+def test_agents_with_tools_play_on_chat_endpoints(policy: str, tmp_path: Path, palimpsest: Run) -> None:
+    out = tmp_path / "out"
+    budgets = ["--set", "context_tokens=2048", "--set", "turn_tokens=256"]
+    with endpoint_server(Server(takes="chat", speak=calling)) as server:
+        done = palimpsest(
+            *("eval", "--model", "served", "--base-url", server.url, "--policy", policy, *budgets),
+            *("--data", "synthetic_search", "--limit", "2", "--out", str(out)),
+        )
+    assert done.returncode == 0, done.stderr
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert [(sample.outcome, sample.turns) for sample in samples] == [("answered", 3)] * 2
+    longest = max((body["messages"] for body in server.asked), key=len)
+    assert [message["role"] for message in longest][-5:] == ["user", "assistant", "user", "assistant", "user"]
+    assert "[" in longest[-1]["content"]  # a result under its id
+
+
+@pytest.mark.slow
+def test_an_evaluation_killed_three_times_is_the_same_as_undisturbed(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    with endpoint_server() as server:
+        assert palimpsest(*command(server, tiny_model_folder, whole, "--limit", "12", *LIMIT)).returncode == 0
+        server.delay = 0.05
+        words = [sys.executable, "-m", "palimpsest", *command(server, tiny_model_folder, out, "--limit", "12", *LIMIT)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        for kills in range(1, 4):
+            with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as process:
+                while process.poll() is None and lines(out) < 3 * kills:
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGKILL)
+            assert process.returncode == -signal.SIGKILL
+        server.delay = 0.0
+        assert palimpsest(*command(server, tiny_model_folder, out, "--limit", "12", *LIMIT)).returncode == 0
+    assert sorted((out / "samples.jsonl").read_bytes().splitlines()) == finished(whole)
+    assert (out / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+
+
+def lines(out: Path) -> int:
+    log = out / "samples.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0

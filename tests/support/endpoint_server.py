@@ -1,0 +1,172 @@
+"""An OpenAI-compatible endpoint on loopback that answers by the hash of what it is asked, or fails as it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Raw = tuple[int, bytes, dict[str, str]]
+"""Status, body and headers."""
+Fault = Callable[[int], "Raw | str | None"]
+"""The number of the completion to what comes in its place: a reply, hang, reset or endless; None: nothing does."""
+
+MODEL, WINDOW = "served", 4096
+WORDS = ("blue", "Anna", "cat", "Rome", "baker", "unknown", "the answer is \\boxed{blue}")
+
+
+def reply(status: int, body: Any = None, **headers: str) -> Raw:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return status, content, {"content-length": str(len(content)), **headers}
+
+
+def drawn(body: dict[str, Any]) -> random.Random:
+    """Keyed by what decides a reply: prompt and seed."""
+    asked = json.dumps([body.get("prompt"), body.get("messages"), body.get("seed")])
+    return random.Random(hashlib.sha256(asked.encode()).digest())
+
+
+def token_choice(body: dict[str, Any], *, ids: bool = True, logprobs: bool = True) -> dict[str, Any]:
+    """One that vLLM would give: a few ids and the end."""
+    rng = drawn(body)
+    sampled = [*rng.choices(range(3, 260), k=min(5, body["max_tokens"] - 1)), 2]
+    choice: dict[str, Any] = {"index": 0, "text": "some text", "finish_reason": "stop", "logprobs": None}
+    if ids:
+        choice |= {"token_ids": sampled, "prompt_token_ids": body["prompt"]}
+    if logprobs:
+        choice["logprobs"] = {"token_logprobs": [-rng.random() for _ in sampled]}
+    return choice
+
+
+def text_of(body: dict[str, Any]) -> str:
+    return " ".join(drawn(body).choices(WORDS, k=3))
+
+
+def completion(path: str, body: dict[str, Any], server: Server) -> Raw:
+    if body["model"] != MODEL:
+        return reply(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
+    if path.endswith("/chat/completions"):
+        said = {"role": "assistant", "content": server.speak(body)}
+        choice: dict[str, Any] = {"message": said, "finish_reason": "stop"}
+        prompt_tokens = 7
+    elif server.takes == "chat":
+        return reply(404, {"detail": "Not Found"})
+    elif isinstance(body["prompt"], list):
+        if server.takes != "tokens":
+            return reply(400, {"error": "prompt must be a string"})
+        choice = token_choice(body, ids=server.gives_ids, logprobs="logprobs" in body)
+        prompt_tokens = len(body["prompt"])
+    else:
+        choice = {"text": server.speak(body), "finish_reason": "stop"}
+        prompt_tokens = 7
+    if server.plain and {"top_k", "return_token_ids"} & set(body):
+        return reply(400, {"error": {"message": "Unrecognized request argument supplied: top_k"}})
+    if server.refuses & set(body):
+        return reply(400, {"error": {"message": f"Unsupported parameter: {sorted(server.refuses & set(body))[0]}"}})
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+    return reply(200, {"choices": [choice], "usage": usage})
+
+
+@dataclass
+class Server:
+    takes: str = "tokens"
+    """tokens, completions or chat: the best of the modes it has."""
+    gives_ids: bool = True
+    plain: bool = False
+    """It refuses fields that OpenAI hasn't."""
+    refuses: frozenset[str] = frozenset()
+    window: int | None = WINDOW
+    tokenize: Callable[[str], list[int]] | None = None
+    speak: Callable[[dict[str, Any]], str] = text_of
+    fault: Fault = lambda number: None
+    delay: float = 0.0
+    url: str = ""
+    paths: list[str] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of completions."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    cut_off: int = 0
+    """Requests whose client went away."""
+
+
+@contextmanager
+def endpoint_server(server: Server | None = None) -> Iterator[Server]:
+    server = server or Server()
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            server.paths.append(self.path)
+            card = {"id": MODEL} | ({"max_model_len": server.window} if server.window else {})
+            self.answer(reply(200, {"data": [card]}) if self.path == "/v1/models" else reply(404))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            server.paths.append(self.path)
+            if self.path == "/tokenize":
+                known = server.tokenize
+                self.answer(reply(404) if known is None else reply(200, {"tokens": known(body["prompt"])}))
+                return
+            with lock:
+                number = len(server.asked)
+                server.asked.append(body)
+                server.headers.append({key.lower(): value for key, value in self.headers.items()})
+            time.sleep(server.delay)
+            self.answer(server.fault(number) or completion(self.path, body, server))
+
+        def answer(self, told: Raw | str) -> None:
+            try:
+                if isinstance(told, str):
+                    getattr(self, told)()
+                    return
+                status, content, headers = told
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:
+                server.cut_off += 1
+
+        def hang(self) -> None:
+            self.close_connection = True
+            self.connection.settimeout(30)
+            if not self.connection.recv(1):  # until the client goes away
+                server.cut_off += 1
+
+        def reset(self) -> None:
+            self.close_connection = True
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+        def endless(self) -> None:
+            self.close_connection = True
+            self.send_response(200)
+            self.end_headers()
+            while True:
+                self.wfile.write(b" " * (1 << 20))
+
+        def log_message(self, *_: Any) -> None: ...
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening.daemon_threads = True
+    thread = threading.Thread(target=lambda: listening.serve_forever(poll_interval=0.01))
+    thread.start()
+    server.url = f"http://127.0.0.1:{listening.server_port}/v1"
+    try:
+        yield server
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
