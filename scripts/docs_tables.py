@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.keys import all_keys, option_keys, section_in
+from palimpsest.config.engine import EndpointEngineConfig
+from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.formats import FORMATS
 from palimpsest.memory.registry import POLICIES
@@ -41,6 +42,12 @@ def key_tables() -> str:
         rows = "\n".join(row(f"`{key.name}`", key.values, key.default, key.meaning) for key in own)
         tables.append(f"### {name or 'top level'}\n\n{HEADER}{rows}")
     return "\n\n".join(tables)
+
+
+def endpoint_keys() -> str:
+    """Those of `engine.name=endpoint`."""
+    keys = keys_of(EndpointEngineConfig, "engine.", None)
+    return HEADER + "\n".join(row(f"`{key.name}`", key.values, key.default, key.meaning) for key in keys)
 
 
 def dataclass_table(cls: type[Any], prefix: str) -> str:
@@ -98,6 +105,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/recipes.md", "keys"): key_tables,
     ("docs/recipes.md", "options"): option_tables,
     ("docs/base-model.md", "base-model-config"): base_model_table,
+    ("docs/endpoints.md", "keys"): endpoint_keys,
     ("docs/own-policy.md", "example"): example,
     ("docs/own-engine.md", "engine"): example_engine,
     ("docs/own-data.md", "formats"): data_formats,

@@ -43,6 +43,7 @@ WIDE = {
     "cli.data_build.build": "a command",
     "cli.data_ruler.ruler": "a command",
     "cli.evaluate.evaluate": "a command",
+    "cli.probe.probe": "a command",
     "cli.retrieval.serve": "a command",
     "cli.train.sft": "a command",
     "evaluation.run.evaluate": "keywords alone",

@@ -57,7 +57,8 @@ def test_the_head_of_a_cluster_is_named_by_host_and_port(address: str) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_shipped_engine_has_a_section_of_its_own(name: str) -> None:
-    assert load_recipe("memagent-quickstart", [f"engine.name={name}"]).engine.name == name
+    needed = ["engine.url=http://127.0.0.1:8000/v1"] if name == "endpoint" else []
+    assert load_recipe("memagent-quickstart", [f"engine.name={name}", *needed]).engine.name == name
 
 
 def test_the_recipe_s_own_settings_of_the_engine_hold_on_ray_too() -> None:

@@ -55,7 +55,10 @@ def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
     assert done.stderr.count(f"mode {mode}: ") == 1
     samples, _ = read_samples(out / "samples.jsonl")
     assert len(samples) == 4
-    assert all(sample.outcome == "answered" and sample.value is not None for sample in samples)
+    assert {sample.outcome for sample in samples} <= {"answered", "answer_truncated"}
+    usage = json.loads((out / "usage.jsonl").read_text())
+    turns = sum(sample.turns for sample in samples)
+    assert (usage["requests"], usage["cached_tokens"], usage["sampled_tokens"]) == (turns, 2 * turns, 3 * turns)
     assert not [file for file in out.iterdir() if "s3cret" in file.read_text()]
 
 
@@ -77,18 +80,20 @@ def test_the_same_from_python(tiny_model_folder: Path) -> None:
 
 
 def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, refused: Callable[..., str]
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:
     out = tmp_path / "out"
     with endpoint_server() as first:
         assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
     with endpoint_server() as second:
         assert palimpsest(*command(second, tiny_model_folder, out, "--limit", "4")).returncode == 0
-        probes_and_episodes = len(second.asked)
-    assert len(read_samples(out / "samples.jsonl")[0]) == 4
-    assert probes_and_episodes == 1 + (len(first.asked) - 1)  # two more problems of the same size
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert len(samples) == 4
+    assert sum(sample.turns for sample in samples) == len(first.asked) - 1 + len(second.asked) - 1  # and a probe each
     with endpoint_server(Server(takes="chat")) as other:
-        assert "holds another evaluation (endpoint" in refused(*command(other, tiny_model_folder, out))
+        ended = palimpsest(*command(other, tiny_model_folder, out))
+    assert "holds another evaluation (endpoint was {'mode': 'tokens'" in ended.stderr
+    assert ended.returncode == 2
 
 
 @pytest.mark.parametrize("option", ["--api-key-env", "--tokenizer"])
@@ -97,7 +102,7 @@ def test_what_only_an_endpoint_has_is_refused_without_one(option: str, refused: 
 
 
 def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is_back(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, refused: Callable[..., str]
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     settings = (*LIMIT, "--set", "engine.attempts=2", "--set", "engine.patience_s=0")
@@ -135,11 +140,12 @@ def calling(request: dict[str, Any]) -> str:
 @pytest.mark.parametrize("policy", ["prune", "summary", "tool_window"])
 def test_agents_with_tools_play_on_chat_endpoints(policy: str, tmp_path: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
-    budgets = ["--set", "context_tokens=2048", "--set", "turn_tokens=256"]
+    budgets = ["--set", "context_tokens=3072", "--set", "turn_tokens=256"]
+    budgets += ["--set", "window_tokens=1024"] if policy == "tool_window" else []
     with endpoint_server(Server(takes="chat", speak=calling)) as server:
         done = palimpsest(
             *("eval", "--model", "served", "--base-url", server.url, "--policy", policy, *budgets),
-            *("--data", "synthetic_search", "--limit", "2", "--out", str(out)),
+            *("--data", "synthetic_search", "--objectives", "1", "--limit", "2", "--out", str(out)),
         )
     assert done.returncode == 0, done.stderr
     samples, _ = read_samples(out / "samples.jsonl")

@@ -99,9 +99,8 @@ class Server:
 
 
 @contextmanager
-def endpoint_server(server: Server | None = None) -> Iterator[Server]:
-    server = server or Server()
-    lock = threading.Lock()
+def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
+    server, lock = as_told or Server(), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import numbers
+from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, numbers
 
 if TYPE_CHECKING:
     from palimpsest.jobs.probing import Probe
@@ -28,6 +28,9 @@ def probe(
         typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=36) or a dotted recipe key."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of documents and draws.")] = 0,
+    base_url: BaseUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    tokenizer: Tokenizer = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say why accuracy falls with length: what single reads do to a fact in memory, by what is in sight.
@@ -38,6 +41,7 @@ def probe(
     \b
     Examples:
       palimpsest probe runs/quickstart
+      palimpsest probe Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
       palimpsest probe embedded --chunks 16 --limit 256 --json
     """
     from palimpsest.jobs.probing import probe as probe_reads
@@ -51,6 +55,9 @@ def probe(
         recipe=recipe,
         overrides=settings or (),
         seed=seed,
+        base_url=base_url,
+        api_key_env=api_key_env,
+        tokenizer=tokenizer,
         progress=Terminal(),
     )
     if json:

@@ -30,6 +30,7 @@ from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
 from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, evaluation_config
 from palimpsest.jobs.table import Table
+from palimpsest.jobs.usage import metered
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress
@@ -238,7 +239,7 @@ async def evaluate_config_async(
             on_sample=lambda _: tick(),
             on_warning=progress.message,
         )
-        samples = await using(engine, closing(reward, playing))
+        samples = await metered(engine, using(engine, closing(reward, playing)), out, progress)
     summaries = sorted(summaries_of(sets, samples), key=lambda summary: summary.tokens_per_document)
     played = tuple(samples[each.name, p.id] for each in sets for p in each.problems)
     around = await beside(played, config.reward, out, problems=_by_name(sets), errata=errata)

@@ -6,6 +6,7 @@ import html
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
@@ -14,7 +15,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.open_agent import OpenAgent, with_agent
-from palimpsest.jobs.settings import Agent, Model, Recipe, model_folder
+from palimpsest.jobs.settings import Agent, Model, Recipe, Remote
 from palimpsest.jobs.table import Table
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
@@ -111,6 +112,9 @@ async def play_async(
     overrides: Overrides = (),
     chunks: int | None = None,
     seed: int = 0,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Episode:
     """Play one episode, greedily unless the recipe's `eval_sampling` says otherwise.
 
@@ -119,14 +123,15 @@ async def play_async(
     - `problem`: a `Problem`; or a question, with its `context` and, to have it graded, `answers`; or nothing: the
       first held-out problem of the recipe's data, of `chunks` paragraphs or as many questions where it is drawn
     - `policy`: a shipped one, `my_module:MyPolicy`, or an object; the recipe's without it
-    - `model`, `recipe`, `overrides`, `seed`: as for `evaluate`
+    - `model`, `recipe`, `overrides`, `seed`, `base_url`, `api_key_env`, `tokenizer`: as for `evaluate`
 
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
     """
     own = whole_policy(policy) if policy is not None and not isinstance(policy, str) else None
-    agent = Agent(model, policy if isinstance(policy, str) else None, recipe, overrides, seed)
+    remote = Remote.named(base_url, api_key_env, tokenizer)
+    agent = Agent(model, policy if isinstance(policy, str) else None, recipe, overrides, seed, remote)
     config = agent.config({})
-    model_folder(model, lambda line: warnings.warn(line, stacklevel=3))
+    agent.model_name(lambda line: warnings.warn(line, stacklevel=3))
     asked = _problem(problem, context, answers, chunks, config)
     return await with_agent(config, lambda agent: _played(agent, asked, own))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from palimpsest.config.load import Overrides
@@ -18,7 +19,7 @@ from palimpsest.evaluation.summary import Score, score
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator
-from palimpsest.jobs.settings import Agent, Model, Recipe, evaluation_config
+from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, evaluation_config
 from palimpsest.jobs.table import Table
 from palimpsest.measures.hazards import Hazards, Holds, Sight, near_miss_share
 from palimpsest.memory.registry import admit_all, build_policy
@@ -101,13 +102,17 @@ async def probe_async(
     recipe: Recipe | None = None,
     overrides: Overrides = (),
     seed: int = 0,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    tokenizer: str | Path | None = None,
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Probe:
     """Play synthetic documents of `chunks` paragraphs and count what each read did to the evidence in its memory.
 
     From these rates follows the accuracy at any other length (measures/hazards.py has the formula); `lengths` are in
-    paragraphs, too. `model`, `policy`, `recipe`, `overrides` and `seed` are those of `evaluate`; `limit`: documents.
+    paragraphs, too. `model`, `policy`, `recipe`, `overrides`, `seed`, `base_url`, `api_key_env` and `tokenizer` are
+    those of `evaluate`; `limit`: documents.
 
     `probe` is an ordinary call and works in a notebook; `probe_async` is to be awaited.
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
@@ -115,7 +120,8 @@ async def probe_async(
     for name, numbers in (("chunks", (chunks,)), ("lengths", lengths), ("limit", (limit,))):
         if not numbers or any(type(number) is not int or number < 1 for number in numbers):
             raise ConfigError(f"probe: {name}={list(numbers)}: expected whole numbers of at least 1")
-    config = evaluation_config(Agent(model, policy, recipe, overrides, seed), data="synthetic", limit=limit)
+    remote = Remote.named(base_url, api_key_env, tokenizer)
+    config = evaluation_config(Agent(model, policy, recipe, overrides, seed, remote), data="synthetic", limit=limit)
     source = build_source(config.data, split="eval")
     problems = source.problems(step=0, count=limit, size=chunks)
     counted, values, played = await _play(config, problems, progress or suitable_progress(quiet=quiet))

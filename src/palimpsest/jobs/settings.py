@@ -168,7 +168,7 @@ class Agent:
         changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
-                "model": base.model.model_copy(update={"path": self._model(_unsaid)}),
+                "model": base.model.model_copy(update={"path": self.model_name(_unsaid)}),
                 "data": base.data.model_copy(update={**data, "seed": self.seed}),
                 "seed": self.seed,
                 "cold_start": None,
@@ -181,7 +181,8 @@ class Agent:
         told = {**config.policy.options, **config.policy.eval_options}  # what is asked for here holds here
         return config.model_copy(update={"policy": PolicyConfig(name=config.policy.name, options=told)})
 
-    def _model(self, warn: Callable[[str], None]) -> str:
+    def model_name(self, warn: Callable[[str], None]) -> str:
+        """What `model` stands for: a folder, a hub id, or a name of the endpoint; `model_folder` has what it raises."""
         return model_folder(self.model, warn) if self.remote is None else os.fspath(self.model)
 
     def _wording(self, policy: str) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class Agent:
         """In words, what differs from the recipe or from the run that the model comes from, and which of its
         checkpoints are damaged; where the data that `config` plays were trained on, that too."""
         run, lines = _run_in(Path(self.model)), list[str]()
-        self._model(lines.append)
+        self.model_name(lines.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
             recipes = run_config(self.recipe).model.path
             if recipes != EMBEDDED:
