@@ -116,6 +116,8 @@ def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line:
     if "method" in parsed.params:
         resumed = parsed.params["resume"]  # the method's place then names a run
         recipe = None if resumed else f"{parsed.params['method'] or 'memagent'}-quickstart"
+    if (address := parsed.params.get("base_url")) is not None:
+        overrides = ["engine.name=endpoint", f"engine.url={address}", *overrides]
     load_recipe(recipe or "memagent-7b", overrides, read_files=False)  # the reader's own
 
 
