@@ -6,7 +6,7 @@ import pytest
 
 from palimpsest.reward.grader import METRICS, measure
 from palimpsest.text.answers import extract, last_box
-from support.hacking import ACCEPTED, HACKS, Hack, accepted_by, counts
+from support.hacking import ACCEPTED, HACKS, Hack, accepted_by, counts, rejections
 
 SAFE = ("boxed", "em")
 """Comparisons that no hack may pass: those to train with, but f1, which pays for a part of the words."""
@@ -62,3 +62,9 @@ def test_a_box_in_a_box_is_a_part_of_the_outer_one(text: str, answer: str) -> No
 def test_a_box_in_a_box_with_the_same_answer_is_right() -> None:
     for text in (r"\boxed{\boxed{Paris}}", r"\boxed{\text{\boxed{Paris}}}"):
         assert measure(text, ["Paris"])["boxed"] == 1
+
+
+def test_strictness_costs_right_answers_in_other_words_and_leniency_doesnt_save_them_all() -> None:
+    known = rejections()
+    assert known["boxed"] > known["sub_em"] > 0
+    assert known["boxed"] == known["em"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from palimpsest.reward.grader import METRICS, measure
+from palimpsest.reward.judge_set import known_answers
 
 PARIS, YEAR, NO, FIVE = ("Paris",), ("1984",), ("no",), ("5",)
 ACCEPTED = 0.5
@@ -106,12 +107,23 @@ def counts() -> dict[str, int]:
     return {name: sum(name in each for each in taken) for name in METRICS if name != "answered"}
 
 
+def rejections() -> dict[str, int]:
+    """Comparison to how many right answers in other words it doesn't accept: those that judges are measured on."""
+    right = [each for each in known_answers() if each.right]
+    graded = [measure(box(each.answer), each.golds) for each in right]
+    return {name: sum(values[name] < ACCEPTED for values in graded) for name in counts()}
+
+
 def table() -> str:
     """The table of docs/evaluation.md: what each comparison accepts, then which of them accept what."""
-    totals = "\n".join(f"| `{name}` | {count} of {len(HACKS)} |" for name, count in counts().items())
+    right, rejected = sum(each.right for each in known_answers()), rejections()
+    totals = "\n".join(
+        f"| `{name}` | {count} of {len(HACKS)} | {rejected[name]} of {right} |" for name, count in counts().items()
+    )
     rows = []
     for hack in HACKS:
         taken = accepted_by(hack)
         if taken:
             rows.append(f"| {hack.name} | {', '.join(f'`{name}`' for name in taken)} |")
-    return f"| metric | accepts |\n|---|---|\n{totals}\n\n| answer | accepted by |\n|---|---|\n" + "\n".join(rows)
+    head = "| metric | accepts | rejects, of right answers in other words |\n|---|---|---|\n"
+    return f"{head}{totals}\n\n| answer | accepted by |\n|---|---|\n" + "\n".join(rows)
