@@ -456,7 +456,9 @@ async def test_a_server_that_is_off_the_learner_after_new_weights_is_named(
     async with pool() as (sampler, [server]):
         await sampler.load_weights(Path("/weights/b"), 4, probe(off=rounding, dtype=dtype))
         assert (await sampler.generate(PROMPT, PARAMS)).policy_version == 4
-        with pytest.raises(SamplerError, match=rf"{server.url}: is {stale:.2g} nats a token off the learner"):
+        with pytest.raises(
+            SamplerError, match=rf"{server.url}: is {stale:.2g} nats a token off the learner: .*model.dtype={dtype}"
+        ):
             await sampler.load_weights(Path("/weights/c"), 5, probe(off=stale, dtype=dtype))
 
 

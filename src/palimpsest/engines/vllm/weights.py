@@ -61,7 +61,10 @@ def check_scores(now: Scored, before: Scored | None) -> None:
     WrongAnswer."""
     probe, scores = now
     if (off := _distance(probe.logprobs, scores)) > probe.tolerance:
-        raise WrongAnswer(f"is {off:.2g} nats a token off the learner: it samples from other weights than it was given")
+        raise WrongAnswer(
+            f"is {off:.2g} nats a token off the learner: it samples from other weights than it was given, or "
+            f"computes in another --dtype than model.dtype={probe.dtype}"
+        )
     if before is None or before[1] != scores:
         return
     if (moved := _distance(before[0].logprobs, probe.logprobs)) > probe.tolerance * _MOVED:
