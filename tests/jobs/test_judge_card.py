@@ -212,6 +212,9 @@ def test_a_judged_rescoring_shows_the_score_under_each_prompt(tmp_path: Path) ->
     assert told["scores"]["lenient"]["mean"] == 1.0
     assert told["card"]["prompts"][0]["prompt_sha256"] == prompt_sha256("default")
     assert "score by prompt: default 33.3, lenient 100.0, strict 33.3" in "\n".join(done.beside.told)
+    (note,) = [note for note in palimpsest.compare(folder, done.out).notes if "judge m" in note]
+    assert "false accepts" in note
+    assert note.endswith("score by prompt: default 33.3, lenient 100.0, strict 33.3")
 
 
 def test_an_evaluation_that_is_judged_makes_a_card_unless_switched_off(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -303,6 +303,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         if counts:
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
             yield f"{side.name}: {words} of {told['problems']}; not in its accuracy"
+    yield from (f"{side.name}: {side.judged}" for side in comparison.sides if side.judged)
     for name, pairing in comparison.pairings.items():
         if not pairing.problems:
             yield f"{name} and {first} have no graded problem in common: no difference can be told ({pairing.warning})"

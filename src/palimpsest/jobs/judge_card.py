@@ -146,13 +146,20 @@ async def card_of(config: JudgeConfig, folder: Path | None) -> JudgeCard:
 def read_card(path: Path) -> JudgeCard | None:
     """A card that was written; None if there is none, or none that can be read."""
     try:
-        values = json.loads(path.read_text("utf-8"))
+        return parsed_card(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def parsed_card(values: Any) -> JudgeCard | None:
+    """A card from what `to_json` gave; None for anything else."""
+    try:
         prompts = tuple(
             PromptCard(**{**each, **{name: Rate(**each[name]) for name in ("false_accepts", "false_rejects")}})
             for each in values["prompts"]
         )
         return JudgeCard(**{**values, "prompts": prompts})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (TypeError, KeyError):
         return None
 
 

@@ -23,6 +23,7 @@ from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, read_samples
 from palimpsest.jobs.evaluation_folder import SUMMARY
+from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
 
@@ -48,6 +49,9 @@ class Side:
 
     reward: RewardConfig | None
     """What graded it; None where that can't be told."""
+
+    judged: str | None
+    """How far its judge can be believed, in a sentence; None where no judge graded it, or no card was made."""
 
     @property
     def seeds(self) -> dict[str, Any]:
@@ -105,8 +109,26 @@ def _side(folder: Path, name: str) -> Side:
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
     return Side(
-        name, folder, tuple(samples.values()), unreadable, dict(_settings(folder)), _editions(folder), _reward(folder)
+        name=name,
+        folder=folder,
+        samples=tuple(samples.values()),
+        unreadable=unreadable,
+        settings=dict(_settings(folder)),
+        editions=_editions(folder),
+        reward=_reward(folder),
+        judged=_judged(folder),
     )
+
+
+def _judged(folder: Path) -> str | None:
+    """What the evaluation wrote down of its judge: its card, and the score under each prompt."""
+    told = _json(folder / SUMMARY).get("judge")
+    card = parsed_card(told.get("card")) if isinstance(told, dict) else None
+    if card is None or not isinstance(told, dict):
+        return None
+    scores = {name: score.get("mean") for name, score in told.get("scores", {}).items()}
+    shares = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in scores.items() if mean is not None)
+    return f"{'; '.join(line.strip() for line in card.told[:2])}; score by prompt: {shares or 'none'}"
 
 
 def _reward(folder: Path) -> RewardConfig | None:
