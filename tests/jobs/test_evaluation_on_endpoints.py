@@ -112,11 +112,11 @@ def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is
         down = everything + 1 + (everything - 1) // 2  # half-way through the second time
         server.fault = lambda number: reply(503) if number >= down else None
         said = palimpsest(*command(server, tiny_model_folder, out, *settings)).stderr.splitlines()
-        assert said[-1].startswith(f"error: {server.url}: down: 4 attempts in a row failed")
+        assert said[-1].startswith(f"error: {server.url}: down: 8 attempts in a row failed")
         kept, _ = read_samples(out / "samples.jsonl")
         assert 0 < sum(sample.value is not None for sample in kept) < 4
         assert all(sample.outcome == "sampler_failed" for sample in kept if sample.value is None)
-        assert len(server.asked) < down + 8
+        assert len(server.asked) < down + 12
         server.fault = lambda number: None
         assert palimpsest(*command(server, tiny_model_folder, out, *settings)).returncode == 0
     assert finished(out) == finished(whole)

@@ -4,22 +4,22 @@ Searches that wait for one another travel in one request (retrieval/coalesce.py)
 many queries, and what a request costs on both sides is paid once.
 
 Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
-busy (429, 5xx) is asked again after a pause that doubles, `attempts` times in all, then SearchError; an answer of the
-wrong shape, encoding or size and any other status are SearchError at once; one line each, the token in none of them.
+busy (429, 5xx) is asked again after a pause that doubles, or a longer one that it asks for, `attempts` times in all,
+then SearchError; an answer of the wrong shape, encoding or size and any other status are SearchError at once; one line
+each, the token in none of them.
 Not covered: use from several event loops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from palimpsest.endpoints import BadReply, Reply, check_address, post, redacted
+from palimpsest.endpoints import Again, BadReply, GaveUp, Reply, attempted, check_address, post, redacted, retry_after
 from palimpsest.errors import SearchError
 from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, check_token
@@ -73,26 +73,34 @@ class RemoteSearch:
     async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """One request, and again after a failure that may pass."""
         body = {"queries": list(queries), "topk": topk, "return_scores": True}
-        said = ""
-        for attempt in range(self._attempts):
-            if attempt:
-                await asyncio.sleep(min(self._pause * 2 ** (attempt - 1), _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
-            try:
-                async with asyncio.timeout(self._timeout):
-                    answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
-            except TimeoutError:
-                said = f"no answer within {self._timeout:g} s"
-            except httpx.TransportError as error:
-                said = str(error) or type(error).__name__
-            except (BadReply, httpx.RequestError) as error:
-                raise SearchError(f"{self.url}: {error or type(error).__name__}") from None
-            else:
-                if answer.status == 200:
-                    return self._hits(answer, len(queries))
-                said = f"status {answer.status}: {answer.quoted(200, self._token)}"
-                if answer.status != 429 and answer.status < 500:
-                    raise _RefusedError(f"{self.url}: {said}")
-        raise SearchError(f"{self.url}: gave up after {self._attempts} attempts: {said}; is the server running?")
+
+        async def once() -> list[list[Hit]]:
+            return self._hits(await self._sent(body), len(queries))
+
+        try:
+            return await attempted(
+                once, attempts=self._attempts, pause=self._pause, key=tuple(queries), longest=_LONGEST_PAUSE
+            )
+        except GaveUp as gave_up:
+            raise SearchError(f"{self.url}: {gave_up}; is the server running?") from None
+
+    async def _sent(self, body: Mapping[str, Any]) -> Reply:
+        """A reply of status 200. Raises Again, or SearchError where another attempt would bring the same."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
+        except TimeoutError:
+            raise Again(f"no answer within {self._timeout:g} s") from None
+        except httpx.TransportError as error:
+            raise Again(str(error) or type(error).__name__) from None
+        except (BadReply, httpx.RequestError) as error:
+            raise SearchError(f"{self.url}: {error or type(error).__name__}") from None
+        if answer.status == 200:
+            return answer
+        said = f"status {answer.status}: {answer.quoted(200, self._token)}"
+        if answer.status == 429 or answer.status >= 500:
+            raise Again(said, retry_after(answer.headers))
+        raise _RefusedError(f"{self.url}: {said}")
 
     def _hits(self, answer: Reply, count: int) -> list[list[Hit]]:
         try:

@@ -202,10 +202,10 @@ def test_trouble_that_stays_is_told_on_one_line(trouble: str, words: str, tiny_m
 def test_an_endpoint_that_stays_down_is_lost_for_all(tiny_model_folder: Path) -> None:
     server = Server(fault=lambda number: TROUBLE["broken"] if number >= PROBES else None)
     with endpoint_server(server):
-        engine = opened(server, tiny_model_folder, concurrency=2, patience_s=0.0, attempts=8)
-        with refusing(EngineError, server.url, "down: 4 attempts in a row failed", "status 500"):
+        engine = opened(server, tiny_model_folder, patience_s=0.0, attempts=20)
+        with refusing(EngineError, server.url, "down: 8 attempts in a row failed", "status 500"):
             asked(engine)
-    assert len(server.asked) == PROBES + 4
+    assert len(server.asked) == PROBES + 8
 
 
 def test_a_cancelled_request_is_closed(tiny_model_folder: Path) -> None:

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _REPLY_BYTES = 32 << 20
 _PAUSE_S = 0.5
+_IN_A_ROW = 8  # attempts that found nobody, over `patience_s` at the least: then it is down
 _KEPT_S = 4.0  # a connection that is kept: less than the 5 s after which common servers close theirs
 _TOO_LONG = re.compile(r"context[ _-]?(?:length|size|window)|maximum context|max_model_len", re.IGNORECASE)
 _NO_QUOTA = re.compile(r"insufficient[_ ]quota|billing", re.IGNORECASE)
@@ -75,7 +76,7 @@ class Client:
         self._config = config
         self._key = token_from(config.api_key_env, "engine.api_key_env")
         self._places = asyncio.Semaphore(config.concurrency)
-        self._breaker = Breaker(2 * config.concurrency, probe_s=float("inf"), patience_s=config.patience_s)
+        self._breaker = Breaker(_IN_A_ROW, probe_s=float("inf"), patience_s=config.patience_s)
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=None,  # the whole attempt is timed below; httpx would time each read

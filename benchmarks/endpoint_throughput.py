@@ -1,0 +1,190 @@
+"""An evaluation against an endpoint beside a bare load generator that sends the very same requests.
+
+    python benchmarks/endpoint_throughput.py --concurrency 256 --latency 1.0
+
+A server in a process of its own answers every completion `latency` seconds after it came, without computing anything,
+and keeps what it was asked. `palimpsest.evaluate` plays `overwrite` on synthetic documents against it; then asyncio and
+httpx alone send the same bodies, as many at once. Both are timed at the server, from the first request to the last
+reply; their rounds alternate, and the median of each counts. `ratio` is ours over theirs.
+
+Not covered: a server whose speed depends on what it is asked, which both would meet alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from palimpsest import evaluate
+
+REPLY = [5, 6, 7, 8, 9, 10, 11, 12]  # ids of every reply, which ends with the stop id
+STOP = 2
+
+
+@dataclass
+class Clock:
+    """What the server saw since it was last asked."""
+
+    begun: float = 0.0
+    ended: float = 0.0
+    bodies: list[bytes] = field(default_factory=list)
+
+
+# ---- the server -------------------------------------------------------------------------------------------------
+
+
+def serve(pipe: Connection, latency: float) -> None:
+    """Listen on loopback, tell the port, and give and forget a `Clock` for each word that comes."""
+    clock = Clock()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                body = await reader.readexactly(length)
+                writer.write(await answer(head.split(b" ", 2)[1], body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def answer(path: bytes, body: bytes) -> bytes:
+        if path == b"/v1/models":
+            return reply(200, {"data": [{"id": "m", "max_model_len": 8192}]})
+        if path != b"/v1/completions":
+            return reply(404, {})
+        asked = orjson.loads(body)
+        if asked["seed"]:  # not the word that an engine asks for when it is opened
+            clock.begun = clock.begun or time.perf_counter()
+            clock.bodies.append(body)
+        await asyncio.sleep(latency)
+        clock.ended = time.perf_counter()
+        ids = [*REPLY, STOP]
+        choice = {"text": "", "token_ids": ids, "prompt_token_ids": asked["prompt"], "finish_reason": "stop"}
+        choice["logprobs"] = {"token_logprobs": [-1.0] * len(ids)}
+        return reply(200, {"choices": [choice], "usage": {"prompt_tokens": len(asked["prompt"])}})
+
+    def told() -> None:
+        pipe.recv()
+        pipe.send((clock.begun, clock.ended, clock.bodies))
+        clock.begun, clock.bodies = 0.0, []
+
+    async def main() -> None:
+        listening = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=1024, limit=1 << 24)
+        pipe.send(listening.sockets[0].getsockname()[1])
+        asyncio.get_running_loop().add_reader(pipe.fileno(), told)
+        await listening.serve_forever()
+
+    asyncio.run(main())
+
+
+def reply(status: int, body: object) -> bytes:
+    content = orjson.dumps(body)
+    return b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n%b" % (status, len(content), content)
+
+
+@contextmanager
+def served(latency: float) -> Iterator[tuple[str, Connection]]:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, latency), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}/v1", ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def round_of(pipe: Connection) -> tuple[float, list[bytes]]:
+    """Requests a second since the last call, and their bodies."""
+    pipe.send("told")
+    begun, ended, bodies = pipe.recv()
+    return len(bodies) / (ended - begun), bodies
+
+
+# ---- the contestants --------------------------------------------------------------------------------------------
+
+
+def palimpsest_round(url: str, concurrency: int, episodes: int, chunks: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        evaluation = evaluate(
+            "m",
+            "synthetic",
+            base_url=url,
+            tokenizer="embedded",
+            overrides={"engine.concurrency": concurrency},
+            chunks=chunks,
+            limit=episodes,
+            out=Path(folder) / "out",
+            quiet=True,
+        )
+    assert not evaluation.ungraded, evaluation.commonest_reason
+
+
+def bare_round(url: str, concurrency: int, bodies: list[bytes]) -> None:
+    async def main() -> None:
+        waiting = iter([orjson.loads(body) for body in bodies])
+        limits = httpx.Limits(max_connections=concurrency)
+        async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+
+            async def worker() -> None:
+                for body in waiting:
+                    answer = await client.post(f"{url}/completions", json=body)
+                    assert answer.json()["choices"][0]["token_ids"]
+
+            await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+    asyncio.run(main())
+
+
+def measured(concurrency: int, latency: float, episodes: int, chunks: int, rounds: int) -> dict[str, Any]:
+    ours: list[float] = []
+    theirs: list[float] = []
+    with served(latency) as (url, pipe):
+        for _ in range(rounds):
+            palimpsest_round(url, concurrency, episodes, chunks)
+            rate, bodies = round_of(pipe)
+            ours.append(rate)
+            bare_round(url, concurrency, bodies)
+            rate, again = round_of(pipe)
+            assert sorted(again) == sorted(bodies), "the two sent other requests"
+            theirs.append(rate)
+    mine, bare = statistics.median(ours), statistics.median(theirs)
+    return {
+        "concurrency": concurrency,
+        "latency_s": latency,
+        "requests": len(bodies),
+        "palimpsest_per_s": round(mine, 1),
+        "bare_per_s": round(bare, 1),
+        "ratio": round(mine / bare, 3),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds until a completion is answered")
+    parser.add_argument("--episodes", type=int, default=512)
+    parser.add_argument("--chunks", type=int, default=8, help="paragraphs of a document, of which each read takes some")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    print(json.dumps(measured(**vars(options)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
