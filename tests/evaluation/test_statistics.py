@@ -128,8 +128,39 @@ def test_a_paired_interval_is_narrower_than_two_intervals_of_its_own() -> None:
     difference = paired(first, second)
     assert difference.mean == pytest.approx(sum(second) / 200 - sum(first) / 200)
     assert 0 < difference.low < difference.mean < difference.high
-    assert difference.high - difference.low < 0.5 * (wilson(100, 200)[1] - wilson(100, 200)[0])
+    assert difference.high - difference.low < 0.6 * (wilson(100, 200)[1] - wilson(100, 200)[0])
     assert (difference.test, difference.worse) == ("mcnemar", 0)
+
+
+def paired_coverage(n: int, gain: float, loss: float, interval: str, draws: int = 400) -> float:
+    """Share of evaluations of n problems, flipped so often each way, whose interval holds the true difference."""
+    rng, hits = random.Random(8), 0
+    for _ in range(draws):
+        first, second = [], []
+        for _ in range(n):
+            draw = rng.random()
+            first.append(float(gain <= draw < gain + loss or draw > 0.7))
+            second.append(float(draw < gain or draw > 0.7))
+        low, high = (
+            (paired(first, second).low, paired(first, second).high)
+            if interval == "paired"
+            else bootstrap([b - a for a, b in zip(first, second, strict=True)])
+        )
+        hits += low - 1e-12 <= gain - loss <= high + 1e-12
+    return hits / draws
+
+
+def test_the_interval_of_few_flips_covers_where_a_bootstraps_does_not() -> None:
+    assert paired_coverage(12, 0.15, 0.02, "paired") > 0.93
+    assert paired_coverage(12, 0.15, 0.02, "bootstrap") < 0.9
+    assert paired_coverage(60, 0.1, 0.1, "paired") > 0.93
+
+
+@pytest.mark.parametrize(("better", "n"), [(4, 12), (4, 40), (3, 200)])
+def test_four_flips_of_one_kind_are_no_difference_by_test_nor_interval(better: int, n: int) -> None:
+    difference = paired([0.0] * n, [1.0] * better + [0.0] * (n - better))
+    assert difference.p > 0.05
+    assert difference.low < 0 < difference.high
 
 
 def test_fractions_and_clusters_are_tested_by_the_bootstrap() -> None:

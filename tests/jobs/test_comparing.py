@@ -142,6 +142,12 @@ def test_folders_that_cannot_be_compared_are_refused_in_words(make: Any, message
         palimpsest.compare(*make(tmp_path))
 
 
+def test_the_table_names_its_sets_however_long_the_names_of_its_sides_are(tmp_path: Path, palimpsest: Run) -> None:
+    folders = [str(folder(tmp_path / name / ("long-name-" * 5), BEFORE, name="a set")) for name in "ab"]
+    done = palimpsest("compare", *folders)
+    assert len([line for line in done.stdout.splitlines() if line.startswith("a set")]) == 2
+
+
 def test_errata_give_both_figures_and_both_differences(tmp_path: Path, palimpsest: Run) -> None:
     """Of 4 problems one is left out and one gets the gold that only the second side answered."""
     a = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", 0.0), sample("p3", 0.0)]

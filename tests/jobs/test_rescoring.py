@@ -74,6 +74,7 @@ def test_a_rescoring_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None
     (pairing,) = comparison.pairings.values()
     assert [flip.id for flip in pairing.flips] == ["p0"]
     assert comparison.differs["reward.name"] == ("boxed", "sub_em")
+    assert not [key for key in comparison.differs if not key.startswith("reward.")]
     assert json.loads((done.out / IDENTITY).read_text("utf-8"))["rescored"]["samples_sha256"]
 
 

@@ -80,7 +80,10 @@ def _show(comparison: Comparison, flips: int) -> None:
     console = stdout()
     title = ", ".join(side.name for side in comparison.sides)
     rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
-    console.print(table(title, _COLUMNS, rows))
+    made = table(title, _COLUMNS, rows)
+    made.columns[0].min_width = min(30, max(len(row[0]) for row in rows))  # the name of a side gives way first
+    made.columns[1].no_wrap = False
+    console.print(made)
     for name, pairing in comparison.pairings.items():
         console.print(_told(name, comparison.sides[0].name, pairing), markup=False, highlight=False, soft_wrap=True)
     _show_corrected(comparison)

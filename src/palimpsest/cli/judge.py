@@ -119,7 +119,7 @@ def _show_card(card: JudgeCard) -> None:
     console = stdout()
     for line in card.told:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for each in card.prompts:
+    for each in card.prompts[:1]:  # of the others, --json and --out tell
         for kind, answers in each.accepted.items():
             console.print(f"  {each.prompt} accepted ({kind}): {' | '.join(answers)}", markup=False, highlight=False)
         if each.rejected:

@@ -5,6 +5,7 @@
     bootstrap           means of anything: percentile interval over resampled clusters (Efron 1979)
     cluster_error       standard error of a mean whose values come in clusters (Liang and Zeger 1986; Miller 2411.00640)
     paired              difference of two evaluations on the same problems, with its interval and p
+    paired_interval     right or wrong, pairwise: adjusted Wald interval of the difference (Bonett and Price 2012)
     mcnemar             right or wrong, pairwise: exact two-sided p of the flips (McNemar 1947)
 
 A cluster is what belongs together: several questions on one document, several samples of one problem. Its values
@@ -103,7 +104,7 @@ class Difference:
     mean: float
     low: float
     high: float
-    """Ends of the 95% interval: a paired bootstrap."""
+    """Ends of the 95% interval: Bonett and Price's where `test` is mcnemar, else a paired bootstrap."""
     p: float
     """Two-sided: how often chance alone would make a difference so large."""
     test: str
@@ -116,8 +117,9 @@ class Difference:
 def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters | None = None) -> Difference:
     """What the second evaluation has over the first; `first` and `second` are [N], of the same problems in one order.
 
-    Right-or-wrong values of independent problems are tested by McNemar's exact test; others by the share of
-    resampled differences on the other side of zero, doubled.
+    Right-or-wrong values of independent problems are tested by McNemar's exact test, with an interval that stays
+    sensible for few flips, where a bootstrap's is too narrow; others by the share of resampled differences on the other
+    side of zero, doubled.
 
     >>> difference = paired([0.0] * 8 + [1.0] * 2, [1.0] * 8 + [0.0] * 2)
     >>> difference.mean, difference.test, round(difference.p, 4), difference.better, difference.worse
@@ -125,16 +127,29 @@ def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters |
     """
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     change = two - one
-    means = _resampled_means(change, clusters)
-    low, high = (float(end) for end in np.quantile(means, (0.025, 0.975)))
     better, worse = int((change > 0).sum()), int((change < 0).sum())
     binary = bool(np.isin(np.concatenate([one, two]), (0.0, 1.0)).all())
     independent = clusters is None or len(set(clusters)) == len(change)
     if binary and independent:
-        p, test = mcnemar(better, worse), "mcnemar"
+        (low, high), p, test = paired_interval(better, worse, len(change)), mcnemar(better, worse), "mcnemar"
     else:
+        means = _resampled_means(change, clusters)
+        low, high = (float(end) for end in np.quantile(means, (0.025, 0.975)))
         p, test = _achieved_level(means), "bootstrap"
     return Difference(float(change.mean()), low, high, p, test, better, worse)
+
+
+def paired_interval(better: int, worse: int, n: int) -> tuple[float, float]:
+    """95% interval of the difference of two shares over the same n problems, from the flips each way.
+
+    Wald's with a flip added each way (Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37).
+
+    >>> [round(end, 3) for end in paired_interval(7, 1, 21)]
+    [0.013, 0.508]
+    """
+    gained, lost = (better + 1) / (n + 2), (worse + 1) / (n + 2)
+    spread = Z * math.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
+    return max(-1.0, gained - lost - spread), min(1.0, gained - lost + spread)
 
 
 def mcnemar(better: int, worse: int) -> float:

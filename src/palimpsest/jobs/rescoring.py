@@ -25,7 +25,7 @@ import yaml
 
 from palimpsest import files
 from palimpsest.config.load import Overrides, parse_config, split_overrides
-from palimpsest.config.reward import RewardConfig
+from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.errata import Errata, read_errata
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, encoded, read_samples, write_json
@@ -34,9 +34,8 @@ from palimpsest.jobs.beside import Beside, beside
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.jobs.regrading import UNSET_URL, check_regradable, regraded, summaries_by_set, with_judge_address
+from palimpsest.jobs.sides import RESCORED
 from palimpsest.jobs.table import Table
-
-RESCORED = "rescored"
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def _write(rescoring: Rescoring, folder: Path, identity: Mapping[str, Any]) -> N
     out = rescoring.out
     out.mkdir(parents=True, exist_ok=True)
     origin = {"samples_sha256": files.sha256(folder / SAMPLES)}
-    told = rescoring.reward.model_dump(mode="json", exclude={"judge": {"url", "api_key_env", "cache"}})
+    told = rescoring.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True})
     write_json(out / IDENTITY, {**identity, "reward": told, RESCORED: origin})
     files.write_file(out / SAMPLES, b"".join(map(encoded, rescoring.samples)))
     summary = {

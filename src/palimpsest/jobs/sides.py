@@ -27,6 +27,8 @@ from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
 
+RESCORED = "rescored"
+"""Key of an identity, and folder in an evaluation, of grades that were given later."""
 Folder = str | os.PathLike[str]
 _FOLLOW = ("weights", "model")
 """What differs between two runs of one configuration because their seeds do."""
@@ -146,11 +148,7 @@ def _reward(folder: Path) -> RewardConfig | None:
 
 def _editions(folder: Path) -> dict[str, str]:
     """As the evaluation wrote them down; of a rescoring, as the evaluation that it comes from did."""
-    summary = _json(folder / SUMMARY)
-    origin = summary.get("rescored_from")
-    if isinstance(origin, str) and "editions" not in summary:
-        summary = _json(folder.parent.parent / SUMMARY)
-    known = summary.get("editions")
+    known = _summary(folder).get("editions")
     return {str(file): str(digest) for file, digest in known.items()} if isinstance(known, dict) else {}
 
 
@@ -166,8 +164,9 @@ def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
     if (folder / CONFIG).is_file():
         yield from _run_settings(folder)
         return
-    yield from _leaves(_json(folder / IDENTITY), "")
-    model = _json(folder / SUMMARY).get("model")
+    identity = {key: value for key, value in _json(folder / IDENTITY).items() if key != RESCORED}
+    yield from _leaves(identity, "")
+    model = _summary(folder).get("model")
     if isinstance(model, str):
         yield "model", model
         run = next((each for each in _and_parents(Path(model)) if (each / CONFIG).is_file()), None)
@@ -185,6 +184,12 @@ def _run_settings(run: Path) -> Iterator[tuple[str, Any]]:
     except PalimpsestError:  # of another version: what it was configured as can't be told
         return
     yield from _leaves(values, "run")
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """What an evaluation wrote at its end; of a rescoring, what the evaluation did that it comes from."""
+    summary = _json(folder / SUMMARY)
+    return _json(folder.parent.parent / SUMMARY) if "rescored_from" in summary else summary
 
 
 def _json(path: Path) -> dict[str, Any]:
