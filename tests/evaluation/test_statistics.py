@@ -19,6 +19,7 @@ from palimpsest.evaluation.statistics import (
     clustered_wilson,
     mcnemar,
     paired,
+    sign_flip,
     wilson,
 )
 from palimpsest.evaluation.summary import score, summarise
@@ -163,21 +164,39 @@ def test_four_flips_of_one_kind_are_no_difference_by_test_nor_interval(better: i
     assert difference.low < 0 < difference.high
 
 
-def test_fractions_and_clusters_are_tested_by_the_bootstrap() -> None:
+def test_fractions_and_clusters_are_tested_by_flipping_signs() -> None:
     first, second = [0.0, 0.5] * 20, [0.5, 0.5] * 20
-    assert paired(first, second).test == "bootstrap"
+    assert paired(first, second).test == "sign_flip"
     assert paired(first, second).p < 0.01
     right = [1.0] * 40
-    assert paired([0.0, 1.0] * 20, right, [place // 4 for place in range(40)]).test == "bootstrap"
+    assert paired([0.0, 1.0] * 20, right, [place // 4 for place in range(40)]).test == "sign_flip"
     same = paired(first, first)
     assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
 
 
-def test_the_bootstraps_p_is_uniform_where_nothing_differs() -> None:
+def test_signs_are_flipped_as_a_plain_loop_flips_them() -> None:
+    rng = random.Random(6)
+    clusters = [place // 3 for place in range(30)]
+    change = [rng.choice((-1.0, 0.0, 0.25, 1.0)) for _ in clusters]
+    sums = [sum(c for c, own in zip(change, clusters, strict=True) if own == cluster) for cluster in range(10)]
+    totals = [
+        abs(sum(s * x for s, x in zip(signs, sums, strict=True))) for signs in itertools.product((1, -1), repeat=10)
+    ]
+    exact = sum(total >= abs(sum(sums)) - 1e-9 for total in totals) / len(totals)
+    assert sign_flip(change, clusters) == pytest.approx(exact, abs=1e-12)
+
+
+def test_drawn_signs_come_to_what_mcnemar_counts() -> None:
+    for better, worse in ((20, 8), (15, 15), (30, 9)):
+        p = sign_flip([1.0] * better + [-1.0] * worse)
+        assert p == pytest.approx(mcnemar(better, worse), abs=0.015)
+
+
+def test_p_is_uniform_where_nothing_differs() -> None:
     rng = np.random.default_rng(3)
-    ps = [paired(list(rng.random(40)), list(rng.random(40))).p for _ in range(200)]
-    assert 0.01 <= sum(p < 0.05 for p in ps) / 200 <= 0.1
-    assert 0.4 < sum(ps) / 200 < 0.6
+    ps = [paired(list(rng.random(40)), list(rng.random(40))).p for _ in range(150)]
+    assert 0.01 <= sum(p < 0.05 for p in ps) / 150 <= 0.1
+    assert 0.4 < sum(ps) / 150 < 0.6
 
 
 # ---- what belongs together ------------------------------------------------------------------------------------

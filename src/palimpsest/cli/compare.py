@@ -131,7 +131,7 @@ def _told(name: str, first: str, pairing: Pairing) -> str:
     if difference is None:
         return f"{name} less {first}: nothing to compare"
     mean, ends, p = _difference(difference)
-    tests = {"mcnemar": "McNemar's exact test", "bootstrap": "paired bootstrap"}
+    tests = {"mcnemar": "McNemar's exact test", "sign_flip": "sign flips"}
     return (
         f"{name} less {first}: {mean} points ({ends}) over {pairing.problems} problems, p {p} "
         f"({tests[difference.test]}); {difference.better} better, {difference.worse} worse"

@@ -6,6 +6,7 @@
     cluster_error       standard error of a mean whose values come in clusters (Liang and Zeger 1986; Miller 2411.00640)
     paired              difference of two evaluations on the same problems, with its interval and p
     paired_interval     right or wrong, pairwise: adjusted Wald interval of the difference (Bonett and Price 2012)
+    sign_flip           anything, pairwise: two-sided p by flipping the signs of clusters (Fisher 1935)
     mcnemar             right or wrong, pairwise: exact two-sided p of the flips (McNemar 1947)
 
 A cluster is what belongs together: several questions on one document, several samples of one problem. Its values
@@ -31,6 +32,8 @@ from palimpsest.seeding import derive_seed
 
 Z = 1.959964  # 95%
 RESAMPLES = 2000
+FLIPS = 10_000
+_ENUMERATED = 12  # clusters whose every pattern of signs is tried
 _BLOCK = 4_000_000  # draws held at once
 
 Floats = npt.NDArray[np.float64]
@@ -108,7 +111,7 @@ class Difference:
     p: float
     """Two-sided: how often chance alone would make a difference so large."""
     test: str
-    """mcnemar (exact), or bootstrap where values are fractions or problems come in clusters."""
+    """mcnemar (exact), or sign_flip where values are fractions or problems come in clusters."""
     better: int
     """Problems on which the second is worth more."""
     worse: int
@@ -118,8 +121,7 @@ def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters |
     """What the second evaluation has over the first; `first` and `second` are [N], of the same problems in one order.
 
     Right-or-wrong values of independent problems are tested by McNemar's exact test, with an interval that stays
-    sensible for few flips, where a bootstrap's is too narrow; others by the share of resampled differences on the other
-    side of zero, doubled.
+    sensible for few flips, where a bootstrap's is too narrow; others by flipping the signs of whole clusters.
 
     >>> difference = paired([0.0] * 8 + [1.0] * 2, [1.0] * 8 + [0.0] * 2)
     >>> difference.mean, difference.test, round(difference.p, 4), difference.better, difference.worse
@@ -135,7 +137,7 @@ def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters |
     else:
         means = _resampled_means(change, clusters)
         low, high = (float(end) for end in np.quantile(means, (0.025, 0.975)))
-        p, test = _achieved_level(means), "bootstrap"
+        p, test = sign_flip([float(each) for each in change], clusters), "sign_flip"
     return Difference(float(change.mean()), low, high, p, test, better, worse)
 
 
@@ -166,11 +168,27 @@ def mcnemar(better: int, worse: int) -> float:
     return min(1.0, 2 * ways / (1 << flips))
 
 
-def _achieved_level(means: Floats) -> float:
-    """Two-sided p from resampled differences [R]; never 0, as no finite number of draws shows that."""
-    draws = len(means)
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    return min(1.0, 2 * (tail + 1) / (draws + 1))
+def sign_flip(change: Sequence[float], clusters: Clusters | None = None) -> float:
+    """Two-sided p of a mean of paired differences [N]: how often it is as far from 0 if each cluster's sign were drawn.
+
+    Fisher's randomisation test (1935), over every pattern of signs where there are few clusters, else over `FLIPS`
+    drawn ones. It asks nothing of the differences but that either side could as well have been the other.
+
+    >>> sign_flip([1.0] * 5), sign_flip([1.0, -1.0]), sign_flip([0.0, 0.0])
+    (0.0625, 1.0, 1.0)
+    """
+    sums, _ = _by_cluster(np.asarray(change, dtype=np.float64), clusters)
+    sums = sums[sums != 0]
+    groups, extreme = len(sums), abs(sums.sum()) * (1 - 1e-12)  # equal sums may differ in their last bit
+    if groups <= _ENUMERATED:
+        patterns = (np.arange(1 << groups)[:, None] >> np.arange(groups)) & 1
+        return float((np.abs((2 * patterns - 1) @ sums) >= extreme).mean())
+    rng = np.random.default_rng(derive_seed("sign flip", groups))
+    rows, reached = max(1, _BLOCK // groups), 0
+    for begin in range(0, FLIPS, rows):
+        signs = 2 * rng.integers(2, size=(min(rows, FLIPS - begin), groups)) - 1
+        reached += int((np.abs(signs @ sums) >= extreme).sum())
+    return (reached + 1) / (FLIPS + 1)
 
 
 def _by_cluster(values: Floats, clusters: Clusters | None) -> tuple[Floats, Floats]:
