@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from palimpsest.reward.grader import METRICS, measure
+from palimpsest.reward.judge_set import JUDGE_SET
 from palimpsest.text.answers import extract, last_box
 from support.hacking import ACCEPTED, HACKS, Hack, accepted_by, counts, rejections
 
@@ -68,3 +69,18 @@ def test_strictness_costs_right_answers_in_other_words_and_leniency_doesnt_save_
     known = rejections()
     assert known["boxed"] > known["sub_em"] > 0
     assert known["boxed"] == known["em"]
+
+
+CONSTANTS = ("the", ".", "a", "yes", "no", "1", "it", "unknown", "I don't know", "Paris", "Yes or no", "x", "the city")
+
+
+def test_no_constant_answer_is_worth_anything_by_default_and_an_article_is_always_right_as_published() -> None:
+    """An agent that always says the same, over the questions that judges are measured on."""
+    golds = [asked.golds for asked in JUDGE_SET]
+
+    def score(metric: str, constant: str) -> float:
+        return sum(measure(f"\\boxed{{{constant}}}", each)[metric] for each in golds) / len(golds)
+
+    best = {name: max((score(name, constant), constant) for constant in CONSTANTS) for name in ("boxed", "em", "f1")}
+    assert all(share <= 1 / len(golds) for share, _ in best.values())  # "no" answers "Is a whale a fish?"
+    assert score("sub_em_either", "the") == 1.0
