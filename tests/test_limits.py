@@ -33,6 +33,7 @@ LONG = {
     "data.synthetic.make_problem": "one draw after the other, in an order that seeds depend on",
     "data.inspect.summarise": "a table of measures",
     "cli.ask.ask": "a command",
+    "cli.serve.serve": "a command",
     "rollout.episode.play": "half of it is what an episode depends on",
     "jobs.evaluation.evaluate_async": "half of it is the docstring of a public call",
     "jobs.probing.probe_async": "a third of it is the docstring of a public call",
@@ -45,6 +46,7 @@ WIDE = {
     "cli.evaluate.evaluate": "a command",
     "cli.probe.probe": "a command",
     "cli.retrieval.serve": "a command",
+    "cli.serve.serve": "a command",
     "cli.train.sft": "a command",
     "evaluation.run.evaluate": "keywords alone",
     "jobs.evaluation.evaluate_async": "a public call: keywords but two, each with a default",
@@ -54,6 +56,7 @@ WIDE = {
     "jobs.asking.ask_async": "a public call: keywords but three, each with a default",
     "jobs.playing.play_async": "a public call: keywords but two, each with a default",
     "jobs.quickstart.quickstart_async": "a public call: keywords but two, each with a default",
+    "rollout.episode.Recorder.__init__": "keywords alone: what one episode depends on, and who watches it",
     "rollout.episode.play": "keywords but the problem: what one episode depends on, and nothing else",
     "data.synthetic.make_problem": "keywords but three",
 }

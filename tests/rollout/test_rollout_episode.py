@@ -212,3 +212,45 @@ def test_a_piece_that_does_not_lie_in_the_prompt_is_a_failure_of_the_policy(span
     trajectory = episode(SeedSampler(), Misplaced())
     assert trajectory.outcome is Outcome.POLICY_FAILED
     assert "doesn't lie in a prompt of 2 tokens" in trajectory.events[0].detail["message"]
+
+
+def test_an_answer_is_told_token_by_token_and_once() -> None:
+    told = list[int]()
+    flaky = SeedSampler(fail=[SamplerError("reset")])
+    trajectory = episode(flaky, on_token=told.append)
+    assert trajectory.turns == episode(SeedSampler()).turns
+    assert told == list(trajectory.turns[1].completion.token_ids)
+
+
+def test_a_stream_that_breaks_in_the_middle_is_told_once() -> None:
+    class Breaks(SeedSampler):
+        breaks = 1
+
+        async def stream(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Any:
+            async for delta in super().stream(prompt_ids, params):
+                yield delta
+                if self.breaks:
+                    self.breaks -= 1
+                    raise SamplerError("reset")
+
+    told = list[int]()
+    trajectory = episode(Breaks(), on_token=told.append)
+    assert told == list(trajectory.turns[1].completion.token_ids)
+    assert [event.kind for event in trajectory.events].count("sampler_error") == 1
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_recorded_turns_are_not_sampled_again(taken: int) -> None:
+    whole, sampler = episode(SeedSampler()), SeedSampler()
+    told = list[int]()
+    again = episode(sampler, recorded=whole.turns[:taken], on_token=told.append)
+    assert again == whole
+    assert len(sampler.calls) == 2 - taken
+    assert told == list(whole.turns[1].completion.token_ids)
+
+
+def test_a_recorded_turn_of_another_prompt_is_sampled_anew() -> None:
+    whole, sampler = episode(SeedSampler()), SeedSampler()
+    other = replace(whole.turns[0], prompt_ids=(1, 2))
+    assert episode(sampler, recorded=[other]) == whole
+    assert len(sampler.calls) == 2

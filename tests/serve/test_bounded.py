@@ -20,7 +20,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 CHILD = """
 import resource, sys
 from palimpsest.serve.bounded import ConnectionLimits
-from palimpsest.serve.retrieval_server import Limits, RetrievalService, bound, serve
+from palimpsest.serve.http import bound
+from palimpsest.serve.retrieval_server import Limits, RetrievalService, serve
 from palimpsest.tools.search_tool import PassageIndex
 token, descriptors, seconds = sys.argv[1] or None, int(sys.argv[2]), float(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))

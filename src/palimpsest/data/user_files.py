@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 from palimpsest.config.extras import install_line
@@ -74,7 +75,15 @@ def read_files(paths: Sequence[str | os.PathLike[str]]) -> Document:
         raise DataError("no file was given; name one, a folder, or - for standard input")
     if named.count(STDIN) > 1:
         raise DataError("standard input (-) was named twice; it can be read once")
-    texts = [(name, text) for path in named for name, text in _texts(path)]
+    return document_of([(name, text) for path in named for name, text in _texts(path)])
+
+
+def document_of(texts: Sequence[tuple[str, str]]) -> Document:
+    """The document of (name, text) of one file or several. Raises DataError for one without text.
+
+    >>> document_of([("a", "One."), ("b", "Two.")]).text
+    'a\\nOne.\\n\\nb\\nTwo.'
+    """
     for name, text in texts:
         if not text.strip():
             raise DataError(f"{name}: holds no text{_SCANNED if name.endswith('.pdf') else ''}")
@@ -130,17 +139,17 @@ def _hides(folders: list[str]) -> bool:
 
 
 def _text(path: Path) -> str:
-    read = _READERS.get(path.suffix.lower(), _plain)
     try:
-        return read(path)
+        return text_of(path, path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
     except ValueError:  # a NUL byte in its name
         raise DataError(f"{str(path)!r}: no such file") from None
 
 
-def _plain(path: Path) -> str:
-    return _decoded(path, path.read_bytes())
+def text_of(path: Path, data: bytes) -> str:
+    """The text of a file that holds `data`, read as the ending of its name says. Raises DataError."""
+    return _READERS.get(path.suffix.lower(), _decoded)(path, data)
 
 
 def _decoded(path: Path, data: bytes) -> str:
@@ -211,9 +220,9 @@ def html_text(page: str) -> str:
 # --- JSON lines, PDF --------------------------------------------------------------------------------------------------
 
 
-def _rows(path: Path) -> str:
+def _rows(path: Path, data: bytes) -> str:
     passages = list[str]()
-    for number, line in enumerate(_plain(path).split("\n"), 1):
+    for number, line in enumerate(_decoded(path, data).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -228,23 +237,26 @@ def _rows(path: Path) -> str:
     return "\n\n".join(passages)
 
 
-def _pages(path: Path) -> str:
+def _pages(path: Path, data: bytes) -> str:
     if find_spec("pypdf") is None:
         raise DataError(f"{path}: PDF needs pypdf: {install_line('pdf')}")
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
 
-    path.stat()  # a file that isn't there is no damaged PDF
     try:
-        return "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+        return "\n\n".join(page.extract_text() for page in PdfReader(BytesIO(data)).pages)
     except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(f"{path}: can't be read as PDF ({type(error).__name__}: {str(error) or 'damaged'})") from None
 
 
-_READERS: dict[str, Callable[[Path], str]] = {
-    ".html": lambda path: html_text(_plain(path)),
-    ".htm": lambda path: html_text(_plain(path)),
-    ".xhtml": lambda path: html_text(_plain(path)),
+def _page(path: Path, data: bytes) -> str:
+    return html_text(_decoded(path, data))
+
+
+_READERS: dict[str, Callable[[Path, bytes], str]] = {
+    ".html": _page,
+    ".htm": _page,
+    ".xhtml": _page,
     ".jsonl": _rows,
     ".pdf": _pages,
 }

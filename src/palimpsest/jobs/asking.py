@@ -191,12 +191,12 @@ async def _answer(
     prepared = policy.prepare(problem, codec)
     sections = len(getattr(prepared, "chunks", ()))
     with progress.count("sections", max(sections, 1)) as tick:
-        watcher = _Watcher(codec, sections, on_memory, tick)
+        watcher = MemoryWatcher(codec, sections, on_memory, tick)
         trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=watcher.turn)
-    return _asked(agent.config, problem, document, trajectory, codec)
+    return asked_of(agent.config, problem, document, trajectory, codec)
 
 
-class _Watcher:
+class MemoryWatcher:
     """Tells of each memory as it is written."""
 
     def __init__(self, codec: Codec, sections: int, on_memory: OnMemory | None, tick: Callable[[int], None]) -> None:
@@ -216,7 +216,8 @@ class _Watcher:
             self._before = memory.text
 
 
-def _asked(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:
+def asked_of(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:
+    """What an episode came to, with the places in the document that its last memory is from."""
     texts = Texts(codec)
     memory = last_memory(trajectory, texts)
     sentences = list(dict.fromkeys(memory.sentences)) if memory is not None else []

@@ -9,6 +9,7 @@ Not covered: policies without these options, which are taken as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from palimpsest.config.load import load_recipe
@@ -41,6 +42,7 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
     return chosen
 
 
+@lru_cache(maxsize=64)
 def _small_options(name: str) -> dict[str, Any]:
     """Options of the first policy of this name in the small models' recipes."""
     for recipe in map(load_recipe, SMALL_RECIPES):

@@ -15,7 +15,8 @@ from palimpsest.progress.progress import Progress, Tick
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.search import check_token
-from palimpsest.serve.retrieval_server import RetrievalService, bound, check_host, serve
+from palimpsest.serve.http import bound, check_host
+from palimpsest.serve.retrieval_server import RetrievalService, serve
 
 BACKENDS = ("bm25", "dense")
 

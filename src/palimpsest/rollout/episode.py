@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.engines.protocol import Sampler
+from palimpsest.engines.protocol import CompletionDelta, Sampler
 from palimpsest.errors import EngineError, PromptTooLong, SamplerError, being_cancelled
 from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, What, told
 from palimpsest.memory.policy import Answered, MemoryPolicy
@@ -30,6 +30,9 @@ _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 
 OnTurn = Callable[[Turn, Sequence[Event]], None]
 """Is told of a turn once the next begins or the episode ends, with what happened since the turn before it."""
+OnToken = Callable[[int], None]
+"""Is told of each token of turns called answer as it is sampled; of a request that is tried again, once."""
+ANSWER = "answer"
 
 
 class Recorder:
@@ -45,8 +48,12 @@ class Recorder:
         retries: int = 2,
         roles: Roles | None = None,
         on_turn: OnTurn | None = None,
+        on_token: OnToken | None = None,
+        recorded: Sequence[Turn] = (),
     ) -> None:
-        """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: those its turns may have."""
+        """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: those its turns may have.
+        `recorded`: turns of the same episode that an earlier process took; those with the same prompt aren't sampled
+        again."""
         self.codec = codec
         self.max_context = sampler.max_context
         self.prepared: Any = None
@@ -59,6 +66,8 @@ class Recorder:
         self._retries = retries
         self._roles = roles or {}
         self._on_turn = on_turn
+        self._on_token = on_token
+        self._recorded = {turn.step: turn for turn in recorded}
         self._told = (0, 0)  # turns and events
         self._calls = 0
 
@@ -80,7 +89,14 @@ class Recorder:
             seed=derive_seed(*self._key, step),
         )
         prompt = tuple(prompt_ids)
-        completion = await self._sample(prompt, params, player.sampler or self._sampler)
+        on_token = self._on_token if name == ANSWER else None
+        known = self._recorded.get(step)
+        if known is not None and (known.name, known.role, known.prompt_ids) == (name, role, prompt):
+            completion = _checked(known.completion, params)
+            if on_token is not None:
+                _tell_each(completion.token_ids, on_token)
+        else:
+            completion = await self._sample(prompt, params, player.sampler or self._sampler, on_token)
         spans = spans_of(prompt_ids)
         self.turns.append(Turn(prompt, completion, step, name, notes, spans, role=role, trained=player.trained))
         return completion
@@ -98,16 +114,42 @@ class Recorder:
                 last = number == len(self.turns) - 1
                 self._on_turn(self.turns[number], self.events[events:] if last else [])
 
-    async def _sample(self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler) -> Completion:
+    async def _sample(
+        self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler, on_token: OnToken | None
+    ) -> Completion:
+        told = list[int]()  # a second attempt samples the same ones
         for attempt in range(self._retries + 1):
             try:
-                return _checked(await sampler.generate(prompt, params, session=self._session), params)
+                if on_token is None:
+                    completion = await sampler.generate(prompt, params, session=self._session)
+                else:
+                    deltas = sampler.stream(prompt, params, session=self._session)
+                    completion = await _streamed(deltas, told, on_token)
+                return _checked(completion, params)
             except SamplerError as error:
                 self.event(SamplerFailed(attempt, str(error)))
                 if attempt == self._retries:
                     raise
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _streamed(deltas: AsyncIterator[CompletionDelta], told: list[int], on_token: OnToken) -> Completion:
+    """What a stream comes to; `on_token` is told of tokens beyond those in `told`, which grows."""
+    seen = 0
+    async for delta in deltas:
+        if delta.completion is not None:
+            return delta.completion
+        seen += len(delta.token_ids)
+        new = delta.token_ids[-(seen - len(told)) :] if seen > len(told) else ()
+        told += new
+        _tell_each(new, on_token)
+    raise SamplerError("a stream ended without its completion")
+
+
+def _tell_each(token_ids: Sequence[int], on_token: OnToken) -> None:
+    for token in token_ids:
+        on_token(token)
 
 
 def _checked(completion: Completion, params: SamplingParams) -> Completion:
@@ -138,12 +180,14 @@ async def play(
     roles: Roles | None = None,
     prepare: Callable[[], Any] | None = None,
     on_turn: OnTurn | None = None,
+    on_token: OnToken | None = None,
+    recorded: Sequence[Turn] = (),
 ) -> Trajectory:
     """Play one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
     A request that fails with SamplerError is tried again `retries` times, with the same seed. `prepare` hands over, or
     raises, what came of the policy's `prepare`; None: it is called here. What `on_turn` raises ends the episode as a
-    failure of the policy.
+    failure of the policy. With `on_token` answers are streamed; `recorded` turns are taken as they are (see Recorder).
     """
     recorder = Recorder(
         sampler=sampler,
@@ -153,6 +197,8 @@ async def play(
         retries=retries,
         roles=roles,
         on_turn=on_turn,
+        on_token=on_token,
+        recorded=recorded,
     )
     prepare = prepare or partial(policy.prepare, problem, codec)
     answered = await _ending(problem, policy, recorder, prepare, timeout_s)

@@ -16,6 +16,7 @@ import logging
 import os
 import resource
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -58,6 +59,10 @@ class ConnectionLimits:
         return replace(self, connections=max(_FEWEST, min(self.connections, most - _RESERVE)))
 
 
+ErrorOf = Callable[[HTTPStatus, str], object]
+"""The JSON of an error, of its status and its line."""
+
+
 class _TooLarge(Exception):
     """Ends the parser."""
 
@@ -66,6 +71,11 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection; `with_limits` makes the class that uvicorn takes."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+
+    @staticmethod
+    def error_of(status: HTTPStatus, said: str) -> object:
+        """The JSON of an error."""
+        return {"error": said}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -177,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: HTTPStatus, said: str) -> None:
         """Say why and close; a request that is being answered is given up."""
         if self.cycle is None or self.cycle.response_complete:
-            body = orjson.dumps({"error": said})
+            body = orjson.dumps(self.error_of(status, said))
             head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\n"
             self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
             self._close()
@@ -189,9 +199,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start("write", self.limits.write_seconds)  # close waits for a client that doesn't read
 
 
-def with_limits(limits: ConnectionLimits) -> type[BoundedProtocol]:
-    """The protocol's class for `uvicorn.Config(http=...)`."""
-    return type("LimitedProtocol", (BoundedProtocol,), {"limits": limits.within_descriptors()})
+def with_limits(limits: ConnectionLimits, error_of: ErrorOf | None = None) -> type[BoundedProtocol]:
+    """The protocol's class for `uvicorn.Config(http=...)`; `error_of` gives the JSON of what is refused."""
+    form = {} if error_of is None else {"error_of": staticmethod(error_of)}
+    return type("LimitedProtocol", (BoundedProtocol,), {"limits": limits.within_descriptors(), **form})
 
 
 class AcceptErrors:

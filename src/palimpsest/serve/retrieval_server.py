@@ -16,33 +16,24 @@ requests to a server without a token.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
-import ipaddress
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import FrameType
 
 import orjson
-import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from palimpsest.errors import ConfigError
 from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, Index
-from palimpsest.runs.signals import SIGNALS, end_at_once
-from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, with_limits
+from palimpsest.serve.bounded import ConnectionLimits
 from palimpsest.serve.cache import BytesCache
+from palimpsest.serve.http import Guard, Refused, Server, body_of, json_response
 
 SWITCH_SECONDS = 0.0005
 """After so long a searching thread lets the event loop run; Python's own 5 ms would be added to every request."""
@@ -79,77 +70,42 @@ class Ask(BaseModel):
     return_scores: bool = False
 
 
-class Refused(Exception):
-    """A request that can't be answered."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class RetrievalService:
     """The routes and what they share. One event loop."""
 
     def __init__(self, index: Index, *, token: str | None = None, limits: Limits | None = None, topk: int = 5) -> None:
         self.limits = limits or Limits()
         self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
-        self._index, self._token, self._topk = index, token, topk
+        self._index, self._topk = index, topk
+        self._guard = Guard(token)
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
         self._searches = Coalescer(self._found, running=self.limits.threads, together=self.limits.together)
         self._waiting = 0
-        self._statuses: Counter[int] = Counter()
         self._queries, self._seconds = 0, 0.0
 
     def app(self) -> Starlette:
-        routes = (
-            ("/retrieve", "POST", self._retrieve),
-            ("/queue_status", "GET", self._queue_status),
-            ("/cache_status", "GET", lambda _: _json(self.cache.status())),
-            ("/cache_clear", "POST", lambda _: _json({"cleared": self.cache.clear()})),
-            ("/metrics", "GET", self._metrics),
+        return self._guard.app(
+            (
+                ("/retrieve", "POST", self._retrieve),
+                ("/queue_status", "GET", self._queue_status),
+                ("/cache_status", "GET", lambda _: json_response(self.cache.status())),
+                ("/cache_clear", "POST", lambda _: json_response({"cleared": self.cache.clear()})),
+                ("/metrics", "GET", self._metrics),
+            )
         )
-        app = Starlette(
-            routes=[Route(path, self._guarded(run), methods=[method]) for path, method, run in routes],
-            exception_handlers={HTTPException: self._no_route},
-        )
-        app.router.redirect_slashes = False
-        return app
-
-    async def _no_route(self, request: Request, error: Exception) -> Response:
-        def refuse(_: Request) -> Response:
-            assert isinstance(error, HTTPException)
-            said = f"allowed: {error.headers['Allow']}" if error.headers else "no such path"
-            raise Refused(error.status_code, f"{request.method} {request.scope['path']!r:.60}: {said}")
-
-        return await self._guarded(refuse)(request)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
-    def _guarded(self, run: Callable[[Request], object]) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
-            try:
-                self._check_token(request)
-                answer = run(request)
-                response = await answer if asyncio.iscoroutine(answer) else answer
-                assert isinstance(response, Response)
-            except Refused as refused:
-                response = _json({"error": str(refused)}, refused.status)
-            except ClientDisconnect:
-                response = Response(status_code=499)  # no one reads it; it is counted
-            self._statuses[response.status_code] += 1
-            return response
-
-        return handle
-
-    def _check_token(self, request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise Refused(401, "send the token of this server as 'Authorization: Bearer TOKEN'")
-
     async def _retrieve(self, request: Request) -> Response:
         began = time.perf_counter()
-        ask = self._parse(await self._body(request))
+        body = await body_of(
+            request,
+            most=self.limits.body_bytes,
+            seconds=self.limits.body_seconds,
+            advice="send fewer queries at a time",
+        )
+        ask = self._parse(body)
         topk = ask.topk or min(self._topk, self.limits.topk)
         answers = {query: self.cache.get((query, topk, ask.return_scores)) for query in ask.queries}
         missing = [query for query, answer in answers.items() if answer is None]
@@ -177,18 +133,6 @@ class RetrievalService:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, _answers, self._index, queries, topk)
 
-    async def _body(self, request: Request) -> bytes:
-        limit, body = self.limits.body_bytes, bytearray()
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > limit:
-                        raise Refused(413, f"the body exceeds {limit} bytes; send fewer queries at a time")
-        except TimeoutError:
-            raise Refused(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
-        return bytes(body)
-
     def _parse(self, body: bytes) -> Ask:
         try:
             ask = Ask.model_validate(orjson.loads(body))
@@ -212,10 +156,10 @@ class RetrievalService:
     def _queue_status(self, _: Request) -> Response:
         waiting = self._searches.waiting
         status = {"running": self._waiting - waiting, "waiting": waiting, "max_waiting": self.limits.waiting}
-        return _json(status)
+        return json_response(status)
 
     def _metrics(self, _: Request) -> Response:
-        lines = [f'retrieval_requests_total{{status="{code}"}} {n}' for code, n in sorted(self._statuses.items())]
+        lines = [f'retrieval_requests_total{{status="{code}"}} {n}' for code, n in sorted(self._guard.statuses.items())]
         lines += [
             f"retrieval_queries_total {self._queries}",
             f"retrieval_searches_total {self._searches.calls}",
@@ -226,75 +170,15 @@ class RetrievalService:
         return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-def check_host(host: str, token: str | None) -> None:
-    """Refuse an address that others can reach unless a token is asked for. Raises ConfigError."""
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not token:
-        raise ConfigError(f"--host {host}: others can reach this address; give --token, or serve 127.0.0.1")
-
-
-@contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket of that address, to have it before the index is built; no one can connect yet. Raises ConfigError."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with _refused_address(host, port):
-            taken.bind((host, port))
-        yield taken
-
-
 def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered. Raises ConfigError."""
-    host, port = taken.getsockname()[:2]
-    with _refused_address(host, port):
-        taken.listen(1024)
-    config = uvicorn.Config(
-        service.app(),
-        http=with_limits(service.limits.connection),
-        ws="none",
-        backlog=BACKLOG,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=10,
-    )
-    server = _Server(config)
+    server = Server(service.app(), taken, service.limits.connection)
     sys.setswitchinterval(SWITCH_SECONDS)
-    ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    ready(server.url)
     try:
-        server.run(sockets=[taken])
+        server.run_here()
     finally:
         service.close()
-
-
-@contextlib.contextmanager
-def _refused_address(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port}: can't listen there ({error.strerror}); free it or give another"
-        ) from None
-
-
-class _Server(uvicorn.Server):
-    """Ends by returning where uvicorn's own would raise the signal again."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(AcceptErrors())
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first lets running requests finish, the second ends the process at once."""
-        if self.should_exit:
-            end_at_once(sig)
-        self.should_exit = True
 
 
 def _answers(index: Index, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
@@ -307,7 +191,3 @@ def _answers(index: Index, queries: Sequence[str], topk: int) -> list[tuple[byte
 def _answer(hits: Sequence[Hit]) -> tuple[bytes, bytes]:
     scored = [{"document": hit.document, "score": hit.score} for hit in hits]
     return orjson.dumps(scored), orjson.dumps([{"document": hit.document} for hit in hits])
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")

@@ -1,0 +1,76 @@
+"""`palimpsest serve`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from palimpsest import __version__
+from palimpsest.errors import ConfigError
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="`embedded`, a run, which brings its configuration, a Hugging Face folder or hub id.")
+    ],
+    policy: Annotated[
+        str | None, typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the run's, else overwrite.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address; other than loopback needs --api-key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8400,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the key asked of every request.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder for files and episodes; default: palimpsest/serve in the user's state.")
+    ] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk: no /v1/files.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Episodes that may wait; beyond that requests get 429.")] = 256,
+    drain_seconds: Annotated[int, typer.Option(min=0, help="For running requests, once SIGTERM came.")] = 30,
+) -> None:
+    """Serve a memory agent to every client of OpenAI's interface, until SIGTERM.
+
+    A document of any length comes as a file of the message, by its id from /v1/files, as earlier messages, or in one
+    long message; the rule that was used stands in the reply.
+
+    \b
+    Examples:
+      palimpsest serve runs/quickstart
+      palimpsest serve Qwen/Qwen3-4B --policy recall --set chunk_size=4096 --port 8500
+      KEY=... palimpsest serve runs/first --host 0.0.0.0 --api-key-env KEY --store /var/lib/palimpsest
+    """
+    from palimpsest.jobs.serving import Service, default_store, serve_agent
+    from palimpsest.jobs.settings import Agent
+    from palimpsest.serve.agent.app import Limits
+    from palimpsest.serve.agent.episodes import Bounds
+
+    if no_store and store is not None:
+        raise ConfigError(f"--store {store}: --no-store keeps nothing; give one of the two")
+    token = None if api_key_env is None else os.environ.get(api_key_env)
+    if api_key_env is not None and not token:
+        raise ConfigError(
+            f"--api-key-env {api_key_env}: that environment variable is empty or isn't set; put the key there"
+        )
+    agent = Agent(model, policy, None, settings or [])
+    for line in agent.told():
+        typer.echo(f"note: {line}", err=True)
+    folder = None if no_store else store or default_store()
+    kept = "nothing is kept on disk" if folder is None else f"files and episodes are kept in {folder}"
+    limits = Limits(bounds=Bounds(running=concurrency, waiting=queue))
+    service = Service(host, port, token, folder, drain_seconds, limits)
+
+    def ready(url: str) -> None:
+        typer.echo(kept, err=True)
+        typer.echo(f"{model} at {url}/v1")
+        sys.stdout.flush()
+
+    serve_agent(agent.config({}), service, version=__version__, on_ready=ready)

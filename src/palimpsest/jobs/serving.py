@@ -1,0 +1,244 @@
+"""A memory agent as a service (serve/agent/): opened, asked by many at once, closed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from palimpsest.config.models import model_path
+from palimpsest.config.options import options_of
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.data.user_files import Document
+from palimpsest.errors import ConfigError
+from palimpsest.jobs.asking import MemoryChange, MemoryWatcher, asked_of
+from palimpsest.jobs.blocking import finish
+from palimpsest.jobs.budgets import fitted
+from palimpsest.jobs.composing import weights_fingerprint
+from palimpsest.jobs.open_agent import OpenAgent, with_agent
+from palimpsest.measures.texts import sentences
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import POLICIES, admit_all, build_policy, policy_class
+from palimpsest.retrieval.search import check_token
+from palimpsest.rollout.episode import play
+from palimpsest.rollout.failures import failure
+from palimpsest.serve.agent.agents import Agent, Card, Change, Draws, Plan, Told
+from palimpsest.serve.agent.app import AgentService, Limits
+from palimpsest.serve.agent.orders import plain_budget
+from palimpsest.serve.agent.plain import PlainChat
+from palimpsest.serve.agent.requests import openai_error
+from palimpsest.serve.agent.store import Store
+from palimpsest.serve.http import Server, bound, check_host
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem, Question, Trajectory
+
+MAIN = "palimpsest"
+"""The run's policy as a model's name; others are `palimpsest/POLICY`."""
+_TRIED = Problem("question", "Why?", (), "A text.")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where and for whom an agent is served, and what is kept."""
+
+    host: str = "127.0.0.1"
+    port: int = 8400
+    token: str | None = None
+    store: Path | None = None
+    """None: nothing is kept on disk."""
+    drain_seconds: int = 30
+    """For running requests, once a signal came."""
+    limits: Limits = field(default_factory=Limits)
+
+
+def default_store() -> Path:
+    """Of this user."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "palimpsest" / "serve"
+
+
+def serve_agent(config: RunConfig, service: Service, *, version: str, on_ready: Callable[[str], None]) -> None:
+    """Take the address, open the agent, serve until a signal; `on_ready` is told the address.
+
+    Raises ConfigError for an address, a token or a policy that can't be served, RunError for a store in use.
+    """
+    check_host(service.host, service.token, "--api-key-env NAME")
+    check_token(service.token, "--api-key-env")
+    if not policy_class(config.policy.name).reads_documents:
+        raise ConfigError(f"--policy {config.policy.name}: reads no documents; choose one that does, overwrite say")
+    with ExitStack() as stack:
+        taken = stack.enter_context(bound(service.host, service.port))
+        store = None if service.store is None else Store(service.store, service.limits.quota)
+        if store is not None:
+            stack.callback(store.close)
+            store.sweep()
+
+        async def work(opened: OpenAgent) -> None:
+            agents = Lending(ServedAgent(opened))
+            served = AgentService(agents, store, token=service.token, limits=service.limits, version=lambda: version)
+            server = Server(
+                served.app(),
+                taken,
+                service.limits.connection,
+                form=openai_error,
+                grace_seconds=service.drain_seconds,
+            )
+            on_ready(server.url)
+            await server.serve_here()
+            await served.episodes.drain()
+
+        finish(lambda: with_agent(config, work))
+
+
+class Lending:
+    """One agent for all requests."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.current = agent
+        self.leases: Counter[int] = Counter()
+        """How many use an agent, by its identity."""
+
+    def lease(self) -> Lease:
+        return Lease(self, self.current)
+
+
+class Lease:
+    """An agent in use."""
+
+    def __init__(self, lending: Lending, agent: Agent) -> None:
+        self._lending, self._agent = lending, agent
+        lending.leases[id(agent)] += 1
+
+    async def __aenter__(self) -> Agent:
+        return self._agent
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lending.leases[id(self._agent)] -= 1
+
+
+class ServedAgent:
+    """An open agent, and every policy that its weights allow."""
+
+    def __init__(self, opened: OpenAgent) -> None:
+        """Raises ConfigError if its own policy doesn't fit the window."""
+        self._opened, self._config = opened, opened.config
+        self._policies: dict[str, PolicyConfig] = {MAIN: self._config.policy}
+        self._policies |= {
+            f"{MAIN}/{name}": self._config.policy if name == self._config.policy.name else PolicyConfig(name=name)
+            for name, cls in POLICIES.items()
+            if cls.reads_documents
+        }
+        self._fitted(self._policies[MAIN], _TRIED, None)
+
+    @property
+    def codec(self) -> Codec:
+        return self._opened.engine.codec
+
+    @property
+    def window(self) -> int:
+        return self._opened.engine.sampler.max_context
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the weights' files; of a model of the hub its name."""
+        return weights_fingerprint(model_path(self._config.model)) or self._config.model.path
+
+    @property
+    def draws(self) -> Draws:
+        return Draws(self._config.eval_sampling, self._config.seed)
+
+    @cached_property
+    def cards(self) -> Mapping[str, Card]:
+        """Of the policies that fit the window."""
+        cards = dict[str, Card]()
+        for name, config in self._policies.items():
+            try:
+                cards[name] = self._card(name, self._fitted(config, _TRIED, None), config.name)
+            except ConfigError:
+                continue  # its budgets are beyond this window
+        return cards
+
+    def settings(self, model: str) -> str:
+        return self._policies[model].model_dump_json()
+
+    def plan(
+        self, model: str, questions: Sequence[str], document: Document | None, instructions: str, limit: int | None
+    ) -> Plan:
+        asked = [Question(each, ()) for each in questions]
+        if document is None:
+            chat = PlainChat(answer_tokens=plain_budget(self.window, limit), instructions=instructions)
+            problem = Problem.asking("question", asked)
+            prompt, _ = chat.prompt(problem.question, self.codec)
+            return Plan(problem, chat, None, 0, len(prompt))
+        problem = Problem.asking("question", asked, document.text)
+        policy = self._fitted(self._policies[model], problem, limit)
+        prepared = policy.prepare(problem, self.codec)
+        chunks = getattr(prepared, "chunks", ())
+        read = sum(map(len, chunks)) if chunks else len(self.codec.encode(document.text))
+        return Plan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
+
+    async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory:
+        watcher = MemoryWatcher(self.codec, plan.sections, lambda change: told.change(_change(change)), lambda _: None)
+
+        def on_turn(turn: Any, events: Any) -> None:
+            told.turn(turn)
+            watcher.turn(turn, events)
+
+        return await play(
+            plan.problem,
+            policy=plan.policy,
+            sampler=self._opened.engine.sampler,
+            codec=self.codec,
+            sampling=draws.sampling,
+            key=(draws.seed, "ask"),
+            group_id="ask",
+            rollout=0,
+            timeout_s=timeout_s,
+            roles=self._opened.cast.roles,
+            prepare=lambda: plan.prepared,
+            on_turn=on_turn,
+            on_token=told.token,
+            recorded=told.recorded,
+        )
+
+    def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
+        read = document or Document("", ())
+        if document is None:
+            return {"quotes": [], "unsupported": [], "failure": failure(trajectory)}
+        asked = asked_of(self._config, plan.problem, read, trajectory, self.codec)
+        told = asked.to_json()
+        kept = ("answer", "answers", "quotes", "unsupported")
+        return {name: told[name] for name in kept if name in told} | {"failure": asked.failure}
+
+    def _fitted(self, config: PolicyConfig, problem: Problem, limit: int | None) -> MemoryPolicy:
+        """The policy with budgets for this window; an answer has at most `limit` tokens."""
+        chosen = fitted(config, problems=[problem], codec=self.codec, max_context=self.window)
+        option = options_of(policy_class(config.name)).get("answer_tokens")
+        if limit is not None and option is not None:
+            budget = min(limit, int(chosen.options.get("answer_tokens", option.default)))
+            chosen = PolicyConfig(name=chosen.name, options={**chosen.options, "answer_tokens": budget})
+        policy = build_policy(chosen)
+        admit_all(policy, [problem], self.codec, self.window)
+        return policy
+
+    def _card(self, name: str, policy: MemoryPolicy, kind: str) -> Card:
+        chunk = getattr(policy, "chunk_size", None)
+        longest = None if chunk is not None else self.window
+        return Card(name, kind, self.window, chunk, getattr(policy, "memory_tokens", None), longest)
+
+
+def _change(change: MemoryChange) -> Change:
+    before, after = sentences(change.before), sentences(change.memory)
+    return Change(
+        change.turn + 1,
+        change.turns,
+        tuple(each for each in after if each not in before),
+        tuple(each for each in before if each not in after),
+    )

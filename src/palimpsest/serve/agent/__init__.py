@@ -1,0 +1,1 @@
+"""A memory agent behind an OpenAI-compatible server."""

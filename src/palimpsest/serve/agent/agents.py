@@ -1,0 +1,126 @@
+"""What the server knows of the agent behind it; jobs/serving.py gives one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.data.user_files import Document
+from palimpsest.rollout.episode import OnToken
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A policy as a model that can be asked."""
+
+    id: str
+    policy: str
+    window: int
+    """Tokens of one prompt and its completion."""
+    chunk_size: int | None
+    """Tokens of a section; None: it reads in one call."""
+    memory_tokens: int | None
+    max_model_len: int | None
+    """Tokens of the longest document; None: only the body's limit bounds it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a section did to the memory."""
+
+    section: int
+    """From 1."""
+    sections: int
+    """0: not known."""
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An episode that can begin: it fits."""
+
+    problem: Problem
+    policy: Any
+    prepared: Any
+    sections: int
+    prompt_tokens: int
+    """Of document, instructions and questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What decides on an episode's tokens, beside its model and its input."""
+
+    sampling: SamplingConfig
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told, and what is known already."""
+
+    turn: Callable[[Turn], None]
+    change: Callable[[Change], None]
+    token: OnToken | None
+    recorded: Sequence[Turn] = ()
+
+
+class Agent(Protocol):
+    """Weights, and policies that play on them."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights."""
+        ...
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def cards(self) -> Mapping[str, Card]:
+        """By the name that clients ask for; the first is the run's policy."""
+        ...
+
+    @property
+    def draws(self) -> Draws:
+        """Where a request says nothing."""
+        ...
+
+    def settings(self, model: str) -> str:
+        """The policy and its options, as text: a part of what makes two episodes the same."""
+        ...
+
+    def plan(
+        self, model: str, questions: Sequence[str], document: Document | None, instructions: str, limit: int | None
+    ) -> Plan:
+        """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError. Called on a thread."""
+        ...
+
+    async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
+
+    def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
+        """`answer`, `quotes`, `unsupported`, `failure`. Called on a thread."""
+        ...
+
+
+class Agents(Protocol):
+    """Where agents come from: the same for all requests, or the newest of a run that goes on."""
+
+    @property
+    def current(self) -> Agent: ...
+
+    def lease(self) -> AbstractAsyncContextManager[Agent]:
+        """The current agent, which stays open from this call on until it is given back."""
+        ...

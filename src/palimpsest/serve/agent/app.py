@@ -1,0 +1,143 @@
+"""The agent server: OpenAI's interface over a memory agent, and its limits.
+
+    POST /v1/chat/completions           GET /v1/models  /v1/episodes/ID     DELETE /v1/episodes/ID
+    POST GET /v1/files                  GET DELETE /v1/files/ID             GET /v1/files/ID/content
+    POST /tokenize                      GET /health  /ready  /version  /metrics (Prometheus text)
+
+Guaranteed: what serve/http.py and serve/bounded.py do; every error is OpenAI's error object; bodies, files, their sum,
+episodes that run and that wait are bounded; what a client sends never becomes a control token, a path or an address
+that is asked for.
+Not covered: TLS; shares of the places between clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import Field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from palimpsest.serve.agent.agents import Agents
+from palimpsest.serve.agent.chat import Chat
+from palimpsest.serve.agent.episodes import Bounds, Episodes
+from palimpsest.serve.agent.orders import Orders, check_model, needed
+from palimpsest.serve.agent.requests import Strict, checked, json_object, openai_error
+from palimpsest.serve.agent.store import Quota, Store
+from palimpsest.serve.agent.uploads import Files
+from palimpsest.serve.bounded import ConnectionLimits
+from palimpsest.serve.http import Guard, Refused, body_of, json_response
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server takes at most."""
+
+    body_bytes: int = 64 << 20
+    body_seconds: float = 300.0
+    """For a body to arrive whole."""
+    file_bytes: int = 1 << 30
+    silence_seconds: float = 30.0
+    """Between two pieces of a file that is sent."""
+    bounds: Bounds = field(default_factory=Bounds)
+    quota: Quota = field(default_factory=Quota)
+    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+class TokenizeBody(Strict):
+    model: str | None = None
+    prompt: str = Field()
+
+
+class AgentService:
+    """The routes and what they share. One event loop."""
+
+    def __init__(
+        self, agents: Agents, store: Store | None, *, token: str | None, limits: Limits, version: Callable[[], str]
+    ) -> None:
+        self.agents, self.store, self.limits = agents, store, limits
+        self.episodes = Episodes(agents, store, limits.bounds)
+        self._version = version
+        self._guard = Guard(token, form=openai_error, pages=False)
+        self._orders = Orders(agents, self.episodes, store)
+        self._chat = Chat(self._orders, self.episodes, self._body, lambda: agents.current.fingerprint)
+        self._files = Files(store, file_bytes=limits.file_bytes, silence_s=limits.silence_seconds)
+
+    def app(self) -> Starlette:
+        files = self._files
+        return self._guard.app(
+            (
+                ("/v1/chat/completions", "POST", self._chat.completions),
+                ("/v1/models", "GET", self._models),
+                ("/v1/models/{model:path}", "GET", self._model),
+                ("/v1/files", "POST", files.create),
+                ("/v1/files", "GET", files.list),
+                ("/v1/files/{file_id}", "GET", files.get),
+                ("/v1/files/{file_id}", "DELETE", files.delete),
+                ("/v1/files/{file_id}/content", "GET", files.content),
+                ("/v1/episodes/{episode}", "GET", self._episode),
+                ("/v1/episodes/{episode}", "DELETE", self._forget),
+                ("/tokenize", "POST", self._tokenize),
+                ("/health", "GET", lambda _: json_response({"status": "ok"})),
+                ("/ready", "GET", lambda _: json_response({"status": "ready"})),
+                ("/version", "GET", lambda _: json_response({"version": self._version()})),
+                ("/metrics", "GET", self._metrics),
+            )
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        limits = self.limits
+        advice = "send the document as a file, by POST /v1/files"
+        return await body_of(request, most=limits.body_bytes, seconds=limits.body_seconds, advice=advice)
+
+    def _models(self, _: Request) -> Response:
+        return json_response({"object": "list", "data": [self._shown(name) for name in self.agents.current.cards]})
+
+    def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        check_model(self.agents.current, name)
+        return json_response(self._shown(name))
+
+    def _shown(self, name: str) -> dict[str, object]:
+        agent = self.agents.current
+        card = agent.cards[name].to_json()
+        longest = card.pop("max_model_len") or self.limits.body_bytes  # a token is a byte at the least
+        own = {name: value for name, value in card.items() if name != "id"} | {"fingerprint": agent.fingerprint}
+        facts = {"id": name, "object": "model", "created": 0, "owned_by": "palimpsest"}
+        return {**facts, "max_model_len": longest, "palimpsest": own}
+
+    def _episode(self, request: Request) -> Response:
+        name = request.path_params["episode"]
+        if (found := needed(self.store).record(name)) is None:
+            raise Refused(404, f"episode {name!r:.60}: nothing is kept of it", code="not_found")
+        return json_response({**found, "running": self.episodes.get(name) is not None})
+
+    def _forget(self, request: Request) -> Response:
+        name = request.path_params["episode"]
+        if self.episodes.get(name) is not None:
+            raise Refused(409, f"episode {name}: it runs; delete it when it has ended", code="running")
+        needed(self.store).forget(name)
+        return json_response({"id": name, "object": "episode", "deleted": True})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = checked(TokenizeBody, json_object(await self._body(request)))
+        agent = self.agents.current
+        ids = agent.codec.encode(body.prompt)
+        return json_response({"count": len(ids), "max_model_len": agent.window, "tokens": ids})
+
+    def _metrics(self, _: Request) -> Response:
+        counts, episodes = self.episodes.counts, self.episodes
+        lines = [
+            f'palimpsest_requests_total{{status="{code}"}} {n}' for code, n in sorted(self._guard.statuses.items())
+        ]
+        lines += [
+            f'palimpsest_episodes_total{{outcome="{name.removeprefix("outcome:")}"}} {n}'
+            for name, n in sorted(counts.items())
+            if name.startswith("outcome:")
+        ]
+        lines += [f"palimpsest_episodes_{name}_total {counts[name]}" for name in ("begun", "joined", "stored")]
+        lines += [f"palimpsest_{name}_total {counts[name]}" for name in ("turns", "tokens_in", "tokens_sampled")]
+        lines += [f"palimpsest_episodes_running {episodes.running}", f"palimpsest_episodes_waiting {episodes.waiting}"]
+        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")

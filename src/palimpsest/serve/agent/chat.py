@@ -1,0 +1,146 @@
+"""POST /v1/chat/completions, whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from palimpsest.serve.agent.episodes import SILENCE_S, Episode, Episodes
+from palimpsest.serve.agent.orders import Orders
+from palimpsest.serve.agent.requests import Ask, chat_ask, openai_error
+from palimpsest.serve.http import Refused, json_response
+
+ReadBody = Callable[[Request], Any]
+SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Proxies are to hand on each event at once."""
+
+
+class Chat:
+    """The route and what it needs."""
+
+    def __init__(self, orders: Orders, episodes: Episodes, read: ReadBody, fingerprint: Callable[[], str]) -> None:
+        self._orders, self._episodes, self._read, self._fingerprint = orders, episodes, read, fingerprint
+
+    async def completions(self, request: Request) -> Response:
+        body = await self._read(request)
+        ask = chat_ask(body)
+        episode = self._episodes.begin(await self._orders.of(ask, body, request.headers))
+        facts = {
+            "id": f"chatcmpl-{secrets.token_hex(16)}",
+            "created": int(time.time()),
+            "model": ask.model,
+            "system_fingerprint": self._fingerprint(),
+        }
+        if ask.stream:
+            events = self._events(ask, episode, {**facts, "object": "chat.completion.chunk"})
+            return StreamingResponse(events, media_type="text/event-stream", headers=SSE)
+        result = await ended_or_gone(request, episode, self._episodes)
+        if (failed := failure_of(result)) is not None:
+            raise failed
+        message = {"role": "assistant", "content": result["content"], "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
+        whole = {"object": "chat.completion", "choices": [choice], "usage": usage(result), "metadata": ask.metadata}
+        return json_response({**facts, **whole, "palimpsest": own_facts(episode, result)})
+
+    async def _events(self, ask: Ask, episode: Episode, facts: dict[str, Any]) -> AsyncIterator[bytes]:
+        usage_key = {"usage": None} if ask.include_usage else {}
+
+        def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+            return event({**facts, "choices": [choice], **usage_key, **more})
+
+        self._episodes.join(episode)
+        try:
+            yield chunk({"role": "assistant", "content": ""})
+            async for kind, text in timely(episode, ask.own.progress):
+                if kind == "comment":
+                    yield f": {text}\n\n".encode()
+                else:
+                    yield chunk({"content": text} if kind == "content" else {"reasoning_content": text})
+            result = await episode.ended()
+            if (failed := failure_of(result)) is not None:
+                yield event(openai_error(failed))
+            else:
+                yield chunk({}, result["finish_reason"], palimpsest=own_facts(episode, result))
+                if ask.include_usage:
+                    yield event({**facts, "choices": [], "usage": usage(result)})
+            yield b"data: [DONE]\n\n"
+        finally:
+            self._episodes.leave(episode)
+
+
+def event(value: object) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+async def timely(episode: Episode, progress: bool) -> AsyncIterator[tuple[str, str]]:
+    """An episode's news, and a `comment` wherever nothing else was to be told for a while."""
+    told = time.monotonic()
+    async for news in episode.follow():
+        if news is not None and (progress or news[0] == "content"):
+            yield news
+        elif time.monotonic() - told >= SILENCE_S:
+            yield "comment", f"reading {episode.place}" if episode.place else "waiting"
+        else:
+            continue
+        told = time.monotonic()
+
+
+async def ended_or_gone(request: Request, episode: Episode, episodes: Episodes) -> dict[str, Any]:
+    """How an episode ended. Raises ClientDisconnect if the client leaves before."""
+    episodes.join(episode)
+    ended, gone = asyncio.create_task(episode.ended()), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if episode.result is None:
+            raise ClientDisconnect
+        return episode.result
+    finally:
+        ended.cancel()
+        gone.cancel()
+        episodes.leave(episode)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+FAILURES: dict[str, tuple[int, str | None]] = {
+    "refused": (400, "invalid_value"),
+    "out_of_context": (400, "context_length_exceeded"),
+    "empty_context": (400, "invalid_document"),
+    "timed_out": (504, "timed_out"),
+    "sampler_failed": (503, "engine_failed"),
+    "cancelled": (503, "cancelled"),
+    "policy_failed": (500, "policy_failed"),
+}
+"""Outcomes that are errors: status and code."""
+
+
+def failure_of(result: dict[str, Any]) -> Refused | None:
+    """What an episode without an answer is told as; None where there is one."""
+    status, code = FAILURES.get(result["outcome"], (200, None))
+    if status == 200:
+        return None
+    headers = {"Retry-After": "5"} if status == 503 else {}
+    return Refused(status, result.get("failure") or f"no answer: {result['outcome']}", code=code, headers=headers)
+
+
+def usage(result: dict[str, Any]) -> dict[str, int]:
+    read, said = result["prompt_tokens"], result["completion_tokens"]
+    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+
+
+def own_facts(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
+    """What OpenAI's interface has no place for."""
+    names = ("outcome", "turns", "tokens_in", "tokens_sampled", "answer", "answers", "quotes", "unsupported")
+    told = {name: result[name] for name in names if name in result}
+    return {"episode": episode.id, "input": str(episode.order.input.rule), **told, "stored": episode.stored}

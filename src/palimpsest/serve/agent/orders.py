@@ -1,0 +1,111 @@
+"""From what a client asks to an episode that can be played: its model, its input, its draws."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.data.user_files import text_of
+from palimpsest.errors import DataError
+from palimpsest.serve.agent.agents import Agent, Agents, Draws
+from palimpsest.serve.agent.episodes import Episodes, Order, request_key
+from palimpsest.serve.agent.inputs import Input, input_of, shown_name
+from palimpsest.serve.agent.plain import PlainChat
+from palimpsest.serve.agent.requests import Ask, FilePart
+from palimpsest.serve.agent.store import Store
+from palimpsest.serve.http import Refused
+
+
+def plain_budget(window: int, limit: int | None) -> int:
+    """Tokens of an answer without a document: what is asked for, at most a quarter of the window where nothing is.
+
+    >>> plain_budget(2048, None), plain_budget(2048, 64), plain_budget(100_000, None)
+    (512, 64, 1024)
+    """
+    return limit if limit is not None else max(1, min(1024, window // 4))
+
+
+class Orders:
+    """Makes orders of requests."""
+
+    def __init__(self, agents: Agents, episodes: Episodes, store: Store | None) -> None:
+        self._agents, self._episodes, self._store = agents, episodes, store
+
+    async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str], *, background: bool = False) -> Order:
+        """Raises Refused."""
+        agent = self._agents.current
+        check_model(agent, ask.model)
+        given = await asyncio.to_thread(self._input, ask, agent)
+        key = headers.get("idempotency-key")
+        request = request_key("key", key) if key else request_key(await asyncio.to_thread(_digest, body))
+        again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0
+        return Order(
+            model=ask.model,
+            input=given,
+            draws=self._draws(ask, agent, request if again else None),
+            answer_tokens=ask.answer_tokens,
+            stops=ask.stop,
+            request=request,
+            background=background,
+        )
+
+    def _draws(self, ask: Ask, agent: Agent, known: str | None) -> Draws:
+        usual = agent.draws
+        sampling = SamplingConfig(
+            temperature=usual.sampling.temperature if ask.temperature is None else ask.temperature,
+            top_p=usual.sampling.top_p if ask.top_p is None else ask.top_p,
+        )
+        if ask.seed is not None:
+            return Draws(sampling, ask.seed)
+        if sampling.temperature == 0:
+            return Draws(sampling, usual.seed)
+        before = None if known is None else self._episodes.of_request(known)
+        return Draws(sampling, secrets.randbits(62) if before is None else int(before["seed"]))
+
+    def _input(self, ask: Ask, agent: Agent) -> Input:
+        def fits(text: str) -> bool:
+            instructions = "\n\n".join(each.text for each in ask.messages if each.role in ("system", "developer"))
+            prompt, _ = PlainChat(instructions=instructions.strip()).prompt(text, agent.codec)
+            return len(prompt) + plain_budget(agent.window, ask.answer_tokens) <= agent.window
+
+        return input_of(ask, self._text, fits)
+
+    def _text(self, part: FilePart) -> tuple[str, str]:
+        if part.data is not None:
+            name, data = shown_name(part.name), part.data
+        else:
+            facts = needed(self._store).file(part.file_id or "")
+            name = facts["filename"]
+            try:
+                data = needed(self._store).blob(facts["sha256"]).read_bytes()
+            except FileNotFoundError:
+                raise Refused(404, f"file {part.file_id}: was deleted meanwhile", code="file_not_found") from None
+        try:
+            return name, text_of(Path(name), data)
+        except DataError as error:
+            raise Refused(400, str(error), code="invalid_file") from None
+
+
+def needed(store: Store | None) -> Store:
+    """Raises Refused where the server keeps nothing."""
+    if store is None:
+        raise Refused(404, "this server stores nothing (--no-store); send the file as file_data", code="no_store")
+    return store
+
+
+def check_model(agent: Agent, name: str) -> None:
+    if name not in agent.cards:
+        known = ", ".join(agent.cards)
+        raise Refused(404, f"model: {name!r:.60} is not served; known: {known}", code="model_not_found", param="model")
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _count(given: str | None) -> int:
+    return int(given) if given is not None and given.isascii() and given.isdigit() and len(given) < 6 else 0

@@ -1,0 +1,270 @@
+"""What a client asks for: the body of a chat completion, checked, and errors in OpenAI's form.
+
+Guaranteed: a key that is unknown, or asks for what can't be done, is refused by its name; none is ignored that would
+change the answer. `null` is a key left out, and so is one that asks for what is done anyway (`n: 1`, `tools: []`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import mimetypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from palimpsest.serve.http import Refused
+
+UNUSED = ("user", "safety_identifier", "prompt_cache_key", "store", "service_tier")
+"""Names of the client's own, which change no answer."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": (),
+}
+"""What can't be done, and the values that ask for nothing."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Own(Strict):
+    """The field `palimpsest`: what OpenAI's interface has no place for."""
+
+    document: str | None = None
+    file_ids: list[str] | None = Field(default=None, min_length=1, max_length=1000)
+    question: str | None = None
+    questions: list[str] | None = Field(default=None, min_length=1, max_length=100)
+    progress: bool = True
+    """Whether a stream tells of the memory as it changes."""
+    seed: int | None = None
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ChatBody(Strict):
+    model: str
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    palimpsest: Own = Field(default_factory=Own)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file of a message: by its id, or with what it holds."""
+
+    file_id: str | None
+    data: bytes | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    text: str
+    files: tuple[FilePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question, however it came."""
+
+    model: str
+    messages: tuple[Message, ...]
+    own: Own
+    answer_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def openai_error(refused: Refused) -> dict[str, Any]:
+    """As OpenAI's clients read it.
+
+    >>> openai_error(Refused(400, "n: at most 1", code="unsupported_parameter", param="n"))["error"]["type"]
+    'invalid_request_error'
+    """
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = "server_error" if refused.status >= 500 else kinds.get(refused.status, "invalid_request_error")
+    return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
+
+
+def unsupported(name: str, advice: str) -> Refused:
+    return Refused(400, f"{name}: {advice}", code="unsupported_parameter", param=name)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Raises Refused for what is no JSON object."""
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(400, f"the body is not JSON ({error})", code="invalid_json") from None
+    if not isinstance(given, dict):
+        raise Refused(400, f"the body is a {type(given).__name__}, a JSON object is needed", code="invalid_json")
+    return given
+
+
+def chat_ask(body: bytes) -> Ask:
+    """The body of POST /v1/chat/completions. Raises Refused."""
+    chat = checked(ChatBody, json_object(body))
+    limits = [limit for limit in (chat.max_completion_tokens, chat.max_tokens) if limit is not None]
+    return Ask(
+        model=chat.model,
+        messages=tuple(message_of(each, f"messages.{at}") for at, each in enumerate(chat.messages)),
+        own=chat.palimpsest,
+        answer_tokens=min(limits, default=None),
+        temperature=chat.temperature,
+        top_p=chat.top_p,
+        seed=chat.seed if chat.seed is not None else chat.palimpsest.seed,
+        stop=stops(chat.stop),
+        stream=chat.stream,
+        include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
+        metadata=chat.metadata or {},
+    )
+
+
+def stops(given: str | list[str] | None) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(found) > 4 or not all(found):
+        raise Refused(400, "stop: one to four texts, none of them empty", code="invalid_value", param="stop")
+    return found
+
+
+def checked(
+    shape: type[Any], given: Mapping[str, Any], more_neutral: Mapping[str, tuple[Any, ...]] | None = None
+) -> Any:
+    """`given` in its shape, without what asks for nothing. Raises Refused."""
+    kept = {name: value for name, value in given.items() if value is not None and name not in UNUSED}
+    for name, values in {**NEUTRAL, **(more_neutral or {})}.items():
+        if name in kept and name not in shape.model_fields:
+            value = kept.pop(name)
+            if not any((type(value) is type(each) and value == each) or _same_number(value, each) for each in values):
+                allowed = " or ".join(repr(each) for each in values)
+                raise unsupported(name, f"not possible here; leave it out{allowed and f' or give {allowed}'}")
+    try:
+        return shape.model_validate(kept)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the body"
+        if first["type"] == "extra_forbidden":
+            raise Refused(
+                400, f"{place}: this server doesn't know it; leave it out", code="unknown_parameter", param=place
+            ) from None
+        raise _invalid(place, f"{first['msg']}, is {first['input']!r:.60}") from None
+
+
+def _same_number(value: object, other: object) -> bool:
+    numbers = (int, float)
+    return type(value) in numbers and type(other) in numbers and value == other
+
+
+def _invalid(place: str, said: str) -> Refused:
+    return Refused(400, f"{place}: {said}", code="invalid_value", param=place)
+
+
+ROLES = ("system", "developer", "user", "assistant")
+
+
+def message_of(given: Mapping[str, Any], where: str) -> Message:
+    """A message of chat completions, or of the input of responses. Raises Refused."""
+    role = given.get("role")
+    if role not in ROLES:
+        raise _invalid(f"{where}.role", f"one of {', '.join(ROLES)}, is {role!r:.60}")
+    for name in given:
+        if given[name] and name not in ("role", "content", "name", "type", "id", "status", "refusal"):
+            raise unsupported(f"{where}.{name}", "not possible here; leave it out")
+    content = given.get("content")
+    if isinstance(content, str) or (content is None and role == "assistant"):
+        return Message(role, content or "")
+    if not isinstance(content, list) or not content:
+        raise _invalid(f"{where}.content", f"a text or a list of parts, is {content!r:.60}")
+    texts, files = list[str](), list[FilePart]()
+    for at, part in enumerate(content):
+        place = f"{where}.content.{at}"
+        if not isinstance(part, dict):
+            raise _invalid(place, f"a part is an object, is {part!r:.60}")
+        kind = part.get("type")
+        if kind in ("text", "input_text", "output_text"):
+            if not isinstance(part.get("text"), str):
+                raise _invalid(f"{place}.text", f"a text, is {part.get('text')!r:.60}")
+            texts.append(part["text"])
+        elif kind in ("file", "input_file"):
+            files.append(_file_part(part.get("file") if kind == "file" else part, place))
+        else:
+            raise unsupported(f"{place}.type", f"{kind!r:.60} is not possible here; parts are text or file")
+    if files and role != "user":
+        raise _invalid(f"{where}.content", "files belong into messages of the user")
+    return Message(role, "\n".join(texts), tuple(files))
+
+
+def _file_part(part: object, place: str) -> FilePart:
+    if not isinstance(part, dict):
+        raise _invalid(f"{place}.file", f"an object with file_id or file_data, is {part!r:.60}")
+    if part.get("file_url"):
+        raise unsupported(f"{place}.file_url", "no address is ever fetched; send the file")
+    file_id, data, name = part.get("file_id"), part.get("file_data"), part.get("filename") or ""
+    if (not file_id) == (not data) or not all(isinstance(each, str | None) for each in (file_id, data, name)):
+        raise _invalid(place, "a file has either file_id or file_data, both texts")
+    if data is None:
+        return FilePart(file_id, None, name)
+    mime, content = _decoded(data, place)
+    return FilePart(None, content, name or f"file{mimetypes.guess_extension(mime) or '.txt'}")
+
+
+def _decoded(data: str, place: str) -> tuple[str, bytes]:
+    """(media type, bytes) of a data URL, or of base64 alone."""
+    head, comma, rest = data.partition(",")
+    mime = "text/plain"
+    if data.startswith("data:") and comma:
+        if not head.endswith(";base64"):
+            raise _invalid(f"{place}.file_data", "a data URL ends its head with ;base64")
+        mime, data = head.removeprefix("data:").split(";")[0], rest
+    try:
+        return mime, base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise _invalid(f"{place}.file_data", "base64, or data:TYPE;base64,..., is needed") from None
+
+
+def user_text(messages: Sequence[Message]) -> str:
+    """What the user said last."""
+    return next((each.text for each in reversed(messages) if each.role == "user" and each.text.strip()), "")
+
+
+Kind = Literal["chat", "response"]

@@ -1,0 +1,238 @@
+"""What the server keeps on disk: files, episodes turn by turn, responses.
+
+    blobs/SHA256            what a file holds, once however often it was sent
+    files/ID.json           its name, purpose, size
+    episodes/ID.jsonl       head; a line a turn, written before the next begins; at the end the result
+    documents/ID.json       of an episode that runs in the background, until it ends
+    responses/ID.json
+
+Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
+line that a kill cut off is left out; the whole stays within `Quota`: of ended episodes the oldest go first, files are
+refused.
+Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from palimpsest.rollout.record import trajectory_from_json, trajectory_to_json
+from palimpsest.runs.lock import FolderLock
+from palimpsest.serve.http import Refused
+from palimpsest.types import Outcome, Trajectory, Turn
+
+_ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
+_FOLDERS = ("blobs", "files", "episodes", "documents", "responses")
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Bytes on disk."""
+
+    files: int = 10 << 30
+    episodes: int = 10 << 30
+
+
+class Store:
+    """One folder, of one server. Every call is short; those that aren't are made on a thread."""
+
+    def __init__(self, folder: Path, quota: Quota | None = None) -> None:
+        """Raises RunError where another server has the folder."""
+        self.folder, self.quota = folder, quota or Quota()
+        for name in ("", *_FOLDERS):
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = FolderLock(folder)
+
+    def close(self) -> None:
+        self._lock.release()
+
+    # ---- files
+
+    def add_file(self, part: Path, digest: str, name: str, purpose: str) -> dict[str, Any]:
+        """Take over a finished upload. The same content under the same name is the same file."""
+        size = part.stat().st_size
+        file_id = "file-" + hashlib.sha256(f"{digest}\0{name}\0{purpose}".encode()).hexdigest()[:32]
+        known = self._read("files", file_id)
+        if known is not None:
+            part.unlink()
+            return known
+        os.replace(part, self.folder / "blobs" / digest)
+        facts = {"id": file_id, "object": "file", "bytes": size, "created_at": int(time.time()), "filename": name}
+        facts |= {"purpose": purpose, "status": "processed", "sha256": digest}
+        self._write("files", file_id, facts)
+        return facts
+
+    def file(self, file_id: str) -> dict[str, Any]:
+        """Raises Refused for one that isn't there."""
+        found = self._read("files", file_id)
+        if found is None:
+            raise Refused(404, f"file {file_id!r:.60}: no such file", code="file_not_found", param="file_id")
+        return found
+
+    def files(self) -> list[dict[str, Any]]:
+        """Newest first."""
+        found = [orjson.loads(path.read_bytes()) for path in (self.folder / "files").glob("file-*.json")]
+        return sorted(found, key=lambda each: (-each["created_at"], each["id"]))
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest
+
+    def delete_file(self, file_id: str) -> None:
+        digest = self.file(file_id)["sha256"]
+        self._path("files", file_id).unlink(missing_ok=True)
+        if not any(each["sha256"] == digest for each in self.files()):
+            self.blob(digest).unlink(missing_ok=True)
+
+    def room(self) -> int:
+        """Bytes that files may still take."""
+        return max(0, self.quota.files - _size(self.folder / "blobs"))
+
+    # ---- episodes
+
+    def begin(self, episode: str, head: dict[str, Any]) -> None:
+        """Open the log of an episode, or of one that a kill ended go on with it."""
+        self._make_room()
+        path = self._path("episodes", episode)
+        if path.exists():
+            _cut_torn_line(path)
+        else:
+            self.append(episode, {"head": head})
+
+    def append(self, episode: str, line: dict[str, Any]) -> None:
+        """Add a line to an episode's log."""
+        data = orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+        descriptor = os.open(self._path("episodes", episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+    def append_turn(self, episode: str, turn: Turn) -> None:
+        alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED)
+        self.append(episode, {"turn": trajectory_to_json(alone)["turns"][0]})
+
+    def turns(self, episode: str) -> list[Turn]:
+        """Those taken before, each once."""
+        found: dict[int, Turn] = {}
+        for line in self.lines(episode):
+            if "turn" in line:
+                whole = {"problem_id": "", "group_id": "", "rollout": 0, "outcome": "answered", "answer": None}
+                turn = trajectory_from_json({**whole, "events": [], "turns": [line["turn"]]}).turns[0]
+                found.setdefault(turn.step, turn)
+        return list(found.values())
+
+    def lines(self, episode: str) -> Iterator[dict[str, Any]]:
+        """Of an episode's log; none where there is none."""
+        path = self._path("episodes", episode)
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            whole = (line for line in file if line.endswith(b"\n"))
+            for line in whole:
+                yield orjson.loads(line)
+
+    def result(self, episode: str) -> dict[str, Any] | None:
+        """How it ended; None where it didn't."""
+        found = None
+        for line in self.lines(episode):
+            found = line.get("result", found)
+        return found
+
+    def record(self, episode: str) -> dict[str, Any] | None:
+        """All that is kept of it; None where nothing is."""
+        lines = list(self.lines(episode))
+        if not lines:
+            return None
+        turns = {line["turn"]["step"]: line["turn"] for line in reversed(lines) if "turn" in line}
+        ended = next((line["result"] for line in reversed(lines) if "result" in line), None)
+        head: dict[str, Any] = next((line["head"] for line in lines if "head" in line), {})
+        return {"id": episode, "object": "episode", **head, "turns": [turns[k] for k in sorted(turns)], "result": ended}
+
+    def forget(self, episode: str) -> None:
+        """Delete all that is kept of an episode."""
+        for name in ("episodes", "documents"):
+            self._path(name, episode).unlink(missing_ok=True)
+
+    def heads(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(id, head) of the episodes."""
+        for path in sorted((self.folder / "episodes").glob("ep_*.jsonl")):
+            first = next(iter(self.lines(path.stem)), {})
+            if "head" in first:
+                yield path.stem, first["head"]
+
+    def _make_room(self) -> None:
+        """Delete the oldest ended episodes while all of them take more than their share."""
+        folder = self.folder / "episodes"
+        size = _size(folder)
+        if size <= self.quota.episodes:
+            return
+        for path in sorted(folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime):
+            if size <= self.quota.episodes:
+                return
+            if self.result(path.stem) is not None:
+                size -= path.stat().st_size
+                path.unlink(missing_ok=True)
+        if size > self.quota.episodes:
+            raise Refused(507, "the store is full of episodes that run; try again later", code="store_full")
+
+    # ---- documents, responses
+
+    def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        self._write(kind, name, value)
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        return self._read(kind, name)
+
+    def delete(self, kind: str, name: str) -> None:
+        self._path(kind, name).unlink(missing_ok=True)
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(path.stem for path in (self.folder / kind).glob("*_*.json"))
+
+    def draft(self) -> Path:
+        """A place for what is being sent."""
+        return self.folder / "blobs" / f".{os.urandom(16).hex()}.partial"
+
+    def sweep(self) -> None:
+        """Remove what broken uploads left."""
+        for path in (self.folder / "blobs").glob(".*.partial"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, kind: str, name: str) -> Path:
+        if not _ID.fullmatch(name):
+            raise Refused(404, f"{name!r:.60}: no such id", code="not_found")
+        return self.folder / kind / f"{name}.{'jsonl' if kind == 'episodes' else 'json'}"
+
+    def _write(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        path = self._path(kind, name)
+        partial = path.with_name(f".{path.name}.partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(orjson.dumps(value))
+        os.replace(partial, path)
+
+    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
+        try:
+            return orjson.loads(self._path(kind, name).read_bytes())  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            return None
+
+
+def _size(folder: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def _cut_torn_line(path: Path) -> None:
+    """End a log after its last whole line, so that the next one begins anew."""
+    with path.open("rb+") as file:
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)

@@ -1,0 +1,238 @@
+"""What the servers share: who may ask, how much may be sent, how an error is told, how a server begins and ends.
+
+Guaranteed: with a token every path asks for it, unknown ones too; without one only loopback is served, and, where
+`Guard.pages` is False, a page of another site that a browser on this machine shows is refused by Host and Origin;
+a body is bounded in bytes and seconds; every error is JSON, in the form of the server that tells it; SIGTERM, SIGINT
+and SIGHUP let running requests finish, a second one ends at once.
+Not covered: TLS (put a proxy before it); limits per client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from palimpsest.errors import ConfigError
+from palimpsest.runs.signals import SIGNALS, end_at_once
+from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, with_limits
+
+GRACE_SECONDS = 10
+"""For running requests, once a signal came."""
+
+
+class Refused(Exception):
+    """A request that can't be answered."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`code` and `param`: what a program is to know of it, where the form of errors has a place for them."""
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+
+ErrorForm = Callable[[Refused], object]
+"""The JSON of an error."""
+
+
+def plain_error(refused: Refused) -> object:
+    """One line under `error`."""
+    return {"error": str(refused)}
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, dict(headers or {}), media_type="application/json")
+
+
+Handler = Callable[[Request], Any]
+"""Gives a Response, or awaits one."""
+
+
+class Guard:
+    """Stands before every route: asks for the token, turns what is refused into JSON, counts."""
+
+    def __init__(self, token: str | None, *, form: ErrorForm = plain_error, pages: bool = True) -> None:
+        """`pages`: whether pages in a browser may ask where there is no token."""
+        self._token, self._form, self._pages = token, form, pages
+        self.statuses: Counter[int] = Counter()
+
+    def app(self, routes: Sequence[tuple[str, str, Handler]]) -> Starlette:
+        """Of (path, method, handler)."""
+        app = Starlette(
+            routes=[Route(path, self.guarded(run), methods=[method]) for path, method, run in routes],
+            exception_handlers={HTTPException: self._no_route},
+        )
+        app.router.redirect_slashes = False
+        return app
+
+    def guarded(self, run: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            try:
+                self._check(request)
+                answer = run(request)
+                response = await answer if asyncio.iscoroutine(answer) else answer
+                assert isinstance(response, Response)
+            except Refused as refused:
+                response = json_response(self._form(refused), refused.status, refused.headers)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # no one reads it; it is counted
+            self.statuses[response.status_code] += 1
+            return response
+
+        return handle
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        def refuse(_: Request) -> Response:
+            assert isinstance(error, HTTPException)
+            said = f"allowed: {error.headers['Allow']}" if error.headers else "no such path"
+            raise Refused(error.status_code, f"{request.method} {request.scope['path']!r:.60}: {said}")
+
+        return await self.guarded(refuse)(request)
+
+    def _check(self, request: Request) -> None:
+        if self._token:
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+                raise Refused(401, "send the token of this server as 'Authorization: Bearer TOKEN'")
+        elif not self._pages:
+            _check_page(request.headers.get("host", ""), request.headers.get("origin"))
+
+
+def _check_page(host: str, origin: str | None) -> None:
+    """Refuse what a page of another site sends: it asks under a name of its own (DNS rebinding), or from elsewhere."""
+    if not is_loopback(_name(f"//{host}")):
+        raise Refused(403, f"Host {host!r:.60}: without a key this server answers to localhost and 127.0.0.1 alone")
+    if origin is not None and not is_loopback(_name(origin)):
+        raise Refused(403, f"Origin {origin!r:.60}: without a key this server answers no pages of other sites")
+
+
+def _name(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+async def body_of(request: Request, *, most: int, seconds: float, advice: str) -> bytes:
+    """The whole body. Raises Refused for one of more than `most` bytes, or slower than `seconds`."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise Refused(413, f"the body exceeds {most} bytes; {advice}")
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {seconds:g} s") from None
+    return bytes(body)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(host: str, token: str | None, option: str = "--token") -> None:
+    """Refuse an address that others can reach unless a token is asked for. Raises ConfigError."""
+    if not is_loopback(host) and not token:
+        raise ConfigError(f"--host {host}: others can reach this address; give {option}, or serve 127.0.0.1")
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket of that address, to have it before long work begins; no one can connect yet. Raises ConfigError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _refused_address(host, port):
+            taken.bind((host, port))
+        yield taken
+
+
+class Server(uvicorn.Server):
+    """uvicorn on a socket that is taken already; ends by returning where uvicorn's own would raise the signal again."""
+
+    def __init__(
+        self,
+        app: Starlette,
+        taken: socket.socket,
+        limits: ConnectionLimits,
+        *,
+        form: ErrorForm = plain_error,
+        grace_seconds: int = GRACE_SECONDS,
+        on_exit: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_exit` is called when the first signal comes. Raises ConfigError for an address that is in use."""
+        host, port = taken.getsockname()[:2]
+        with _refused_address(host, port):
+            taken.listen(1024)
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._taken, self._on_exit = taken, on_exit
+        config = uvicorn.Config(
+            app,
+            http=with_limits(limits, lambda status, said: form(Refused(status, said))),
+            ws="none",
+            backlog=BACKLOG,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=grace_seconds,
+        )
+        super().__init__(config)
+
+    def run_here(self) -> None:
+        """Serve until a signal, on an event loop of its own."""
+        self.run(sockets=[self._taken])
+
+    async def serve_here(self) -> None:
+        """Serve until a signal, on the running event loop."""
+        await self.serve(sockets=[self._taken])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(AcceptErrors())
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first lets running requests finish, the second ends the process at once."""
+        if self.should_exit:
+            end_at_once(sig)
+        self.should_exit = True
+        if self._on_exit is not None:
+            self._on_exit()
+
+
+@contextlib.contextmanager
+def _refused_address(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: can't listen there ({error.strerror}); free it or give another"
+        ) from None

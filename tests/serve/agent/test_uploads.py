@@ -1,0 +1,133 @@
+"""Files: sent in pieces of any size, kept once, deleted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from palimpsest.serve.agent.app import Limits
+from palimpsest.serve.agent.store import Quota, Store
+from palimpsest.serve.agent.uploads import Multipart, boundary_of
+from palimpsest.serve.http import Refused
+from support.serving import body, scripted
+
+
+def sent(**files: Any) -> tuple[bytes, str]:
+    request = httpx.Request("POST", "http://x", files=files, data={"purpose": "user_data"})
+    return request.read(), request.headers["content-type"]
+
+
+@pytest.mark.parametrize("content", [b"", b"Anna", b"\r\n--", b"\r\n" * 40, b"a\r\n--b" * 50, bytes(range(256)) * 9])
+def test_the_parts_do_not_depend_on_how_they_are_cut(content: bytes) -> None:
+    data, kind = sent(file=("a.txt", content))
+    draw = random.Random(1)
+    for step in (1, 2, 3, 7, 64, len(data)):
+        parts, found, place = Multipart(boundary_of(kind)), dict[str, bytes](), 0
+        while place < len(data):
+            size = draw.randint(1, step)
+            for part, piece in parts.feed(data[place : place + size]):
+                found[part.name] = found.get(part.name, b"") + piece
+            place += size
+        assert found == {"purpose": b"user_data", "file": content}
+        assert parts.complete
+
+
+async def test_a_file_is_kept_once_read_by_its_id_and_deleted(tmp_path: Path) -> None:
+    client, _, sampler = scripted(tmp_path)
+    files = [
+        (await client.post("/v1/files", files={"file": (name, b"Anna sells tea.")})).json() for name in ("a", "a", "b")
+    ]
+    assert files[0] == files[1]
+    assert files[0]["id"] != files[2]["id"]
+    assert len(list((tmp_path / "blobs").iterdir())) == 1
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"} == {
+        0o600
+    }
+    assert {each["id"] for each in (await client.get("/v1/files")).json()["data"]} == {files[0]["id"], files[2]["id"]}
+    content = await client.get(f"/v1/files/{files[0]['id']}/content")
+    assert (content.content, content.headers["content-type"]) == (b"Anna sells tea.", "application/octet-stream")
+    part = {"type": "file", "file": {"file_id": files[0]["id"]}}
+    answer = (await client.post("/v1/chat/completions", json=body([part, {"type": "text", "text": "Who?"}]))).json()
+    assert answer["palimpsest"]["input"] == "file_parts"
+    assert "Anna sells tea." in sampler.prompts[0]
+    for file in (files[0], files[2]):
+        assert (await client.delete(f"/v1/files/{file['id']}")).json()["deleted"]
+    assert not list((tmp_path / "blobs").iterdir())
+    assert (
+        await client.post("/v1/chat/completions", json=body([part, {"type": "text", "text": "Who?"}]))
+    ).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "a\0b", "..", "x" * 999, "C:\\a\\b.txt"])
+async def test_a_name_is_never_a_path(tmp_path: Path, name: str) -> None:
+    client, _, _ = scripted(tmp_path / "store")
+    added = (await client.post("/v1/files", files={"file": (name, b"Anna")})).json()
+    assert "/" not in added["filename"]
+    assert {path.name for path in tmp_path.iterdir()} == {"store"}
+
+
+@pytest.mark.parametrize("file_id", ["file-1", "../blobs/x", "file-" + "0" * 32, "ep_" + "0" * 32])
+async def test_an_id_that_is_none_is_not_found(tmp_path: Path, file_id: str) -> None:
+    client, _, _ = scripted(tmp_path)
+    assert (await client.get(f"/v1/files/{file_id}")).status_code == 404
+    assert (await client.delete(f"/v1/files/{file_id}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "status"),
+    [
+        (b"Anna", "text/plain", 415),
+        (b"Anna", "multipart/form-data", 415),
+        (b"Anna", "multipart/form-data; boundary=x", 400),
+        (b"--x\r\n\r\nAnna\r\n--x--", "multipart/form-data; boundary=x", 400),
+        (b"--xAnna", "multipart/form-data; boundary=x", 400),
+        (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nAnna', "multipart/form-data; boundary=x", 400),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="odd"\r\n\r\nAnna\r\n--x--',
+            "multipart/form-data; boundary=x",
+            400,
+        ),
+        (b"--x\r\n" + b"A: b\r\n" * 9999, "multipart/form-data; boundary=x", 400),
+    ],
+)
+async def test_what_is_no_upload_is_refused_and_leaves_nothing(
+    tmp_path: Path, data: bytes, kind: str, status: int
+) -> None:
+    client, _, _ = scripted(tmp_path)
+    answer = await client.post("/v1/files", content=data, headers={"content-type": kind})
+    assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
+    assert not list((tmp_path / "blobs").iterdir())
+
+
+async def test_a_file_beyond_the_quota_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    client, service, _ = scripted(tmp_path, limits=Limits(file_bytes=100))
+    assert (await client.post("/v1/files", files={"file": ("a", b"x" * 101)})).status_code == 413
+    service.store.quota = Quota(files=50)
+    assert (await client.post("/v1/files", files={"file": ("a", b"x" * 40)})).status_code == 200
+    assert (await client.post("/v1/files", files={"file": ("b", b"y" * 40)})).status_code == 413
+    assert len(list((tmp_path / "blobs").iterdir())) == 1
+
+
+async def test_a_server_that_stores_nothing_takes_no_files_but_those_of_a_message() -> None:
+    client, _, _ = scripted(None)
+    assert (await client.post("/v1/files", files={"file": ("a", b"x")})).json()["error"]["code"] == "no_store"
+    part = {"type": "file", "file": {"file_data": "QW5uYSBzZWxscyB0ZWEu", "filename": "a.txt"}}
+    answer = await client.post("/v1/chat/completions", json=body([part, {"type": "text", "text": "Who?"}]))
+    assert answer.json()["palimpsest"]["outcome"] == "answered"
+
+
+def test_two_servers_do_not_share_a_store(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(Exception, match="in use"):
+        Store(tmp_path)
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_a_refused_multipart_is_a_refusal() -> None:
+    with pytest.raises(Refused):
+        boundary_of("multipart/form-data; boundary=")

@@ -1,0 +1,108 @@
+"""The agent server: in this process over a scripted sampler, or as a process over the embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.engines.protocol import CompletionDelta
+from palimpsest.jobs.open_agent import OpenAgent
+from palimpsest.jobs.roles import Cast
+from palimpsest.jobs.serving import Lending, ServedAgent
+from palimpsest.serve.agent.app import AgentService, Limits
+from palimpsest.serve.agent.store import Store
+from palimpsest.types import Completion, SamplingParams, StopReason
+from support.agents import base_codec
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclass
+class Scripted:
+    """Writes `memory N` for the Nth prompt that asks for a memory, and an answer that depends on the seed."""
+
+    codec: Any
+    gate: asyncio.Event | None = None
+    """Every request waits for it."""
+    answer: str = ""
+    """Empty: of the seed."""
+    failure: Exception | None = None
+    max_context: int = 1024
+    prompts: list[str] = field(default_factory=list)
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **_: Any) -> Completion:
+        self.prompts.append(self.codec.decode(prompt_ids))
+        if self.gate is not None:
+            await self.gate.wait()
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        reads = "Update the memory" in self.prompts[-1]
+        said = f"Anna {params.seed % 100}." if reads else self.answer or f"\\boxed{{{params.seed % 1000}}}"
+        ids = (*self.codec.encode(said), self.codec.stop_ids[-1])[: params.max_tokens]
+        stopped = ids[-1] == self.codec.stop_ids[-1]
+        return Completion(ids, (-0.5,) * len(ids), StopReason.STOP if stopped else StopReason.LENGTH)
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, **_: Any
+    ) -> AsyncIterator[CompletionDelta]:
+        whole = await self.generate(prompt_ids, params)
+        for one in whole.token_ids:
+            yield CompletionDelta((one,), (-0.5,))
+        yield CompletionDelta(completion=whole)
+
+
+@dataclass
+class _Engine:
+    codec: Any
+    sampler: Scripted
+
+
+def scripted(
+    store: Path | None = None, *, limits: Limits | None = None, token: str | None = None, **script: Any
+) -> Any:
+    """(client, service, sampler): a service over a script, and a client that asks it without a socket."""
+    sampler = Scripted(base_codec(), **script)
+    options = {"chunk_size": 24, "memory_tokens": 12, "answer_tokens": 24, "question_tokens": 60, "prompts": "short"}
+    config = RunConfig().model_copy(update={"policy": PolicyConfig(name="overwrite", options=options)})
+    config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
+    agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), Cast({}, ())))
+    kept = None if store is None else Store(store)
+    service = AgentService(Lending(agent), kept, token=token, limits=limits or Limits(), version=lambda: "0")
+    transport = httpx.ASGITransport(service.app())
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost"), service, sampler
+
+
+def body(content: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "palimpsest", "messages": [{"role": "user", "content": content}], **more}
+
+
+@contextmanager
+def server(store: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`palimpsest serve embedded`, and its address."""
+    command = [sys.executable, "-m", "palimpsest.cli.main", "serve", "embedded", "--port", "0", "--store", str(store)]
+    child = subprocess.Popen(
+        [*command, *options],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout
+        found = re.search(r"http://\S+(?=/v1)", child.stdout.readline())
+        assert found
+        yield found.group(), child
+    finally:
+        child.kill()
+        child.wait()
