@@ -1,11 +1,13 @@
 """An evaluation against an endpoint beside a bare load generator that sends the very same requests.
 
-    python benchmarks/endpoint_throughput.py --concurrency 256 --latency 1.0
+    python benchmarks/endpoint_throughput.py --concurrency 256 --latency 2.0
 
 A server in a process of its own answers every completion `latency` seconds after it came, without computing anything,
-and keeps what it was asked. `palimpsest.evaluate` plays `overwrite` on synthetic documents against it; then asyncio and
-httpx alone send the same bodies, as many at once. Both are timed at the server, from the first request to the last
-reply; their rounds alternate, and the median of each counts. `ratio` is ours over theirs.
+and keeps what it was asked. `palimpsest.evaluate` plays `overwrite` on synthetic documents against it; then a bare load
+generator sends the same bodies, as many at once: asyncio's streams, on connections that are kept, and nothing else.
+With `--httpx` the same by one `httpx.AsyncClient` is told beside it. All are timed at the server, from the first
+request to the last reply; their rounds alternate, and the median of each counts. `ratio` is ours over the bare
+generator's.
 
 Not covered: a server whose speed depends on what it is asked, which both would meet alike.
 """
@@ -126,7 +128,7 @@ def palimpsest_round(url: str, concurrency: int, episodes: int, chunks: int) -> 
             "synthetic",
             base_url=url,
             tokenizer="embedded",
-            overrides={"engine.concurrency": concurrency},
+            overrides={"engine.concurrency": concurrency, "chunk_size": 256, "memory_tokens": 128},
             chunks=chunks,
             limit=episodes,
             out=Path(folder) / "out",
@@ -136,6 +138,26 @@ def palimpsest_round(url: str, concurrency: int, episodes: int, chunks: int) -> 
 
 
 def bare_round(url: str, concurrency: int, bodies: list[bytes]) -> None:
+    address = httpx.URL(url)
+
+    async def worker(waiting: Iterator[bytes]) -> None:
+        reader, writer = await asyncio.open_connection(address.host, address.port, limit=1 << 24)
+        for body in waiting:
+            head = f"POST {address.path}/completions HTTP/1.1\r\nhost: {address.host}\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            told = await reader.readuntil(b"\r\n\r\n")
+            length = int(told.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            assert orjson.loads(await reader.readexactly(length))["choices"][0]["token_ids"]
+        writer.close()
+
+    async def main() -> None:
+        waiting = iter(bodies)
+        await asyncio.gather(*(worker(waiting) for _ in range(concurrency)))
+
+    asyncio.run(main())
+
+
+def httpx_round(url: str, concurrency: int, bodies: list[bytes]) -> None:
     async def main() -> None:
         waiting = iter([orjson.loads(body) for body in bodies])
         limits = httpx.Limits(max_connections=concurrency)
@@ -151,26 +173,30 @@ def bare_round(url: str, concurrency: int, bodies: list[bytes]) -> None:
     asyncio.run(main())
 
 
-def measured(concurrency: int, latency: float, episodes: int, chunks: int, rounds: int) -> dict[str, Any]:
-    ours: list[float] = []
-    theirs: list[float] = []
+def measured(
+    concurrency: int, latency: float, episodes: int, chunks: int, rounds: int, *, with_httpx: bool
+) -> dict[str, Any]:
+    others = {"bare": bare_round} | ({"httpx": httpx_round} if with_httpx else {})
+    rates: dict[str, list[float]] = {name: [] for name in ("palimpsest", *others)}
+    bodies: list[bytes] = []
     with served(latency) as (url, pipe):
         for _ in range(rounds):
             palimpsest_round(url, concurrency, episodes, chunks)
             rate, bodies = round_of(pipe)
-            ours.append(rate)
-            bare_round(url, concurrency, bodies)
-            rate, again = round_of(pipe)
-            assert sorted(again) == sorted(bodies), "the two sent other requests"
-            theirs.append(rate)
-    mine, bare = statistics.median(ours), statistics.median(theirs)
+            rates["palimpsest"].append(rate)
+            for name, contestant in others.items():
+                contestant(url, concurrency, bodies)
+                rate, again = round_of(pipe)
+                assert sorted(again) == sorted(bodies), f"{name} sent other requests"
+                rates[name].append(rate)
+    per_s = {name: statistics.median(each) for name, each in rates.items()}
     return {
         "concurrency": concurrency,
         "latency_s": latency,
         "requests": len(bodies),
-        "palimpsest_per_s": round(mine, 1),
-        "bare_per_s": round(bare, 1),
-        "ratio": round(mine / bare, 3),
+        "request_bytes": round(statistics.fmean(map(len, bodies))),
+        **{f"{name}_per_s": round(rate, 1) for name, rate in per_s.items()},
+        "ratio": round(per_s["palimpsest"] / per_s["bare"], 3),
         "load": round(os.getloadavg()[0], 1),
     }
 
@@ -178,10 +204,11 @@ def measured(concurrency: int, latency: float, episodes: int, chunks: int, round
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, default=256)
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds until a completion is answered")
-    parser.add_argument("--episodes", type=int, default=512)
-    parser.add_argument("--chunks", type=int, default=8, help="paragraphs of a document, of which each read takes some")
+    parser.add_argument("--latency", type=float, default=2.0, help="seconds until a completion is answered")
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--chunks", type=int, default=128, help="paragraphs of a document")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--httpx", dest="with_httpx", action="store_true", help="measure one client of httpx too")
     options = parser.parse_args()
     print(json.dumps(measured(**vars(options)), indent=1))
 

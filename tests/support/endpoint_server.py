@@ -94,6 +94,8 @@ class Server:
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of completions."""
     headers: list[dict[str, str]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
     cut_off: int = 0
     """Requests whose client went away."""
 
@@ -121,8 +123,13 @@ def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
                 number = len(server.asked)
                 server.asked.append(body)
                 server.headers.append({key.lower(): value for key, value in self.headers.items()})
+                server.at_once += 1
+                server.most_at_once = max(server.most_at_once, server.at_once)
             time.sleep(server.delay)
-            self.answer(server.fault(number) or completion(self.path, body, server))
+            told = server.fault(number) or completion(self.path, body, server)
+            with lock:
+                server.at_once -= 1
+            self.answer(told)
 
         def answer(self, told: Raw | str) -> None:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_an_endpoint_that_stays_down_is_lost_for_all(tiny_model_folder: Path) ->
         with refusing(EngineError, server.url, "down: 8 attempts in a row failed", "status 500"):
             asked(engine)
     assert len(server.asked) == PROBES + 8
+
+
+def test_no_more_requests_are_under_way_than_allowed(tiny_model_folder: Path) -> None:
+    async def many(engine: EndpointEngine) -> list[Completion]:
+        params = [SamplingParams(max_tokens=8, seed=n, stop_ids=engine.codec.stop_ids) for n in range(60)]
+        return await asyncio.gather(*(engine.sampler.generate(PROMPT, each) for each in params))
+
+    together = threading.Barrier(11)  # more than one pool of connections
+
+    def fault(number: int) -> None:
+        if PROBES <= number < PROBES + 11:
+            together.wait(20)
+
+    with endpoint_server(Server(fault=fault)) as server:
+        engine = opened(server, tiny_model_folder, concurrency=11)
+        completions = run(engine, lambda: many(engine))
+    assert server.most_at_once == 11
+    assert len({completion.token_ids for completion in completions}) == 60
 
 
 def test_a_cancelled_request_is_closed(tiny_model_folder: Path) -> None:

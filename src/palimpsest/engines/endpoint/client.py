@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -40,6 +41,8 @@ T = TypeVar("T")
 
 _REPLY_BYTES = 32 << 20
 _PAUSE_S = 0.5
+_POOL = 8
+"""Connections of one pool of httpx, which looks at all of them, for each of them, with every request."""
 _IN_A_ROW = 8  # attempts that found nobody, over `patience_s` at the least: then it is down
 _KEPT_S = 4.0  # a connection that is kept: less than the 5 s after which common servers close theirs
 _TOO_LONG = re.compile(r"context[ _-]?(?:length|size|window)|maximum context|max_model_len", re.IGNORECASE)
@@ -77,16 +80,24 @@ class Client:
         self._key = token_from(config.api_key_env, "engine.api_key_env")
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = Breaker(_IN_A_ROW, probe_s=float("inf"), patience_s=config.patience_s)
-        self._http = httpx.AsyncClient(
+        certificates = httpx.create_ssl_context() if address.scheme == "https" else False
+        self._pools = [self._pool(certificates) for _ in range(-(-config.concurrency // _POOL))]
+        self._free = [pool for pool in self._pools for _ in range(_POOL)]
+        """Of each pool as many as it has connections that no request uses; the last used is used next."""
+
+    def _pool(self, certificates: ssl.SSLContext | bool) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=None,  # the whole attempt is timed below; httpx would time each read
-            limits=httpx.Limits(max_connections=config.concurrency, keepalive_expiry=_KEPT_S),
+            limits=httpx.Limits(max_connections=_POOL, keepalive_expiry=_KEPT_S),
+            verify=certificates,
             trust_env=False,
             follow_redirects=False,
         )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for pool in self._pools:
+            await pool.aclose()
 
     async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[Any], T], *, key: Key, attempts: int | None = None
@@ -113,8 +124,8 @@ class Client:
         """What an address beside it answers, once; None for whatever isn't a JSON object. Raises EngineError where
         nobody is there, the key is refused, or another address is named."""
         try:
-            reply = await self._sent(method, url, body)
-            answer = reply.json() if reply.status == 200 else None
+            async with self._places:
+                answer = (await self._sent(method, url, body)).json()
         except _NoAnswer as nobody:
             raise EngineError(f"{self.url}: can't be reached ({nobody}); check engine.url, and that it runs") from None
         except (SamplerError, PromptTooLong, Again, ValueError):
@@ -123,16 +134,18 @@ class Client:
 
     async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> Reply:
         """A reply of status 200. Raises Again, Down, Refused, PromptTooLong or EngineError."""
-        limit = self._config.timeout_s
+        limit, pool = self._config.timeout_s, self._free.pop()
         try:
             async with asyncio.timeout(limit):
-                reply = await ask(self._http, method, url, body, limit=_REPLY_BYTES)
+                reply = await ask(pool, method, url, body, limit=_REPLY_BYTES)
         except TimeoutError:
             raise _NoAnswer(f"no answer within {limit:g} s") from None
         except httpx.RequestError as error:
             raise _NoAnswer(str(error) or type(error).__name__) from None
         except BadReply as bad:
             raise Again(str(bad)) from None
+        finally:
+            self._free.append(pool)
         if reply.status != 200:
             raise self._failure(reply)
         if self._key and self._key.encode() in reply.body:
