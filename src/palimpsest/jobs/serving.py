@@ -88,6 +88,7 @@ def serve_agent(config: RunConfig, service: Service, *, version: str, on_ready: 
                 form=openai_error,
                 grace_seconds=service.drain_seconds,
             )
+            served.resume()
             on_ready(server.url)
             await server.serve_here()
             await served.episodes.drain()

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,28 @@ def test_a_read_timeout_with_retries_makes_one_episode(url: str) -> None:
     answer = client.chat.completions.create(model="palimpsest", messages=messages, temperature=0.9)
     assert answer.model_extra["palimpsest"]["outcome"] in ("answered", "answer_truncated")
     assert count() == before + 1
+
+
+def test_openai_python_responses(url: str) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120)
+    text = f"<document>{FACTS}</document> What does Bob5 sell?"
+    whole = client.responses.create(model="palimpsest", input=text)
+    seen = list(client.responses.create(model="palimpsest", input=text, stream=True))
+    assert "".join(each.delta for each in seen if each.type == "response.output_text.delta") == whole.output_text
+    final = seen[-1].response
+    rest = list(client.responses.retrieve(final.id, stream=True, starting_after=5))
+    assert [each.sequence_number for each in rest] == [each.sequence_number for each in seen[6:]]
+    slow = client.responses.create(model="palimpsest", input=f"{text * 3} Or Bob6?", background=True)
+    while slow.status in ("queued", "in_progress"):
+        time.sleep(0.1)
+        slow = client.responses.retrieve(slow.id)
+    assert slow.status in ("completed", "incomplete")
+    other = client.responses.create(model="palimpsest", input=f"{text * 30} Or Bob7?", background=True)
+    assert client.responses.cancel(other.id).status == "cancelled"
+    client.responses.delete(other.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(other.id)
 
 
 async def test_openai_python_async(url: str) -> None:

@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions           GET /v1/models  /v1/episodes/ID     DELETE /v1/episodes/ID
     POST GET /v1/files                  GET DELETE /v1/files/ID             GET /v1/files/ID/content
+    POST /v1/responses                  GET DELETE /v1/responses/ID         POST /v1/responses/ID/cancel
     POST /tokenize                      GET /health  /ready  /version  /metrics (Prometheus text)
 
 Guaranteed: what serve/http.py and serve/bounded.py do; every error is OpenAI's error object; bodies, files, their sum,
@@ -25,6 +26,7 @@ from palimpsest.serve.agent.chat import Chat
 from palimpsest.serve.agent.episodes import Bounds, Episodes
 from palimpsest.serve.agent.orders import Orders, check_model, needed
 from palimpsest.serve.agent.requests import Strict, checked, json_object, openai_error
+from palimpsest.serve.agent.responses import Responses
 from palimpsest.serve.agent.store import Quota, Store
 from palimpsest.serve.agent.uploads import Files
 from palimpsest.serve.bounded import ConnectionLimits
@@ -63,13 +65,18 @@ class AgentService:
         self._guard = Guard(token, form=openai_error, pages=False)
         self._orders = Orders(agents, self.episodes, store)
         self._chat = Chat(self._orders, self.episodes, self._body, lambda: agents.current.fingerprint)
+        self._responses = Responses(self._orders, self.episodes, self._body, store)
         self._files = Files(store, file_bytes=limits.file_bytes, silence_s=limits.silence_seconds)
 
     def app(self) -> Starlette:
-        files = self._files
+        files, responses = self._files, self._responses
         return self._guard.app(
             (
                 ("/v1/chat/completions", "POST", self._chat.completions),
+                ("/v1/responses", "POST", responses.create),
+                ("/v1/responses/{response}", "GET", responses.get),
+                ("/v1/responses/{response}", "DELETE", responses.delete),
+                ("/v1/responses/{response}/cancel", "POST", responses.cancel),
                 ("/v1/models", "GET", self._models),
                 ("/v1/models/{model:path}", "GET", self._model),
                 ("/v1/files", "POST", files.create),
@@ -86,6 +93,10 @@ class AgentService:
                 ("/metrics", "GET", self._metrics),
             )
         )
+
+    def resume(self) -> None:
+        """Go on with what ran in the background when the server ended; on its event loop."""
+        self._responses.resume()
 
     async def _body(self, request: Request) -> bytes:
         limits = self.limits

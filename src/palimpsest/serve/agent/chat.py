@@ -143,4 +143,4 @@ def own_facts(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
     """What OpenAI's interface has no place for."""
     names = ("outcome", "turns", "tokens_in", "tokens_sampled", "answer", "answers", "quotes", "unsupported")
     told = {name: result[name] for name in names if name in result}
-    return {"episode": episode.id, "input": str(episode.order.input.rule), **told, "stored": episode.stored}
+    return {"episode": episode.id, "input": episode.rule, **told, "stored": episode.stored}

@@ -9,7 +9,6 @@ unless it runs in the background; every turn is in the store before the next beg
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,12 +16,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
-
 from palimpsest.errors import PalimpsestError
-from palimpsest.serve.agent.agents import Agent, Agents, Change, Draws, Plan, Told
+from palimpsest.serve.agent.agents import Agent, Agents, Change, Plan, Told
 from palimpsest.serve.agent.answer_text import AnswerText, whole
-from palimpsest.serve.agent.inputs import Input
+from palimpsest.serve.agent.order import Order, order_of
 from palimpsest.serve.agent.store import Store
 from palimpsest.serve.http import Refused
 from palimpsest.text.rendering import Refusal
@@ -45,30 +42,6 @@ class Bounds:
     """For an episode; None: however long it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An episode to be played."""
-
-    model: str
-    input: Input
-    draws: Draws
-    answer_tokens: int | None = None
-    stops: tuple[str, ...] = ()
-    request: str = ""
-    """What a retry of the same request is known by."""
-    background: bool = False
-
-    def key(self, agent: Agent) -> str:
-        """The id of its episode: everything its tokens depend on."""
-        document = self.input.document
-        parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
-        text = "" if document is None else hashlib.sha256(document.text.encode("utf-8", "replace")).hexdigest()
-        sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
-        asked = (text, parts, self.input.questions, self.input.instructions, self.answer_tokens, self.stops)
-        whole_key = (agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)
-        return "ep_" + hashlib.sha256(repr(whole_key).encode("utf-8", "replace")).hexdigest()[:32]
-
-
 News = tuple[str, str]
 """(`reasoning` or `content`, text)."""
 
@@ -76,10 +49,11 @@ News = tuple[str, str]
 class Episode:
     """One that runs, or has ended: what is told of it, and who listens."""
 
-    def __init__(self, name: str, order: Order) -> None:
-        self.id, self.order = name, order
+    def __init__(self, name: str, rule: str) -> None:
+        self.id, self.rule = name, rule
         self.created = int(time.time())
         self.news: list[News] = []
+        self.head: dict[str, Any] = {}
         self.result: dict[str, Any] | None = None
         """How it ended: `outcome`, `content`, `finish_reason`, counts and quotes."""
         self.stored = False
@@ -87,7 +61,8 @@ class Episode:
         self.started = False
         self.place = ""
         """How far it has read, in words."""
-        self.background = order.background
+        self.holders: set[str] = set()
+        """Responses in the background, for which it goes on without a follower."""
         self.task: asyncio.Task[None] | None = None
         self.followers = 0
         self._changed = asyncio.Event()
@@ -135,7 +110,7 @@ class Episodes:
         self._running: dict[str, Episode] = {}
         self._requests: dict[str, str] = {}  # of begun episodes
         self._slots = asyncio.Semaphore(bounds.running)
-        self._draining = False
+        self.draining = False
         for name, head in store.heads() if store is not None else ():
             self._requests[str(head.get("request"))] = name
 
@@ -151,7 +126,7 @@ class Episodes:
         """The head of the episode that the same request began; None where there is none."""
         name = self._requests.get(request)
         if name in self._running:
-            return self._head(self._running[name])
+            return self._running[name].head
         if name is None or self.store is None:
             return None
         return next((line["head"] for line in self.store.lines(name) if "head" in line), None)
@@ -159,34 +134,63 @@ class Episodes:
     def get(self, name: str) -> Episode | None:
         return self._running.get(name)
 
-    def begin(self, order: Order) -> Episode:
-        """The episode of an order: one that runs already, one that ended, or a new one. Raises Refused."""
+    def begin(self, order: Order, holder: str | None = None) -> Episode:
+        """The episode of an order: one that runs already, one that ended, or a new one; it goes on without a client for
+        `holder`, a response in the background. Raises Refused."""
         name = order.key(self.agents.current)
         if (known := self._running.get(name)) is not None:
             self.counts["joined"] += 1
-            known.background = known.background or order.background
+            self._hold(known, order, holder)
             return known
-        if (ended := self.ended(name, order)) is not None:
+        if (ended := self.ended(name)) is not None:
             self.counts["stored"] += 1
             return ended
-        if self.waiting >= self.bounds.waiting or self._draining:
-            why = "the server is ending" if self._draining else f"{self.waiting} episodes are waiting already"
+        if self.waiting >= self.bounds.waiting or self.draining:
+            why = "the server is ending" if self.draining else f"{self.waiting} episodes are waiting already"
             raise Refused(429, f"{why}; try again later", code="queue_full", headers={"Retry-After": "5"})
-        episode = Episode(name, order)
+        return self._start(name, order, holder)
+
+    def resume(self, name: str, holder: str) -> Episode | None:
+        """Go on with an episode in the background that the server's end broke off; None where nothing is kept of it, or
+        the weights or the policy are others now."""
+        if (known := self._running.get(name)) is not None:
+            known.holders.add(holder)
+            return known
+        data = None if self.store is None else self.store.get("documents", name)
+        if data is None:
+            return None
+        order = order_of(data)
+        same = order.model in self.agents.current.cards and order.key(self.agents.current) == name
+        return self._start(name, order, holder) if same else None
+
+    def _start(self, name: str, order: Order, holder: str | None) -> Episode:
+        episode = Episode(name, str(order.input.rule))
+        episode.head = _head(episode, order)
         if self.store is not None:
-            self.store.begin(name, self._head(episode))
+            self.store.begin(name, episode.head)
+        self._hold(episode, order, holder)
         self._running[name] = episode
         self._requests[order.request] = name
+        if len(self._requests) > _REQUESTS:
+            del self._requests[next(iter(self._requests))]
         self.counts["begun"] += 1
-        episode.task = asyncio.create_task(self._run(episode, self.agents.lease()))
+        episode.task = asyncio.create_task(self._run(episode, order, self.agents.lease()))
         return episode
 
-    def ended(self, name: str, order: Order) -> Episode | None:
+    def _hold(self, episode: Episode, order: Order, holder: str | None) -> None:
+        """Have an episode go on for a response; what it needs for that after a kill is stored."""
+        if holder is None:
+            return
+        if not episode.holders and self.store is not None:
+            self.store.put("documents", episode.id, order.to_json())
+        episode.holders.add(holder)
+
+    def ended(self, name: str) -> Episode | None:
         """One that the store holds the end of, if it ended well."""
         result = None if self.store is None else self.store.result(name)
         if result is None or result["outcome"] not in _KEPT:
             return None
-        episode = Episode(name, order)
+        episode = Episode(name, result["rule"])
         episode.news = [(kind, text) for kind, text in result["news"]]
         episode.result, episode.stored = result, True
         return episode
@@ -197,7 +201,7 @@ class Episodes:
     def leave(self, episode: Episode) -> None:
         """Of the last follower: it may come back for a while."""
         episode.followers -= 1
-        if not episode.followers and episode.result is None and not episode.background:
+        if not episode.followers and episode.result is None and not episode.holders:
             asyncio.get_running_loop().call_later(self.bounds.linger_s, self._cancel_unfollowed, episode)
 
     def cancel(self, episode: Episode) -> None:
@@ -206,35 +210,21 @@ class Episodes:
 
     async def drain(self) -> None:
         """Cancel what runs; what a store holds of it goes on at the next start, or with the client's retry."""
-        self._draining = True
+        self.draining = True
         tasks = [each.task for each in self._running.values() if each.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _cancel_unfollowed(self, episode: Episode) -> None:
-        if not episode.followers and not episode.background:
+        if not episode.followers and not episode.holders:
             self.cancel(episode)
 
-    def _head(self, episode: Episode) -> dict[str, Any]:
-        order = episode.order
-        return {
-            "created": episode.created,
-            "model": order.model,
-            "request": order.request,
-            "rule": str(order.input.rule),
-            "questions": list(order.input.questions),
-            "instructions": order.input.instructions,
-            "temperature": order.draws.sampling.temperature,
-            "top_p": order.draws.sampling.top_p,
-            "seed": order.draws.seed,
-        }
-
-    async def _run(self, episode: Episode, lease: AbstractAsyncContextManager[Agent]) -> None:
+    async def _run(self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[Agent]) -> None:
         try:
             async with lease as agent, self._slots:
                 episode.started = True
-                result = await self._played(episode, agent)
+                result = await self._played(episode, order, agent)
         except asyncio.CancelledError:
             result = {"outcome": "cancelled", "failure": "the client went away, or the server is ending"}
         except PalimpsestError as error:  # refused by its budgets, or the engine is lost
@@ -242,13 +232,14 @@ class Episodes:
             result = {"outcome": "refused" if code == 400 else "sampler_failed", "failure": str(error)}
         self.counts[f"outcome:{result['outcome']}"] += 1
         self._running.pop(episode.id, None)
+        if self.store is not None and not (result["outcome"] == "cancelled" and self.draining):
+            self.store.delete("documents", episode.id)
         if self.store is not None and result["outcome"] in _KEPT:
-            self.store.append(episode.id, {"result": {**result, "news": episode.news}})
+            self.store.append(episode.id, {"result": {**result, "rule": episode.rule, "news": episode.news}})
         episode.end(result)
 
-    async def _played(self, episode: Episode, agent: Agent) -> dict[str, Any]:
-        order, store = episode.order, self.store
-        wanted = order.input
+    async def _played(self, episode: Episode, order: Order, agent: Agent) -> dict[str, Any]:
+        store, wanted = self.store, order.input
         plan = await asyncio.to_thread(
             agent.plan, order.model, wanted.asked, wanted.document, wanted.instructions, order.answer_tokens
         )
@@ -272,8 +263,25 @@ class Episodes:
         return result
 
 
+_REQUESTS = 100_000
+"""Requests that a retry is known by; the oldest are forgotten first."""
 _KEPT = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})
 """Ends that would be the same another time."""
+
+
+def _head(episode: Episode, order: Order) -> dict[str, Any]:
+    """What a log begins with."""
+    return {
+        "created": episode.created,
+        "model": order.model,
+        "request": order.request,
+        "rule": episode.rule,
+        "questions": list(order.input.questions),
+        "instructions": order.input.instructions,
+        "temperature": order.draws.sampling.temperature,
+        "top_p": order.draws.sampling.top_p,
+        "seed": order.draws.seed,
+    }
 
 
 def _tell_change(episode: Episode, change: Change) -> None:
@@ -307,8 +315,3 @@ def _thinks_first(agent: Agent) -> str:
         return left_open(agent.codec.render([{"role": "user", "content": "a"}], add_generation_prompt=True))
     except Refusal:
         return ""
-
-
-def request_key(*parts: object) -> str:
-    """What a request is known by when it comes again."""
-    return hashlib.sha256(orjson.dumps(parts, default=repr, option=orjson.OPT_SORT_KEYS)).hexdigest()

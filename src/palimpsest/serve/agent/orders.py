@@ -12,8 +12,9 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.user_files import text_of
 from palimpsest.errors import DataError
 from palimpsest.serve.agent.agents import Agent, Agents, Draws
-from palimpsest.serve.agent.episodes import Episodes, Order, request_key
+from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.inputs import Input, input_of, shown_name
+from palimpsest.serve.agent.order import Order, request_key
 from palimpsest.serve.agent.plain import PlainChat
 from palimpsest.serve.agent.requests import Ask, FilePart
 from palimpsest.serve.agent.store import Store
@@ -35,7 +36,7 @@ class Orders:
     def __init__(self, agents: Agents, episodes: Episodes, store: Store | None) -> None:
         self._agents, self._episodes, self._store = agents, episodes, store
 
-    async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str], *, background: bool = False) -> Order:
+    async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str]) -> Order:
         """Raises Refused."""
         agent = self._agents.current
         check_model(agent, ask.model)
@@ -50,7 +51,6 @@ class Orders:
             answer_tokens=ask.answer_tokens,
             stops=ask.stop,
             request=request,
-            background=background,
         )
 
     def _draws(self, ask: Ask, agent: Agent, known: str | None) -> Draws:

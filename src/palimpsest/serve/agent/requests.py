@@ -11,7 +11,7 @@ import binascii
 import mimetypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -171,7 +171,11 @@ def checked(
     shape: type[Any], given: Mapping[str, Any], more_neutral: Mapping[str, tuple[Any, ...]] | None = None
 ) -> Any:
     """`given` in its shape, without what asks for nothing. Raises Refused."""
-    kept = {name: value for name, value in given.items() if value is not None and name not in UNUSED}
+    kept = {
+        name: value
+        for name, value in given.items()
+        if value is not None and (name not in UNUSED or name in shape.model_fields)
+    }
     for name, values in {**NEUTRAL, **(more_neutral or {})}.items():
         if name in kept and name not in shape.model_fields:
             value = kept.pop(name)
@@ -187,7 +191,7 @@ def checked(
             raise Refused(
                 400, f"{place}: this server doesn't know it; leave it out", code="unknown_parameter", param=place
             ) from None
-        raise _invalid(place, f"{first['msg']}, is {first['input']!r:.60}") from None
+        raise invalid(place, f"{first['msg']}, is {first['input']!r:.60}") from None
 
 
 def _same_number(value: object, other: object) -> bool:
@@ -195,7 +199,8 @@ def _same_number(value: object, other: object) -> bool:
     return type(value) in numbers and type(other) in numbers and value == other
 
 
-def _invalid(place: str, said: str) -> Refused:
+def invalid(place: str, said: str) -> Refused:
+    """The refusal of a wrong value."""
     return Refused(400, f"{place}: {said}", code="invalid_value", param=place)
 
 
@@ -206,7 +211,7 @@ def message_of(given: Mapping[str, Any], where: str) -> Message:
     """A message of chat completions, or of the input of responses. Raises Refused."""
     role = given.get("role")
     if role not in ROLES:
-        raise _invalid(f"{where}.role", f"one of {', '.join(ROLES)}, is {role!r:.60}")
+        raise invalid(f"{where}.role", f"one of {', '.join(ROLES)}, is {role!r:.60}")
     for name in given:
         if given[name] and name not in ("role", "content", "name", "type", "id", "status", "refusal"):
             raise unsupported(f"{where}.{name}", "not possible here; leave it out")
@@ -214,34 +219,34 @@ def message_of(given: Mapping[str, Any], where: str) -> Message:
     if isinstance(content, str) or (content is None and role == "assistant"):
         return Message(role, content or "")
     if not isinstance(content, list) or not content:
-        raise _invalid(f"{where}.content", f"a text or a list of parts, is {content!r:.60}")
+        raise invalid(f"{where}.content", f"a text or a list of parts, is {content!r:.60}")
     texts, files = list[str](), list[FilePart]()
     for at, part in enumerate(content):
         place = f"{where}.content.{at}"
         if not isinstance(part, dict):
-            raise _invalid(place, f"a part is an object, is {part!r:.60}")
+            raise invalid(place, f"a part is an object, is {part!r:.60}")
         kind = part.get("type")
         if kind in ("text", "input_text", "output_text"):
             if not isinstance(part.get("text"), str):
-                raise _invalid(f"{place}.text", f"a text, is {part.get('text')!r:.60}")
+                raise invalid(f"{place}.text", f"a text, is {part.get('text')!r:.60}")
             texts.append(part["text"])
         elif kind in ("file", "input_file"):
             files.append(_file_part(part.get("file") if kind == "file" else part, place))
         else:
             raise unsupported(f"{place}.type", f"{kind!r:.60} is not possible here; parts are text or file")
     if files and role != "user":
-        raise _invalid(f"{where}.content", "files belong into messages of the user")
+        raise invalid(f"{where}.content", "files belong into messages of the user")
     return Message(role, "\n".join(texts), tuple(files))
 
 
 def _file_part(part: object, place: str) -> FilePart:
     if not isinstance(part, dict):
-        raise _invalid(f"{place}.file", f"an object with file_id or file_data, is {part!r:.60}")
+        raise invalid(f"{place}.file", f"an object with file_id or file_data, is {part!r:.60}")
     if part.get("file_url"):
         raise unsupported(f"{place}.file_url", "no address is ever fetched; send the file")
     file_id, data, name = part.get("file_id"), part.get("file_data"), part.get("filename") or ""
     if (not file_id) == (not data) or not all(isinstance(each, str | None) for each in (file_id, data, name)):
-        raise _invalid(place, "a file has either file_id or file_data, both texts")
+        raise invalid(place, "a file has either file_id or file_data, both texts")
     if data is None:
         return FilePart(file_id, None, name)
     mime, content = _decoded(data, place)
@@ -254,17 +259,14 @@ def _decoded(data: str, place: str) -> tuple[str, bytes]:
     mime = "text/plain"
     if data.startswith("data:") and comma:
         if not head.endswith(";base64"):
-            raise _invalid(f"{place}.file_data", "a data URL ends its head with ;base64")
+            raise invalid(f"{place}.file_data", "a data URL ends its head with ;base64")
         mime, data = head.removeprefix("data:").split(";")[0], rest
     try:
         return mime, base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid(f"{place}.file_data", "base64, or data:TYPE;base64,..., is needed") from None
+        raise invalid(f"{place}.file_data", "base64, or data:TYPE;base64,..., is needed") from None
 
 
 def user_text(messages: Sequence[Message]) -> str:
     """What the user said last."""
     return next((each.text for each in reversed(messages) if each.role == "user" and each.text.strip()), "")
-
-
-Kind = Literal["chat", "response"]

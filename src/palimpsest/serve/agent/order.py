@@ -1,0 +1,73 @@
+"""An episode that is to be played: what decides on its tokens, and the name that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.data.user_files import Document, Part
+from palimpsest.serve.agent.agents import Agent, Draws
+from palimpsest.serve.agent.inputs import Input, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An episode to be played."""
+
+    model: str
+    input: Input
+    draws: Draws
+    answer_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    request: str = ""
+    """What a retry of the same request is known by."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `order_of` reads: all of it, for an episode that goes on without its client."""
+        given, document = self.input, self.input.document
+        read = None if document is None else [document.text, [[p.file, p.start, p.end] for p in document.parts]]
+        asked = {"rule": str(given.rule), "questions": given.questions, "instructions": given.instructions}
+        sampling = {"temperature": self.draws.sampling.temperature, "top_p": self.draws.sampling.top_p}
+        return {
+            "model": self.model,
+            "input": {**asked, "document": read},
+            "sampling": sampling,
+            "seed": self.draws.seed,
+            "answer_tokens": self.answer_tokens,
+            "stops": self.stops,
+            "request": self.request,
+        }
+
+    def key(self, agent: Agent) -> str:
+        """The id of its episode: everything its tokens depend on."""
+        document = self.input.document
+        parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
+        text = "" if document is None else hashlib.sha256(document.text.encode("utf-8", "replace")).hexdigest()
+        sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
+        asked = (text, parts, self.input.questions, self.input.instructions, self.answer_tokens, self.stops)
+        whole_key = (agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)
+        return "ep_" + hashlib.sha256(repr(whole_key).encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def order_of(data: dict[str, Any]) -> Order:
+    """The inverse of `Order.to_json`."""
+    given = data["input"]
+    text, parts = given["document"] or (None, [])
+    document = None if text is None else Document(text, tuple(Part(*part) for part in parts))
+    return Order(
+        model=data["model"],
+        input=Input(Rule(given["rule"]), document, tuple(given["questions"]), given["instructions"]),
+        draws=Draws(SamplingConfig(**data["sampling"]), data["seed"]),
+        answer_tokens=data["answer_tokens"],
+        stops=tuple(data["stops"]),
+        request=data["request"],
+    )
+
+
+def request_key(*parts: object) -> str:
+    """What a request is known by when it comes again."""
+    return hashlib.sha256(orjson.dumps(parts, default=repr, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,0 +1,221 @@
+"""POST /v1/responses, and what becomes of one: GET, DELETE, cancel, a stream that is resumed.
+
+Guaranteed: a response in the background goes on without a client and, after a kill, with the server's next start, at
+the turn that was being taken; what `store` keeps is told after the episode ended, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from palimpsest.serve.agent.chat import SSE, ReadBody, ended_or_gone, failure_of
+from palimpsest.serve.agent.episodes import Episode, Episodes
+from palimpsest.serve.agent.orders import Orders, needed
+from palimpsest.serve.agent.requests import Ask, Message, Own, Strict, checked, invalid, json_object, message_of
+from palimpsest.serve.agent.response_events import events_of, reasoning_of, response_of
+from palimpsest.serve.agent.store import Store
+from palimpsest.serve.http import Refused, json_response
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "text": ({}, {"format": {"type": "text"}}),
+    "truncation": ("disabled",),
+    "include": ([],),
+    "reasoning": ({}, {"summary": "auto"}),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "conversation": (),
+    "prompt": (),
+}
+
+
+class ResponseStreamOptions(Strict):
+    include_obfuscation: bool = False
+
+
+class ResponseBody(Strict):
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    background: bool = False
+    store: bool = True
+    palimpsest: Own = Field(default_factory=Own)
+
+
+def response_ask(given: ResponseBody) -> Ask:
+    """Raises Refused."""
+    messages = [Message("system", given.instructions)] if given.instructions else []
+    if isinstance(given.input, str):
+        messages.append(Message("user", given.input))
+    else:
+        for at, item in enumerate(given.input):
+            if item.get("type", "message") != "message":
+                raise invalid(f"input.{at}.type", f"{item['type']!r:.60} is not possible here; items are messages")
+            messages.append(message_of(item, f"input.{at}"))
+    return Ask(
+        model=given.model,
+        messages=tuple(messages),
+        own=given.palimpsest,
+        answer_tokens=given.max_output_tokens,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        seed=given.palimpsest.seed,
+        stream=given.stream,
+    )
+
+
+class Responses:
+    """The routes of /v1/responses."""
+
+    def __init__(self, orders: Orders, episodes: Episodes, read: ReadBody, store: Store | None) -> None:
+        self._orders, self._episodes, self._read, self._store = orders, episodes, read, store
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def create(self, request: Request) -> Response:
+        body = await self._read(request)
+        given: ResponseBody = checked(ResponseBody, json_object(body), NEUTRAL)
+        if given.background and (self._store is None or not given.store):
+            raise Refused(400, "background: what runs without a client has to be stored", param="background")
+        order = await self._orders.of(response_ask(given), body, request.headers)
+        record = _record(given)
+        episode = self._episodes.begin(order, record["id"] if given.background else None)
+        record["episode"] = episode.id
+        if self._store is not None and given.store:
+            self._store.put("responses", record["id"], record)
+            self._watch(record, episode)
+        if given.stream:
+            return self._streamed(record, episode, -1)
+        if not given.background:
+            result = await ended_or_gone(request, episode, self._episodes)
+            if (failed := failure_of(result)) is not None:
+                raise failed
+        return json_response(response_of(record, episode, reasoning_of(episode, record["progress"])))
+
+    def get(self, request: Request) -> Response:
+        record = self._known(request)
+        episode = self._episode(record)
+        if request.query_params.get("stream") == "true":
+            after = request.query_params.get("starting_after", "-1")
+            if not after.removeprefix("-").isdecimal() or len(after) > 9:
+                raise invalid("starting_after", f"a sequence_number is needed, is {after!r:.60}")
+            if episode is None:
+                raise Refused(404, f"{record['id']}: nothing is kept of its episode", code="not_found")
+            return self._streamed(record, episode, int(after))
+        reasoning = "" if episode is None else reasoning_of(episode, record["progress"])
+        return json_response(response_of(record, episode, reasoning))
+
+    def cancel(self, request: Request) -> Response:
+        record = self._known(request)
+        if not record["background"]:
+            raise Refused(
+                400, f"{record['id']}: only a response in the background can be cancelled", code="not_background"
+            )
+        self._release(record)
+        return json_response(response_of(self._known(request), self._episode(record)))
+
+    def delete(self, request: Request) -> Response:
+        record = self._known(request)
+        self._release(record)
+        needed(self._store).delete("responses", record["id"])
+        return json_response({"id": record["id"], "object": "response", "deleted": True})
+
+    def resume(self) -> None:
+        """Go on with what ran in the background when the server ended."""
+        store = self._store
+        if store is None:
+            return
+        for name in store.names("responses"):
+            record = store.get("responses", name)
+            if record is None or not record["background"] or "ended" in record or record.get("cancelled"):
+                continue
+            episode = self._episodes.resume(record["episode"], record["id"])
+            if episode is not None:
+                self._watch(record, episode)
+
+    def _release(self, record: dict[str, Any]) -> None:
+        """Of a response that runs: nobody waits for its episode any more."""
+        episode = self._episodes.get(record["episode"])
+        if episode is None or record["id"] not in episode.holders:
+            return
+        needed(self._store).put("responses", record["id"], {**record, "cancelled": True})
+        episode.holders.discard(record["id"])
+        if not episode.followers and not episode.holders:
+            self._episodes.cancel(episode)
+
+    def _known(self, request: Request) -> dict[str, Any]:
+        name = request.path_params["response"]
+        record = needed(self._store).get("responses", name)
+        if record is None:
+            raise Refused(404, f"response {name!r:.60}: no such response", code="not_found")
+        return record
+
+    def _episode(self, record: dict[str, Any]) -> Episode | None:
+        """The episode of a response: it runs, or its end is stored, here or with the response."""
+        name = record["episode"]
+        found = self._episodes.get(name) or self._episodes.ended(name)
+        if found is None and "ended" in record:
+            found = Episode(name, record["rule"])
+            found.result = record["ended"]
+        return found
+
+    def _watch(self, record: dict[str, Any], episode: Episode) -> None:
+        """Keep with the response how its episode failed: an end that isn't kept with the episode."""
+
+        async def watch() -> None:
+            result = await episode.ended()
+            store = needed(self._store)
+            known = store.get("responses", record["id"])
+            if known is not None and not (result["outcome"] == "cancelled" and self._episodes.draining):
+                store.put("responses", record["id"], {**known, "ended": result, "rule": episode.rule})
+
+        task = asyncio.create_task(watch())
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    def _streamed(self, record: dict[str, Any], episode: Episode, after: int) -> Response:
+        async def lines() -> AsyncIterator[bytes]:
+            self._episodes.join(episode)
+            try:
+                async for each in events_of(record, episode):
+                    if isinstance(each, str):
+                        yield f": {each}\n\n".encode()
+                    elif each["sequence_number"] > after:
+                        yield f"event: {each['type']}\n".encode() + b"data: " + orjson.dumps(each) + b"\n\n"
+            finally:
+                self._episodes.leave(episode)
+
+        return StreamingResponse(lines(), media_type="text/event-stream", headers=SSE)
+
+
+def _record(given: ResponseBody) -> dict[str, Any]:
+    echo = {
+        "model": given.model,
+        "instructions": given.instructions,
+        "max_output_tokens": given.max_output_tokens,
+        "temperature": given.temperature,
+        "top_p": given.top_p,
+        "metadata": given.metadata or {},
+        "background": given.background,
+        "store": given.store,
+    }
+    return {
+        "id": f"resp_{secrets.token_hex(16)}",
+        "created_at": int(time.time()),
+        "background": given.background,
+        "progress": given.palimpsest.progress,
+        "echo": echo,
+    }
