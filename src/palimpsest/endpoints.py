@@ -162,7 +162,11 @@ class Down(Again):
 
 
 class GaveUp(Exception):
-    """No attempt succeeded. One line."""
+    """No attempt succeeded. One line; `last`: what the last one met."""
+
+    def __init__(self, said: str, last: Again) -> None:
+        super().__init__(said)
+        self.last = last
 
 
 class ServiceDown(Exception):
@@ -182,16 +186,16 @@ async def attempted(
     it is longer; `key` draws how far below the full pause it stays, so that requests that failed together don't come
     back together.
     """
-    said = ""
+    last = Again("it was never asked")
     for attempt in range(attempts):
         try:
             return await once()
         except Again as again:
-            said, asked = str(again), again.pause
+            last = again
         if attempt + 1 < attempts:
             own = pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
-            await asyncio.sleep(min(max(own, asked or 0.0), longest))
-    raise GaveUp(f"gave up after {attempts} attempts: {said}")
+            await asyncio.sleep(min(max(own, last.pause or 0.0), longest))
+    raise GaveUp(f"gave up after {attempts} attempts: {last}", last)
 
 
 class Breaker:

@@ -166,6 +166,8 @@ TROUBLE: dict[str, Any] = {
     "no choices": reply(200, {"choices": []}),
     "lengths": reply(200, other_lengths(choice={"token_ids": [5, 6, 7]})),
     "too many": reply(200, other_lengths(choice={"token_ids": [5] * 9, "logprobs": None})),
+    "ids left out": reply(200, other_lengths(choice={"token_ids": None})),
+    "log-probabilities left out": reply(200, other_lengths(choice={"logprobs": None})),
     "no ids": reply(200, other_lengths(choice={"token_ids": [5, "6"]})),
     "negative": reply(200, other_lengths(choice={"token_ids": [5, -6]})),
     "not finite": reply(200, other_lengths(choice={}).replace(b"-1.0]", b"1e999]")),
@@ -262,6 +264,20 @@ def test_what_concerns_every_request_fails_at_once(status: int, body: Any, words
         with refusing(EngineError, words):
             opened(server, tiny_model_folder)
         assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_endpoint_without_time_is_not_taken_for_one_of_another_mode(status: int, tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: reply(status))
+    with endpoint_server(server), refusing(EngineError, f"status {status}", "try again later"):
+        opened(server, tiny_model_folder)
+    assert {*server.paths} == {"/v1/models", "/v1/completions"}
+
+
+def test_a_server_that_trips_over_token_ids_is_asked_in_text(tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: reply(500) if isinstance(server.asked[number]["prompt"], list) else None)
+    with endpoint_server(server):
+        assert "mode completions: " in opened(server, tiny_model_folder).limits.note
 
 
 def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:

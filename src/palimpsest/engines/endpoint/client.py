@@ -58,8 +58,20 @@ class Refused(SamplerError):
         self.status = status
 
 
+class Unavailable(SamplerError):
+    """No attempt was answered: nobody was there, or had the time. It says nothing about the request."""
+
+
 class _NoAnswer(Down):
     """Nobody answered."""
+
+
+class _Broken(Down):
+    """A server's error that may be about this request (500, 501)."""
+
+
+class _Busy(Again):
+    """Others come first (408, 429)."""
 
 
 class Client:
@@ -116,7 +128,8 @@ class Client:
         try:
             return await attempted(once, attempts=attempts or self._config.attempts, pause=_PAUSE_S, key=(key,))
         except GaveUp as gave_up:
-            raise SamplerError(f"{self.url}: {gave_up}") from None
+            passing = isinstance(gave_up.last, Down | _Busy) and not isinstance(gave_up.last, _Broken)
+            raise (Unavailable if passing else SamplerError)(f"{self.url}: {gave_up}") from None
         except ServiceDown as down:
             raise EngineError(f"{self.url}: {down}, the last one: {down.last}; is the server running?") from None
 
@@ -171,9 +184,10 @@ class Client:
         if reply.status == 429 and _NO_QUOTA.search(said):
             return EngineError(f"{told}; the account behind the key has nothing left")
         if reply.status in (408, 429):
-            return Again(said, retry_after(reply.headers))
+            return _Busy(said, retry_after(reply.headers))
         if reply.status >= 500:
-            return Down(said, retry_after(reply.headers))
+            kind = _Broken if reply.status in (500, 501) else Down
+            return kind(said, retry_after(reply.headers))
         if reply.status in (400, 413, 422) and _TOO_LONG.search(said):
             return PromptTooLong(f"{told}; lower the budgets, or say its window by engine.max_context")
         return Refused(told, reply.status)

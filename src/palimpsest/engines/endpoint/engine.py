@@ -19,8 +19,9 @@ from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.model import ModelConfig
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.schema import RunConfig
+from palimpsest.endpoints import Again
 from palimpsest.engines.endpoint.client import Client
-from palimpsest.engines.endpoint.forms import Form
+from palimpsest.engines.endpoint.forms import Answered
 from palimpsest.engines.endpoint.probe import Found, probe
 from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
 from palimpsest.errors import ConfigError, ModelError, SamplerError
@@ -37,8 +38,8 @@ class EndpointSampler:
 
     version = 0
 
-    def __init__(self, client: Client, form: Form, *, vocab: int, max_context: int) -> None:
-        self._client, self._form, self._vocab = client, form, vocab
+    def __init__(self, client: Client, found: Found, *, vocab: int, max_context: int) -> None:
+        self._client, self._found, self._vocab = client, found, vocab
         self.max_context = max_context
         self._counts = Counts()
 
@@ -50,12 +51,12 @@ class EndpointSampler:
         Raises EngineError where the endpoint is gone, or refuses whatever it is asked.
         """
         check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
-        form = self._form
+        form = self._found.form
         with self._counts.counted():
             answered = await self._client.post(
                 form.path,
                 form.body(prompt_ids, params),
-                lambda answer: form.read(answer, prompt_ids, params),
+                lambda answer: self._as_found(form.read(answer, prompt_ids, params)),
                 key=params.seed,
             )
         self._counts.prompt_tokens += answered.prompt_tokens or len(prompt_ids)
@@ -65,6 +66,15 @@ class EndpointSampler:
             raise SamplerError(f"an id outside the vocabulary of {self._vocab} came back: wrong tokenizer?")
         logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
         return Completion(answered.token_ids, logprobs, answered.stop_reason)
+
+    def _as_found(self, answered: Answered) -> Answered:
+        """`answered`, if it is as exact as `limits.endpoint` says. Raises Again."""
+        probed = self._found.answered
+        if probed.exact and not answered.exact:
+            raise Again("no token ids came back, which it gave before")
+        if answered.token_ids and probed.logprobs is not None and answered.logprobs is None:
+            raise Again("no log-probabilities came back, which it gave before")
+        return answered
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -99,7 +109,7 @@ class EndpointEngine:
         self.codec = found.form.codec
         window, vocab = _window(settings, found, folder, config.model.path), _vocabulary(folder, self.codec)
         self._client = Client(settings)
-        self.sampler = EndpointSampler(self._client, found.form, vocab=vocab, max_context=window)
+        self.sampler = EndpointSampler(self._client, found, vocab=vocab, max_context=window)
         endpoint = Endpoint(
             url=self._client.url,
             model=config.model.path,
@@ -194,7 +204,7 @@ def told(endpoint: Endpoint, found: Found, window: int, *, counting_only: bool) 
         f"{'with' if endpoint.logprobs else 'no'} log-probabilities",
     ]
     if counting_only:
-        parts.append("counted by the packaged tokenizer (--tokenizer names another)")
+        parts.append(f"counted by the packaged tokenizer, as {endpoint.model} names none that opens (--tokenizer does)")
     elif endpoint.mode != "chat":
         parts.append("tokenizer " + ("compared with the server's" if found.checked else "taken on trust"))
     if not found.form.fields.sampling:

@@ -16,7 +16,7 @@ from typing import Any
 
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.endpoints import Again
-from palimpsest.engines.endpoint.client import Client
+from palimpsest.engines.endpoint.client import Client, Unavailable
 from palimpsest.engines.endpoint.forms import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -26,7 +26,7 @@ from palimpsest.engines.endpoint.forms import (
     TextForm,
     TokenForm,
 )
-from palimpsest.errors import ConfigError, ModelError, SamplerError, nearest
+from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError, nearest
 from palimpsest.text.codec import Codec
 from palimpsest.text.neutral import neutral_codec
 from palimpsest.text.template import user_turn
@@ -77,14 +77,16 @@ async def probe(
     """How `model` is asked there. `own`: the model's tokenizer, None: it isn't known; `counting`: any tokenizer;
     `more`: variables of its chat template.
 
-    Raises EngineError for an endpoint that isn't there or wants another key, ConfigError for a mode or a model that it
-    hasn't, ModelError for a tokenizer that is not the model's.
+    Raises EngineError for an endpoint that isn't there, has no time or wants another key, ConfigError for a mode or a
+    model that it hasn't, ModelError for a tokenizer that is not the model's.
     """
     models = await client.look("GET", f"{client.url}/models")
     reasons = dict[str, str]()
     for form in _forms(settings, model, own, counting, more):
         try:
             answered = await _asked(client, form)
+        except Unavailable as error:
+            raise EngineError(f"{error}; try again later") from None  # another mode would be another evaluation
         except (Again, SamplerError) as error:
             reasons[form.mode] = str(error)
             continue
