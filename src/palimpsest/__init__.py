@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from palimpsest.jobs.asking import ask_async as ask_async
     from palimpsest.jobs.comparing import Comparison as Comparison
     from palimpsest.jobs.comparing import compare as compare
-    from palimpsest.jobs.evaluation import Evaluation as Evaluation
+    from palimpsest.jobs.evaluated import Evaluation as Evaluation
     from palimpsest.jobs.evaluation import evaluate as evaluate
     from palimpsest.jobs.evaluation import evaluate_async as evaluate_async
     from palimpsest.jobs.playing import Episode as Episode
@@ -64,7 +64,8 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "errors": ("PalimpsestError",),
     "jobs.comparing": ("compare", "Comparison"),
     "jobs.asking": ("ask", "ask_async", "Asked"),
-    "jobs.evaluation": ("evaluate", "evaluate_async", "Evaluation"),
+    "jobs.evaluated": ("Evaluation",),
+    "jobs.evaluation": ("evaluate", "evaluate_async"),
     "jobs.playing": ("play", "play_async", "Episode"),
     "jobs.probing": ("probe", "probe_async", "Probe"),
     "jobs.quickstart": ("quickstart", "quickstart_async", "Quickstart"),

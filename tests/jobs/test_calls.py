@@ -79,7 +79,7 @@ def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> No
 
 
 def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
-    evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, quiet=True)
+    evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, baselines=False, quiet=True)
     assert evaluation.table.column("") == ["1 chunk", "2 chunks"]
     assert (len(evaluation), evaluation["2 chunks"].problems) == (4, 2)
     logged = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
@@ -88,7 +88,9 @@ def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path
     assert evaluation.accuracy.mean == pytest.approx(mean)
     assert repr(evaluation).startswith("Evaluation of overwrite on synthetic, model ")
     assert "<table>" in evaluation._repr_html_()
-    again = palimpsest.evaluate(run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, quiet=True)
+    again = palimpsest.evaluate(
+        run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, baselines=False, quiet=True
+    )
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # what was played is not played again
     assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.name == "1 chunk"]
 
@@ -118,9 +120,9 @@ def test_a_run_brings_its_own_configuration_wherever_it_is_named(
 
 def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:
     problems = [palimpsest.Problem(name, "Who?", ("Bob",), "Bob likes tea.") for name in ("a", "b")]
-    evaluation = palimpsest.evaluate(run, problems, out=tmp_path, quiet=True)
+    evaluation = palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
     assert [sample.id for sample in evaluation] == ["a", "b"]
-    palimpsest.evaluate(run, problems, out=tmp_path, quiet=True)
+    palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
     with pytest.raises(palimpsest.PalimpsestError):  # other problems are another evaluation
         palimpsest.evaluate(run, [palimpsest.Problem("a", "Where?", ("x",), "y")], out=tmp_path, quiet=True)
@@ -159,7 +161,7 @@ def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
 
 def test_a_size_that_was_not_evaluated_is_named_with_those_there_are(run: palimpsest.Run) -> None:
     evaluation = run.evaluate(chunks=[2, 1], limit=1, quiet=True)
-    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunk, 2 chunks"):
+    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunk, 2 chunks, 1 chunk, closed book, "):
         evaluation["3 chunks"]
 
 

@@ -42,7 +42,17 @@ def test_a_question_without_a_gold_is_played_once_and_counted_beside_the_accurac
     palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     path, out = lines(tmp_path / "dev.jsonl", *GOLDLESS), tmp_path / "out"
-    words = ["eval", "--model", str(tiny_model_folder), "--data", str(path), *WORDS, "--out", str(out)]
+    words = [
+        "eval",
+        "--no-baselines",
+        "--model",
+        str(tiny_model_folder),
+        "--data",
+        str(path),
+        *WORDS,
+        "--out",
+        str(out),
+    ]
     done = palimpsest(*words)
     assert done.returncode == 0
     assert "1 questions have no gold in the data: played, not graded" in done.stdout
@@ -69,7 +79,7 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
 ) -> None:
     path = tmp_path / "faq.csv"
     path.write_text("q,gold,body\nWho?,Ann,Ann ran.\n")
-    words = ["eval", "--model", str(tiny_model_folder), "--data", str(path), *WORDS]
+    words = ["eval", "--no-baselines", "--model", str(tiny_model_folder), "--data", str(path), *WORDS]
     refused = palimpsest(*words)
     assert refused.returncode == 2
     assert "--map" in refused.stderr

@@ -65,7 +65,7 @@ def test_an_evaluation_counts_what_it_was_told_to_cut(run: palimpsest.Run, tmp_p
     sizes: Any = {"chunks": 2, "limit": 2, "quiet": True}
     whole = palimpsest.evaluate(run, **sizes)
     assert whole.summaries[0].documents_cut == 0
-    cut = palimpsest.evaluate(run, overrides={"max_chunks": 1}, out=tmp_path, **sizes)
+    cut = palimpsest.evaluate(run, overrides={"max_chunks": 1}, out=tmp_path, baselines=False, **sizes)
     assert (cut.summaries[0].documents_cut, cut.table.column("documents cut")) == (2, [2])
     assert json.loads((tmp_path / "summary.json").read_text())["evaluations"][0]["documents_cut"] == 2
     assert whole.summaries[0].turns_per_document > cut.summaries[0].turns_per_document

@@ -10,7 +10,7 @@ import pytest
 
 import palimpsest
 from palimpsest.errors import RunError
-from palimpsest.jobs.evaluation import Evaluation
+from palimpsest.jobs.evaluated import Evaluation
 from palimpsest.jobs.evaluation_folder import check_folder, move_aside
 from palimpsest.jobs.models import make_base_model
 from palimpsest.progress.progress import Silent

@@ -144,7 +144,7 @@ def test_agents_with_tools_play_on_chat_endpoints(policy: str, tmp_path: Path, p
     budgets += ["--set", "window_tokens=1024"] if policy == "tool_window" else []
     with endpoint_server(Server(takes="chat", speak=calling)) as server:
         done = palimpsest(
-            *("eval", "--model", "served", "--base-url", server.url, "--policy", policy, *budgets),
+            *("eval", "--model", "served", "--no-baselines", "--base-url", server.url, "--policy", policy, *budgets),
             *("--data", "synthetic_search", "--objectives", "1", "--limit", "2", "--out", str(out)),
         )
     assert done.returncode == 0, done.stderr

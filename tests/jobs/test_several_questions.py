@@ -21,6 +21,8 @@ SMALL = (
     "policy.options.memory_tokens=16", "policy.options.answer_tokens=8", "logging.sinks=[jsonl]",
 )  # fmt: skip
 
+BUDGETS = {"prompts": "short", "question_tokens": 64, "chunk_size": 64, "memory_tokens": 8, "answer_tokens": 8}
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -79,10 +81,8 @@ def test_samples_hold_every_question_and_what_its_answer_is_worth(
 def test_a_policy_that_answers_one_question_is_refused_before_anything_is_played(
     data: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        palimpsest.PalimpsestError, match="FullContextPolicy answers one question and problem d0 asks 2"
-    ):
-        palimpsest.evaluate(str(tiny_model_folder), data, policy="full_context", quiet=True)
+    with pytest.raises(palimpsest.PalimpsestError, match="RetrievalPolicy answers one question and problem d0 asks 2"):
+        palimpsest.evaluate(str(tiny_model_folder), data, policy="retrieval", overrides=BUDGETS, quiet=True)
 
 
 def test_an_episode_shows_the_answer_to_each_question(tiny_model_folder: Path) -> None:

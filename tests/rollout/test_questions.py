@@ -27,13 +27,13 @@ SMALL: dict[str, Any] = {
     "memory_tokens": 40,
     "answer_tokens": 20,
 }
-READING = [name for name, cls in POLICIES.items() if cls.answers_questions]
 REPLIES = {
     "overwrite": " Anna, Rome",
     "gated": "<check>yes</check><update> Anna, Rome</update><next>end</next>",
     "recall": "<update> Anna, Rome</update>",
     "heads": " Anna, Rome",
 }
+READING = [name for name, cls in POLICIES.items() if cls.answers_questions and name in REPLIES]
 
 
 def policy(name: str, **options: Any) -> MemoryPolicy:
@@ -83,7 +83,7 @@ def test_without_a_document_there_are_no_answers() -> None:
     assert (trajectory.outcome, trajectory.answer, trajectory.answers) == (Outcome.EMPTY_CONTEXT, None, ())
 
 
-@pytest.mark.parametrize("name", ["full_context", "sliding_window", "retrieval", "prune"])
+@pytest.mark.parametrize("name", ["retrieval", "prune"])
 def test_a_policy_that_answers_one_question_is_refused_with_those_that_answer_several(name: str) -> None:
     options = {} if name == "prune" else {"prompts": "short", "question_tokens": 40}
     single = build_policy(PolicyConfig(name=name, options=options))

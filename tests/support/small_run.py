@@ -23,4 +23,16 @@ def small_evaluation(model: Path, out: Path, chunks: str = "2") -> list[str]:
     """`palimpsest eval` of four documents a length, as the words of a command."""
     budgets = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
     sets = [word for budget in budgets for word in ("--set", budget)]
-    return ["eval", "--model", str(model), "--chunks", chunks, "--limit", "4", *sets, "--out", str(out)]
+    return [
+        "eval",
+        "--model",
+        str(model),
+        "--chunks",
+        chunks,
+        "--limit",
+        "4",
+        "--no-baselines",
+        *sets,
+        "--out",
+        str(out),
+    ]

@@ -178,7 +178,9 @@ def string(ground: Ground, rng: random.Random, path: Path) -> tuple[str, str, li
         return SILENT, f"{text!a} encodes to a control token", []
     problems = [Problem("hostile", text, (hostile(rng) or "a",), document)]
     try:
-        evaluation = palimpsest.evaluate(ground.model, problems, overrides=BUDGETS, out=path, quiet=True)
+        evaluation = palimpsest.evaluate(
+            ground.model, problems, overrides=BUDGETS, out=path, baselines=False, quiet=True
+        )
     except PalimpsestError as refused:
         return SAID, str(refused), []
     (sample,), unreadable = read_samples(path / "samples.jsonl")

@@ -11,10 +11,10 @@ from rich.table import Table
 from palimpsest.evaluation.summary import Score
 
 
-def stdout() -> Console:
+def stdout(width: int = 120) -> Console:
     """Console for results; wide enough for a table when piped."""
     console = Console()
-    return console if console.is_terminal else Console(width=120)
+    return console if console.is_terminal else Console(width=width)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:

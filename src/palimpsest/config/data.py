@@ -11,6 +11,9 @@ from palimpsest.plugins import check_name, is_own
 
 FORMATS = (
     "longmemeval",
+    "longbench_v2",
+    "locomo",
+    "memoryagentbench",
     "squad",
     "hotpotqa",
     "qa",

@@ -1,7 +1,7 @@
 """Every layout of rows that is known, told apart by columns.
 
 Which columns tell a layout, and which function makes records of its rows; the functions stand in paragraph_formats.py,
-training_formats.py, question_formats.py and conversations.py.
+training_formats.py, question_formats.py, benchmark_formats.py and conversations.py.
 
 Guaranteed: a row either becomes a record with a question that isn't blank, or raises DataError; a gold is never blank,
 and a row without one becomes a record without one, which no grader counts as wrong.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palimpsest.data import conversations, paragraph_formats, question_formats, training_formats
+from palimpsest.data import benchmark_formats, conversations, paragraph_formats, question_formats, training_formats
 from palimpsest.data.assemble import Record
 from palimpsest.data.rows import Row
 from palimpsest.errors import DataError, nearest
@@ -50,6 +50,22 @@ FORMATS = {
             ("question", "answer", "haystack_sessions"),
             conversations.longmemeval,
             "LongMemEval: dated sessions",
+        ),
+        Format(
+            "longbench_v2",
+            ("question", "choice_A", "choice_B", "choice_C", "choice_D", "answer", "context"),
+            benchmark_formats.longbench_v2,
+            "LongBench v2: multiple choice",
+        ),
+        Format(
+            "locomo", ("conversation", "qa"), benchmark_formats.locomo, "LoCoMo: several questions on dated sessions"
+        ),
+        Format(
+            "memoryagentbench",
+            ("context", "questions", "answers"),
+            benchmark_formats.memoryagentbench,
+            "MemoryAgentBench: several questions on a text",
+            suits=benchmark_formats.is_memoryagentbench,
         ),
         Format(
             "squad",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import __version__, files
+from palimpsest.errors import DataError
 
 MANIFEST = "manifest.json"
 
@@ -38,6 +39,24 @@ def write_manifest(
     }
     files.write_file(folder / MANIFEST, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return edition
+
+
+def sets_of(folder: Path) -> list[Path]:
+    """The files of problems that the manifest of a folder names, in its order. Raises DataError."""
+    path = folder / MANIFEST
+    try:
+        described = json.loads(path.read_text("utf-8"))["files"]
+        names = [name for name, known in described.items() if "problems" in known]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{path}: is no manifest of a data set: name the files of {folder} themselves") from None
+    if any(Path(name).name != name for name in names):
+        raise DataError(f"{path}: names a file outside its folder: name the files of {folder} themselves")
+    if not names:
+        raise DataError(f"{path}: names no file of problems")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataError(f"{folder / missing[0]}: is not there, and {path} names it: name the files themselves")
+    return [folder / name for name in names]
 
 
 def edition_of(hashes: Mapping[str, str]) -> str:

@@ -1,9 +1,8 @@
-"""Evaluation: every problem played once, graded, logged as it ends, summarised.
+"""Evaluation: every problem played once, or as often as is asked for, graded, logged as it ends, summarised.
 
 Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight,
 so memory does not grow with the number of problems; a rerun on the same folder plays only what has no grade yet;
-results do not depend on which episodes ended first.
-Not covered: several samples of one problem (give it as several problems).
+results do not depend on which episodes ended first; the first sample of a problem is the same however many there are.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
-from palimpsest.evaluation.samples import Sample, SampleLog
+from palimpsest.evaluation.samples import Sample, SampleKey, SampleLog
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.evaluation.transcripts import Transcripts
 from palimpsest.measures.texts import Texts
@@ -36,8 +35,8 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 Measure = Callable[[Problem, Trajectory, Grade], Mapping[str, float]]
 OnProgress = Callable[[Sample], None]
-Samples = Mapping[tuple[str, str], Sample]
-"""By name of the set and id of the problem."""
+Samples = Mapping[SampleKey, Sample]
+"""By name of the set, id of the problem and number of the draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,15 @@ class EvalSet:
     name: str
     problems: Sequence[Problem]
     policy: MemoryPolicy
+    samples: int = 1
+    """Episodes of each problem; the draws of each are its own."""
+    baseline: str | None = None
+    """The name of the baseline that plays; None: the agent."""
+
+    @property
+    def keys(self) -> Iterator[SampleKey]:
+        """Those of its samples."""
+        return ((self.name, problem.id, draw) for problem in self.problems for draw in range(self.samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class Arena:
     grader: Grades
     sampling: SamplingConfig
     key: tuple[Key, ...]
-    """The draws of an episode are keyed by (*key, name of its set, problem, turn)."""
+    """The draws of an episode are keyed by (*key, name of its set, problem, number of the sample, turn)."""
     timeout_s: float | None = None
     retries: int = 2
     measure: Measure | None = None
@@ -154,23 +162,28 @@ async def play_sets(
         return {**log.finished, **played}
 
 
-def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[tuple[EvalSet, Problem]]:
+Job = tuple[EvalSet, Problem, int]
+"""An episode to be played: of which set, which problem, which sample of it."""
+
+
+def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[Job]:
     for group in sets:
         for problem in group.problems:
-            if (group.name, problem.id) not in finished:
-                yield group, problem
+            for draw in range(group.samples):
+                if (group.name, problem.id, draw) not in finished:
+                    yield group, problem, draw
 
 
 async def _play_all(
-    jobs: Iterator[tuple[EvalSet, Problem]], arena: Arena, concurrency: int, finish: OnProgress | None
-) -> dict[tuple[str, str], Sample]:
+    jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnProgress | None
+) -> dict[SampleKey, Sample]:
     """Workers draw from one iterator: a place freed by a short episode is taken at once."""
-    played: dict[tuple[str, str], Sample] = {}
+    played: dict[SampleKey, Sample] = {}
 
     async def worker() -> None:
-        for group, problem in jobs:
-            sample = await _play_one(group, problem, arena)
-            played[sample.name, sample.id] = sample
+        for group, problem, draw in jobs:
+            sample = await _play_one(group, problem, draw, arena)
+            played[sample.key] = sample
             if finish is not None:
                 finish(sample)
 
@@ -183,7 +196,7 @@ async def _play_all(
     return played
 
 
-async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
+async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -> Sample:
     trajectory = await play(
         problem,
         policy=group.policy,
@@ -192,7 +205,7 @@ async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
         sampling=arena.sampling,
         key=(*arena.key, group.name),
         group_id=f"{group.name}/{problem.id}",
-        rollout=0,
+        rollout=draw,
         timeout_s=arena.timeout_s,
         retries=arena.retries,
         roles=arena.roles,
@@ -201,7 +214,7 @@ async def _play_one(group: EvalSet, problem: Problem, arena: Arena) -> Sample:
     if arena.transcripts is not None:
         arena.transcripts.add(group.name, problem, trajectory, grade)
     measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
-    return _sample(group.name, problem, trajectory, grade, measures, arena.codec)
+    return _sample(group, problem, trajectory, grade, measures, arena.codec)
 
 
 def _reason(trajectory: Trajectory, grade: Grade) -> str:
@@ -212,7 +225,7 @@ def _reason(trajectory: Trajectory, grade: Grade) -> str:
 
 
 def _sample(
-    name: str,
+    group: EvalSet,
     problem: Problem,
     trajectory: Trajectory,
     grade: Grade,
@@ -221,7 +234,7 @@ def _sample(
 ) -> Sample:
     memory = last_memory(trajectory, Texts(codec))
     return Sample(
-        name=name,
+        name=group.name,
         id=problem.id,
         question=problem.question,
         answers=problem.answers,
@@ -239,6 +252,8 @@ def _sample(
         events=dict(Counter(event.kind for event in trajectory.events)),
         questions=_questions(problem, trajectory, grade) if problem.questions else [],
         document=_fingerprint(problem.context) if problem.context else None,
+        draw=trajectory.rollout,
+        baseline=group.baseline,
     )
 
 
@@ -269,7 +284,7 @@ def _size(problem: Problem) -> int | None:
 
 def summaries_of(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:
     """The figures of each set."""
-    return [summarise(s.name, [samples[s.name, p.id] for p in s.problems]) for s in sets]
+    return [summarise(each.name, [samples[key] for key in each.keys], drawn=each.samples) for each in sets]
 
 
 def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:

@@ -32,12 +32,16 @@ _LARGEST = 2**53
 """Beyond it a number in a line is damage: no count and no reward is that large."""
 
 
+SampleKey = tuple[str, str, int]
+"""Name of the set, id of the problem, number of the draw."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One episode of an evaluation and its grade."""
 
     name: str
-    """The evaluation it belongs to; (name, id) is unique."""
+    """The evaluation it belongs to; (name, id, draw) is unique."""
     id: str
     question: str
     answers: tuple[str, ...]
@@ -65,6 +69,15 @@ class Sample:
     """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
     document: str | None = None
     """Fingerprint of what was read: samples that share it aren't independent. None: nothing, or an older log."""
+    draw: int = 0
+    """Which of several samples of the problem, from 0."""
+    baseline: str | None = None
+    """Of an episode that was played beside the agent's, to compare: the baseline's name."""
+
+    @property
+    def key(self) -> SampleKey:
+        """Name of its set, id of its problem, which sample of it."""
+        return self.name, self.id, self.draw
 
     @property
     def without_gold(self) -> bool:
@@ -102,7 +115,7 @@ class SampleLog:
         except BaseException:
             os.close(self._file)
             raise
-        self.finished = {(s.name, s.id): s for s in samples if s.is_final}
+        self.finished = {sample.key: sample for sample in samples if sample.is_final}
 
     def append(self, sample: Sample) -> None:
         """Write one line."""
@@ -138,7 +151,7 @@ def read_samples(path: Path) -> tuple[list[Sample], int]:
 
 
 def _parse(data: bytes) -> tuple[list[Sample], int]:
-    samples: dict[tuple[str, str], Sample] = {}
+    samples: dict[SampleKey, Sample] = {}
     unreadable, sealed = 0, False
     for line in data.splitlines():
         values = _object(line)
@@ -147,7 +160,7 @@ def _parse(data: bytes) -> tuple[list[Sample], int]:
         if sample is None:
             unreadable += 1
         else:
-            samples[sample.name, sample.id] = sample
+            samples[sample.key] = sample
     return list(samples.values()), unreadable
 
 
@@ -211,8 +224,8 @@ def _asked(value: Any) -> bool:
 _ASKED_FORMS = {"question": _text, "answers": _all(_text), "answer": _or_none(_text), "value": _or_none(_number)}
 _FORMS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("name", "id", "question", "outcome"), _text),
-    **dict.fromkeys(("answer", "memory", "reason", "document"), _or_none(_text)),
-    **dict.fromkeys(("turns", "prompt_tokens", "sampled_tokens"), _count),
+    **dict.fromkeys(("answer", "memory", "reason", "document", "baseline"), _or_none(_text)),
+    **dict.fromkeys(("turns", "prompt_tokens", "sampled_tokens", "draw"), _count),
     **dict.fromkeys(("metrics", "measures"), _named(_number)),
     "answers": _all(_text),
     "value": _or_none(_number),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
 from typing import Any
 
 from palimpsest.evaluation.clusters import clusters_of
+from palimpsest.evaluation.repeats import disagreement, passes
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, wilson
 from palimpsest.events import DocumentTruncated
@@ -43,8 +44,10 @@ class EvalSummary:
     name: str
     problems: int
     graded: int
+    """Episodes: as many as problems, or so many samples of each."""
     ungraded: int
     accuracy: Score
+    """Over graded episodes; those of one problem are a cluster."""
     metrics: dict[str, float]
     """Mean over graded problems of each part of the breakdown."""
     measures: dict[str, float]
@@ -57,6 +60,14 @@ class EvalSummary:
     turns_per_document: float
     documents_cut: int = 0
     """Problems of whose document the policy left something out: it was longer than its options or the window take."""
+    samples: int = 1
+    """Episodes of each problem."""
+    pass_at: dict[str, float] = field(default_factory=dict)
+    """Unbiased pass@k by k, where problems have several samples."""
+    disagreement: float | None = None
+    """Share of problems whose samples are worth different values."""
+    answer_chars: float | None = None
+    """Median length of the answers, thinking included; None where there are none."""
 
     clusters: int = 0
     """Documents or questions that the graded problems come from, where several share one: what the interval counts."""
@@ -65,14 +76,14 @@ class EvalSummary:
         return asdict(self)
 
 
-def summarise(name: str, samples: Iterable[Sample]) -> EvalSummary:
-    """Figures of one evaluation. The order of `samples` does not matter."""
-    rows = sorted(samples, key=lambda s: s.id)
+def summarise(name: str, samples: Iterable[Sample], drawn: int = 1) -> EvalSummary:
+    """Figures of one evaluation of `drawn` samples a problem. The order of `samples` does not matter."""
+    rows = sorted(samples, key=lambda s: (s.id, s.draw))
     graded = [s for s in rows if s.value is not None]
     sizes = sorted({s.size for s in rows}, key=lambda size: (size is None, size or 0))
     return EvalSummary(
         name=name,
-        problems=len(rows),
+        problems=_problems(rows),
         graded=len(graded),
         ungraded=len(rows) - len(graded),
         accuracy=accuracy_of(rows),
@@ -84,7 +95,11 @@ def summarise(name: str, samples: Iterable[Sample]) -> EvalSummary:
         sizes=tuple(_size_summary(size, [s for s in rows if s.size == size]) for size in sizes),
         tokens_per_document=_mean([s.tokens for s in rows]),
         turns_per_document=_mean([s.turns for s in rows]),
-        documents_cut=sum(DocumentTruncated.kind in s.events for s in rows),
+        documents_cut=_problems(s for s in rows if DocumentTruncated.kind in s.events),
+        samples=drawn,
+        pass_at=passes(rows, drawn),
+        disagreement=disagreement(rows, drawn),
+        answer_chars=median(lengths) if (lengths := [len(s.answer) for s in rows if s.answer is not None]) else None,
     )
 
 
@@ -121,7 +136,12 @@ def score(values: Sequence[float], clusters: Clusters | None = None) -> Score:
 
 def _size_summary(size: int | None, rows: Sequence[Sample]) -> SizeSummary:
     graded = sum(s.value is not None for s in rows)
-    return SizeSummary(size, len(rows), graded, accuracy_of(rows), _mean([s.tokens for s in rows]))
+    return SizeSummary(size, _problems(rows), graded, accuracy_of(rows), _mean([s.tokens for s in rows]))
+
+
+def _problems(rows: Iterable[Sample]) -> int:
+    """How many problems these are samples of."""
+    return len({sample.id for sample in rows})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -44,7 +44,11 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
 
 @lru_cache(maxsize=64)
 def _small_options(name: str) -> dict[str, Any]:
-    """Options of the first policy of this name in the small models' recipes."""
+    """Options of the first policy of this name in the small models' recipes; without a document those of the one with
+    it."""
+    if name == "closed_book":
+        options = _small_options("full_context")
+        return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
     for recipe in map(load_recipe, SMALL_RECIPES):
         for policy in (recipe.policy, *recipe.evaluation.baselines.values(), *recipe.evaluation.rivals.values()):
             if policy.name == name:

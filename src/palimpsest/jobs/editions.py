@@ -11,11 +11,12 @@ from pathlib import Path
 
 from palimpsest import files
 from palimpsest.config.data import DataConfig, listed
+from palimpsest.jobs.evaluation_data import expanded
 
 
 def editions_of(data: DataConfig) -> dict[str, str]:
     """File to SHA-256, of every file that an evaluation of `data` reads its problems from."""
-    sources = listed(data.eval_source or data.source)
+    sources = expanded(listed(data.eval_source or data.source))
     return {source: files.sha256(Path(source)) for source in sources if Path(source).is_file()}
 
 
@@ -24,10 +25,13 @@ def edition_of_set(name: str, editions: Mapping[str, str]) -> str | None:
 
     >>> edition_of_set("eval_50", {"data/eval_50.json": "a", "data/eval_100.json": "b"})
     'a'
+    >>> edition_of_set("recall, eval_50", {"data/eval_50.json": "a", "data/eval_100.json": "b"})
+    'a'
     >>> edition_of_set("4 chunks", {}) is None
     True
     """
-    named = [digest for source, digest in editions.items() if Path(source).stem == name or source == name]
+    parts = {name, *name.split(", ")}  # of a sweep: the policy, the file, the documents
+    named = [digest for source, digest in editions.items() if parts & {source, Path(source).stem}]
     if named or len(editions) != 1:
         return named[0] if named else None
     return next(iter(editions.values()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from palimpsest.config.data import SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
+from palimpsest.data.manifest import MANIFEST, sets_of
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.source import build_source, rows_left_out
 from palimpsest.errors import ConfigError, DataError
@@ -43,10 +44,13 @@ def _own_problems(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def read_problems(
-    config: RunConfig, chunks: Sequence[int] | None = None, skipped: list[str] | None = None
+    config: RunConfig,
+    chunks: Sequence[int] | None = None,
+    skipped: list[str] | None = None,
+    documents: Sequence[int] = (),
 ) -> dict[str, list[Problem]]:
     """Problems to play, one list a size or a file, under the name their figures get; `skipped` gains what is said of
-    each row that is left out."""
+    each row that is left out. `documents`: several numbers per context, in place of the configuration's."""
     source, limit = config.data.eval_source or config.data.source, config.data.limit
     if source == "synthetic":
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
@@ -67,18 +71,31 @@ def read_problems(
         count = (limit or DRAWN_PROBLEMS) if source == SYNTHETIC_SEARCH else sys.maxsize
         sizes = sorted(set(search.objectives))
         return {f"{size} objective{'s' if size > 1 else ''}": _drawn(config, size, count) for size in sizes}
-    return _of_files(config, listed(source), [] if skipped is None else skipped)
+    return _of_files(config, expanded(listed(source)), [] if skipped is None else skipped, documents)
 
 
-def _of_files(config: RunConfig, paths: Sequence[str], skipped: list[str]) -> dict[str, list[Problem]]:
-    """A list a file, under the name of the file, or under its path where two have the same."""
+def expanded(paths: Sequence[str]) -> list[str]:
+    """`paths`, with every set of a folder that `palimpsest data` wrote in its place. Raises DataError."""
+    whole: list[str] = []
+    for path in paths:
+        made = (Path(path) / MANIFEST).is_file()
+        whole += map(str, sets_of(Path(path))) if made else [path]
+    return list(dict.fromkeys(whole))
+
+
+def _of_files(
+    config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
+) -> dict[str, list[Problem]]:
+    """A list a file and number of documents, under the name of the file, or its path where two have the same."""
     stems = [Path(path).stem for path in paths]
     named = {}
     for path, stem in zip(paths, stems, strict=True):
-        data = config.data.model_copy(update={"source": path, "eval_source": None, "weights": None})
-        source = build_source(data, split="eval")
-        skipped += rows_left_out(source)
-        named[stem if stems.count(stem) == 1 else path] = source.problems(step=0, count=sys.maxsize)
+        name = stem if stems.count(stem) == 1 else path
+        for count in documents or (config.data.documents,):
+            changes = {"source": path, "eval_source": None, "weights": None, "documents": count}
+            source = build_source(config.data.model_copy(update=changes), split="eval")
+            skipped += [line for line in rows_left_out(source) if line not in skipped]
+            named[f"{name}, {count} documents" if documents else name] = source.problems(step=0, count=sys.maxsize)
     return named
 
 

@@ -125,5 +125,7 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
 
 def summaries_by_set(samples: Sequence[Sample]) -> tuple[EvalSummary, ...]:
     """Figures of each set, in the order in which they come."""
-    names = dict.fromkeys(sample.name for sample in samples)
-    return tuple(summarise(name, [sample for sample in samples if sample.name == name]) for name in names)
+    sets: dict[str, list[Sample]] = {}
+    for sample in samples:
+        sets.setdefault(sample.name, []).append(sample)
+    return tuple(summarise(name, own, drawn=1 + max(each.draw for each in own)) for name, own in sets.items())

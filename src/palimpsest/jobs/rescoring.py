@@ -176,10 +176,13 @@ def _write(rescoring: Rescoring, folder: Path, identity: Mapping[str, Any]) -> N
     told = rescoring.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True})
     write_json(out / IDENTITY, {**identity, "reward": told, RESCORED: origin})
     files.write_file(out / SAMPLES, b"".join(map(encoded, rescoring.samples)))
+    baselines = {sample.name for sample in rescoring.samples if sample.baseline is not None}
+    rows = [each.to_json() for each in rescoring.summaries]
     summary = {
         "rescored_from": str(folder),
         "reward": rescoring.reward.name,
-        "evaluations": [each.to_json() for each in rescoring.summaries],
+        "evaluations": [row for row in rows if row["name"] not in baselines],
+        "baselines": [row for row in rows if row["name"] in baselines],
         **rescoring.beside.to_json(),
     }
     write_json(out / SUMMARY, summary)

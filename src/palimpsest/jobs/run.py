@@ -9,7 +9,8 @@ from typing import Any
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.jobs.asking import Asked, Files, ask, ask_async
-from palimpsest.jobs.evaluation import Evaluation, evaluate, evaluate_async
+from palimpsest.jobs.evaluated import Evaluation
+from palimpsest.jobs.evaluation import evaluate, evaluate_async
 from palimpsest.jobs.playing import Episode, play, play_async
 from palimpsest.jobs.settings import model_folder, newest_checkpoint
 from palimpsest.jobs.table import Table

@@ -5,7 +5,8 @@ played, as `run.KEY`, where that run is still there. Of a quickstart they are th
 config.yaml.
 
 Guaranteed: lines that can't be read are counted, a folder without samples is refused by name.
-Not covered: logs of a quickstart that were set aside (`.old-1`).
+Not covered: logs of a quickstart that were set aside (`.old-1`); baselines that were played beside an agent; of several
+samples of a problem all but the first.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _side(folder: Path, name: str) -> Side:
     unreadable = 0
     for log in logs:
         read, lost = read_samples(log)
-        samples.update({(sample.name, sample.id): sample for sample in read})
+        samples.update({(each.name, each.id): each for each in read if each.baseline is None and not each.draw})
         unreadable += lost
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")

@@ -45,18 +45,45 @@ Your answer:"""
 SHORT = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer in \\boxed{}.")
 """What the embedded model was made for."""
 
+FINAL = DirectPrompts(
+    answer="""Answer the problem from the article below. End with a line that begins with FINAL_ANSWER: and holds the \
+answer alone. If the problem has several parts named Q1, Q2 and so on, write after FINAL_ANSWER: one JSON object with \
+these names as keys and the answers as strings.
+
+<article>
+{document}
+</article>
+
+<problem>
+{question}
+</problem>"""
+)
+"""Where `reward.name` is final_answer."""
+
+SHORT_FINAL = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer after FINAL_ANSWER:")
+
+_CHARS_A_TOKEN = 16  # more than tokens of any natural text have on average
+_SEAM = 64  # tokens by which the beginning of a text may be encoded otherwise than within the whole
+
 
 @dataclass(frozen=True, slots=True)
 class FullContextPolicy(MemoryPolicy):
-    """One call over the whole document, its middle left out where it exceeds the window."""
+    """One call a question over the whole document, its middle left out where it exceeds the window."""
 
-    prompt_sets: ClassVar[Mapping[str, DirectPrompts]] = {"standard": STANDARD, "short": SHORT}
+    answers_questions: ClassVar[bool] = True
+    prompt_sets: ClassVar[Mapping[str, DirectPrompts]] = {
+        "standard": STANDARD,
+        "short": SHORT,
+        "final": FINAL,
+        "short_final": SHORT_FINAL,
+    }
     window_tokens: int | None = None
     """Document tokens per prompt; None: all that the model's context leaves."""
     question_tokens: int = 1024
     answer_tokens: int = 1024
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
+    """`standard`, `short` for the embedded model, `final` and `short_final` where `reward.name` is final_answer, or a
+    YAML file of texts (docs/own-policy.md)."""
     texts: DirectPrompts = field(init=False, repr=False, compare=False)
     """What `prompts` comes to."""
 
@@ -87,20 +114,41 @@ class FullContextPolicy(MemoryPolicy):
         self.admit(problem, codec)
         return codec.encode(problem.context) if problem.context and problem.context.strip() else None
 
+    def room(self, problem: Problem, codec: Codec, max_context: int) -> int:
+        """Document tokens that the prompt of any of the problem's questions has room for."""
+        taken = self.texts.template(codec, "answer").literal_length + self.answer_tokens
+        longest = max(len(codec.encode(asked.question)) for asked in problem.by_question)
+        room = max_context - taken - longest
+        return max(0, room if self.window_tokens is None else min(room, self.window_tokens))
+
+    def whole(self, problem: Problem, codec: Codec, max_context: int) -> int | None:
+        """Tokens of the document if it enters the prompt whole, else None. A document far beyond the window is not
+        encoded to its end."""
+        if not problem.context or not problem.context.strip():
+            return None
+        room, text = self.room(problem, codec, max_context), problem.context
+        head = text[: (room + 1) * _CHARS_A_TOKEN]
+        if len(head) < len(text) and len(codec.encode(head)) > room + _SEAM:
+            return None
+        tokens = len(codec.encode(text))
+        return tokens if tokens <= room else None
+
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Ask once."""
+        """Ask once; of several questions each by itself, after the same document."""
         codec, document = model.codec, model.prepared
         if document is None:
             return Answered(None, Outcome.EMPTY_CONTEXT)
         template = self.texts.template(codec, "answer")
-        question = codec.encode(problem.question)
-        room = model.max_context - template.literal_length - len(question) - self.answer_tokens
-        kept = self.keep(document, max(0, min(room, self.window_tokens or room)))
+        kept = self.keep(document, self.room(problem, codec, model.max_context))
         if len(kept) < len(document):
             model.event(DocumentTruncated(len(document), len(kept), type(self).__name__))
-        prompt = template.fill({"question": question, "document": kept})
-        completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens)
-        return answered(completion, codec, template.pieces[-1])
+        answers = []
+        for number, asked in enumerate(problem.by_question):
+            prompt = template.fill({"question": codec.encode(asked.question), "document": kept})
+            notes: dict[str, Any] = {"question": number} if problem.questions else {}
+            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
+            answers.append(answered(completion, codec, template.pieces[-1]))
+        return Answered.all(answers) if problem.questions else answers[0]
 
 
 @dataclass(frozen=True, slots=True)

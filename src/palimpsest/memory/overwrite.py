@@ -20,7 +20,7 @@ Not covered: stopping before the document ends (memory/gated policies do that).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -75,6 +75,21 @@ Your answer:""",
 )
 """In our own words, after the structure of MemAgent's (arXiv 2507.02259, table 1), for instruction models."""
 
+FINAL = replace(
+    STANDARD,
+    answer="""You have read an article section by section and kept a memory of it. Solve the problem from that memory. \
+End with a line that begins with FINAL_ANSWER: and holds the answer alone.
+
+<problem>
+{question}
+</problem>
+
+<memory>
+{memory}
+</memory>""",
+)
+"""Where `reward.name` is final_answer."""
+
 SHORT = ReadingPrompts(
     read="Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory.",
     read_section_first="Section:\n{section}\nProblem: {question}\nMemory:{memory}\nUpdate the memory.",
@@ -106,7 +121,7 @@ class OverwritePolicy(MemoryPolicy):
     answers_questions: ClassVar[bool] = True
     takes_memory: ClassVar[bool] = True
     training_limits: ClassVar[tuple[str, ...]] = ("max_chunks",)
-    prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT}
+    prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT, "final": FINAL}
     chunk_size: int = 5000
     question_tokens: int = 1024
     """A longer question is refused when its data is loaded; of several, all together."""
@@ -123,7 +138,8 @@ class OverwritePolicy(MemoryPolicy):
     empty_memory: Literal["overwrite", "keep"] = "overwrite"
     """What an empty response does: `overwrite` empties the memory (MemAgent), `keep` leaves it (vime port)."""
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
+    """`standard`, `short` for the embedded model, `final` where `reward.name` is final_answer, or a YAML file of texts
+    (docs/own-policy.md)."""
     texts: ReadingPrompts = field(init=False, repr=False, compare=False)
     """What `prompts` comes to."""
 

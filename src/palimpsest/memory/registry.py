@@ -12,10 +12,12 @@ from typing import Any
 from palimpsest.config import options
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
+from palimpsest.memory.closed_book import ClosedBookPolicy
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy
@@ -34,6 +36,7 @@ POLICIES: dict[str, type[MemoryPolicy]] = {
     "heads": HeadsPolicy,
     "full_context": FullContextPolicy,
     "sliding_window": SlidingWindowPolicy,
+    "closed_book": ClosedBookPolicy,
     "prune": PrunePolicy,
     "tool_window": ToolWindowPolicy,
     "summary": SummaryPolicy,
@@ -125,9 +128,12 @@ def admit_all(
     if documents and policy.reads_documents and not any(documents):
         raise ConfigError(
             f"policy.name: {name} reads documents and these problems have none; to let the agent search for them "
-            f"choose one of {_shipped('reads_documents', False)} (a policy of your own that needs none says "
+            f"choose one of {', '.join(_AGENTS)} (a policy of your own that needs none says "
             "reads_documents = False)"
         )
+
+
+_AGENTS = [name for name, cls in POLICIES.items() if issubclass(cls, ToolAgentPolicy)]
 
 
 def _shipped(says: str, value: bool = True) -> str:

@@ -1,0 +1,126 @@
+"""What is always played beside an agent: the question alone, and the whole document in one call.
+
+A score on documents means little by itself: what a model answers without the document it knew, and where the whole
+document fits the window a set measures reading, not memory. Both are played on the same problems, under the same
+reward, once each, and never enter the agent's figures.
+
+    closed book       every problem
+    whole document    the problems whose document fits the window, whole
+
+Not covered: several samples of a baseline; problems that begin with a memory, which have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.engines.protocol import Engine
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.run import EvalSet
+from palimpsest.jobs.budgets import SMALL_WINDOW, fitted
+from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.types import Problem
+
+CLOSED_BOOK, WHOLE_DOCUMENT = "closed book", "whole document"
+_POLICIES = {CLOSED_BOOK: "closed_book", WHOLE_DOCUMENT: "full_context"}
+_ANSWERS = ("answer_tokens", "turn_tokens")  # options that bound an agent's answer
+READING = "fits the window: measures reading, not memory"
+
+Sets = Mapping[str, Sequence[Problem]]
+"""Problems by the name of their set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A set of episodes to be played, and what it stands for."""
+
+    episodes: EvalSet
+    policy: str
+    data: str
+    """Name of the set of problems."""
+    problems: int
+    """Of that set; a baseline may play fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """What is played, and what is known of the documents."""
+
+    planned: tuple[Planned, ...] = ()
+    fits: Mapping[str, int] = field(default_factory=dict)
+    """By set of problems: how many of its documents fit the window whole; without those nobody looked at."""
+
+
+def plan_baselines(
+    named: Sets, config: RunConfig, played: Sequence[PolicyConfig], engine: Engine, tell: Callable[[str], None]
+) -> Baselines:
+    """The baselines of `named` sets beside the policies `played`, and in words what they are and cost."""
+    everything = [problem for problems in named.values() for problem in problems]
+    if any(problem.memory for problem in everything):
+        tell("no baselines: problems begin with a memory, which a baseline has no place for")
+        return Baselines()
+    policies = {name: _policy(name, config, played[0], everything, engine, tell) for name in _POLICIES}
+    whole, tokens = policies[WHOLE_DOCUMENT], 0
+    asked = {each.name for each in played}
+    planned, fits = list[Planned](), dict[str, int]()
+    for name, problems in named.items():
+        lengths = [_length(problem, whole, engine) for problem in problems]
+        fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length is not None]
+        if any(problem.context is not None for problem in problems):
+            fits[name] = len(fitting)
+        for baseline, own in ((CLOSED_BOOK, list(problems)), (WHOLE_DOCUMENT, fitting)):
+            policy = policies[baseline]
+            if own and policy is not None and _POLICIES[baseline] not in asked:
+                episodes = EvalSet(f"{name}, {baseline}", own, policy, baseline=baseline)
+                planned.append(Planned(episodes, _POLICIES[baseline], name, len(problems)))
+                tokens += sum(length or 0 for length in lengths) if baseline == WHOLE_DOCUMENT else 0
+    if planned:
+        tell(_told([each.episodes for each in planned], tokens))
+    return Baselines(tuple(planned), fits)
+
+
+def _told(sets: Sequence[EvalSet], tokens: int) -> str:
+    counts = {name: sum(len(each.problems) for each in sets if each.baseline == name) for name in _POLICIES}
+    parts = [f"{name} on {count:,} problems" for name, count in counts.items() if count]
+    read = f", {tokens:,} tokens of documents to read" if tokens else ""
+    return f"beside it, baselines: {', '.join(parts)}{read} (--no-baselines leaves them out)"
+
+
+def _length(problem: Problem, policy: Any, engine: Engine) -> int | None:
+    """Tokens of the document, if it fits whole."""
+    if not isinstance(policy, FullContextPolicy):
+        return None
+    return policy.whole(problem, engine.codec, engine.sampler.max_context)
+
+
+def _policy(
+    baseline: str,
+    config: RunConfig,
+    agent: PolicyConfig,
+    problems: Sequence[Problem],
+    engine: Engine,
+    tell: Callable[[str], None],
+) -> Any:
+    """The baseline with the agent's budget for an answer and the form of answer that the reward reads; None, and why,
+    where its questions don't fit the window."""
+    name, window = _POLICIES[baseline], engine.sampler.max_context
+    own = next((each.options for each in config.evaluation.baselines.values() if each.name == name), {})
+    short = agent.options.get("prompts") == "short" or window < SMALL_WINDOW
+    form = "final" if config.reward.name == "final_answer" else "standard"
+    options = {"prompts": form if not short else "short_final" if form == "final" else "short", **own}
+    budgets = [agent.options[each] for each in _ANSWERS if each in agent.options]
+    if budgets and "answer_tokens" not in own:
+        options["answer_tokens"] = budgets[0]
+    try:
+        given = PolicyConfig(name=name, options=options)
+        policy = build_policy(fitted(given, problems=problems, codec=engine.codec, max_context=window))
+        read = problems if baseline == CLOSED_BOOK else [problem for problem in problems if problem.context is not None]
+        admit_all(policy, read, engine.codec, window)
+    except (ConfigError, DataError) as error:
+        tell(f"no baseline {baseline}: {error}")
+        return None
+    return policy

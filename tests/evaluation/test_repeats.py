@@ -1,0 +1,70 @@
+"""Several samples of a problem: pass@k against counting, means over problems, old logs."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from palimpsest.evaluation.repeats import disagreement, pass_at_k, passes
+from palimpsest.evaluation.samples import Sample, SampleLog, read_samples
+from palimpsest.evaluation.summary import summarise
+
+
+def sample(name: str, value: float | None, draw: int = 0, **changes: object) -> Sample:
+    values: dict[str, object] = {"id": name, "value": value, "draw": draw, "reason": None if value is not None else "x"}
+    fixed = {"name": "set", "question": "?", "answers": ("a",), "answer": "abc", "memory": None, "outcome": "answered"}
+    counts = {"size": None, "turns": 1, "prompt_tokens": 3, "sampled_tokens": 1}
+    return Sample(**{**fixed, **counts, **values, **changes})
+
+
+def drawn(values: dict[str, list[float | None]]) -> list[Sample]:
+    return [sample(name, value, draw) for name, own in values.items() for draw, value in enumerate(own)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+def test_pass_at_k_is_the_share_of_choices_with_a_right_one(n: int) -> None:
+    for right in range(n + 1):
+        for k in range(1, n + 1):
+            chosen = [any(index < right for index in choice) for choice in combinations(range(n), k)]
+            assert pass_at_k(n, right, k) == pytest.approx(fmean(chosen))
+
+
+def test_figures_of_several_samples_have_problems_as_clusters() -> None:
+    samples = drawn({"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0], "c": [1.0, None, 1.0]})
+    summary = summarise("set", samples, drawn=3)
+    assert (summary.problems, summary.graded, summary.ungraded, summary.samples) == (3, 8, 1, 3)
+    assert summary.accuracy.mean == pytest.approx(4 / 8)
+    assert summary.pass_at == {
+        "1": pytest.approx(5 / 9),
+        "2": pytest.approx((1 + 0 + 1) / 3),
+        "3": pytest.approx((1 + 0) / 2),  # c has two graded samples
+    }
+    assert summary.disagreement == pytest.approx(1 / 3)
+
+
+def test_three_times_the_samples_do_not_narrow_an_interval_over_the_same_problems() -> None:
+    once = summarise("set", drawn({str(n): [float(n % 2)] for n in range(20)}))
+    thrice = summarise("set", drawn({str(n): [float(n % 2)] * 3 for n in range(20)}), drawn=3)
+    assert thrice.accuracy == once.accuracy
+    assert (once.pass_at, once.disagreement) == ({}, None)
+    assert passes(drawn({"a": [1.0]}), 1) == {}
+    assert disagreement(drawn({"a": [1.0]}), 1) is None
+
+
+def test_lines_of_before_there_were_draws_are_read(tmp_path: Path) -> None:
+    with SampleLog(tmp_path) as log:
+        log.append(sample("a", 1.0))
+        log.append(sample("a", 0.0, 1))
+    old, new = (json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines())
+    for name in ("draw", "baseline", "crc32"):
+        del old[name]
+    old["crc32"] = zlib.crc32(json.dumps(old, ensure_ascii=False, sort_keys=True).encode())
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in (old, new)))
+    samples, unreadable = read_samples(tmp_path / "samples.jsonl")
+    assert unreadable == 0
+    assert [each.key for each in samples] == [("set", "a", 0), ("set", "a", 1)]
