@@ -129,7 +129,7 @@ class Comparison:
 
     @cached_property
     def bands(self) -> tuple[Band, ...]:
-        """Of sides that differ by their seed alone, three or more values or two: cell by cell."""
+        """Cell by cell, over two or more sides that differ by their seeds alone."""
         groups: dict[str, list[Side]] = {}
         for side in self.sides:
             groups.setdefault(side.but_for_seeds, []).append(side)
