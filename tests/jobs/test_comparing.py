@@ -75,6 +75,35 @@ def test_questions_without_a_gold_are_counted_apart(tmp_path: Path) -> None:
     assert (side["ungraded"], side["without_gold"]) == (0, 1)
 
 
+def test_several_draws_of_a_problem_are_paired_each_and_count_as_one_cluster(tmp_path: Path) -> None:
+    drawn = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
+    paths = [
+        write_evaluation(
+            tmp_path / name, [sample(f"p{n}", values[draw], draw=draw) for n in range(4) for draw in range(3)]
+        )
+        for name, values in zip("ab", drawn, strict=True)
+    ]
+    comparison = palimpsest.compare(*paths)
+    pairing = comparison.pairings["b"]
+    assert (pairing.problems, pairing.difference.test if pairing.difference else None) == (12, "sign_flip")
+    (figures,) = comparison.figures.values()
+    assert (figures["a"].problems, figures["a"].samples, figures["a"].clusters) == (4, 3, 4)
+    side = comparison.to_json()["sides"][0]
+    assert (side["problems"], side["episodes"]) == (4, 12)
+
+
+def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: Path) -> None:
+    paths = []
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        rows = [sample("p0", 1.0), sample("p0", value, name="2 chunks, closed book", baseline="closed book")]
+        paths.append(write_evaluation(tmp_path / name, rows))
+    comparison = palimpsest.compare(*paths)
+    assert comparison.pairings["b"].problems == 1
+    assert not comparison.pairings["b"].flips
+    (closed,) = [cell for cell in comparison.cells if "closed" in cell.set]
+    assert comparison.cell_pairings[closed]["b"].difference is not None
+
+
 def test_a_damaged_line_is_counted(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER)
     text = (b / SAMPLES).read_text("utf-8")

@@ -76,6 +76,7 @@ _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference",
 
 def _show(comparison: Comparison, flips: int) -> None:
     from palimpsest.cli.show import stdout, table
+    from palimpsest.cli.show_published import show_published
 
     console = stdout()
     title = ", ".join(side.name for side in comparison.sides)
@@ -91,7 +92,7 @@ def _show(comparison: Comparison, flips: int) -> None:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
     _show_differs(comparison)
-    _show_published(comparison)
+    show_published(comparison.published)
     for name, flipped in comparison.flips.items() if flips else ():
         _show_flips(name, flipped, flips)
 
@@ -175,23 +176,6 @@ def _show_differs(comparison: Comparison) -> None:
     if rows:
         stdout().print("\nconfigured otherwise", style="bold")  # as its title it would wrap
         stdout().print(table("", ["", *(side.name for side in comparison.sides)], rows))
-
-
-def _show_published(comparison: Comparison) -> None:
-    from palimpsest.cli.show import stdout
-
-    if not comparison.published:
-        return
-    console = stdout()
-    console.print("\npublished, in percent", style="bold")
-    for each in comparison.published:
-        theirs, ours = each.published, "–" if each.ours is None else f"{each.ours:.1f}"
-        line = (
-            f"{theirs.system}, {theirs.model}: {theirs.values[each.size]:.1f} on {theirs.benchmark}, {each.size} "
-            f"{theirs.unit}, {theirs.metric} ({theirs.source}); {each.side}: {ours}"
-        )
-        told = line if each.reason is None else f"{line}; can't be compared: {each.reason}"
-        console.print(told, style=None if each.reason is None else "dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_flips(name: str, flipped: Sequence[Flip], most: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +74,12 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
+    errata: Annotated[
+        Path | None, typer.Option(help="JSON list of known errors of the data; both scores are printed.")
+    ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Published figures beside, greyed with the reason where they differ.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the draws and of the assembly of contexts.")] = 0,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -108,7 +115,8 @@ def evaluate(
         return
     chosen = None if preset is None else choose(preset, data)
     remote = Remote.named(base_url, api_key_env, tokenizer)
-    agents = Agents.of(model, policy, recipe, settings or (), seed, chosen, remote)
+    overlay = [] if errata is None else [f"evaluation.errata={json.dumps(str(errata))}"]
+    agents = Agents.of(model, policy, recipe, [*(settings or ()), *overlay], seed, chosen, remote)
     asked = {
         "objectives": None if objectives is None else numbers("--objectives", "numbers", objectives),
         "corpus": corpus,
@@ -136,3 +144,8 @@ def evaluate(
     ):
         evaluation = evaluate_sweep(sweep, out=out, force=force, prices=prices, progress=terminal)
     show_evaluation(evaluation)
+    if published:
+        from palimpsest.cli.show_published import show_published
+        from palimpsest.jobs.published_beside import published_beside
+
+        show_published(published_beside(evaluation))

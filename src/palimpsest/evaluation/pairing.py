@@ -1,6 +1,7 @@
 """Two evaluations of the same problems, problem by problem.
 
-A problem is the same where set, id, and a hash over question and golds are. One with the same name
+A problem is the same where set, id, number of the draw, and a hash over question and
+golds are. One with the same name
 that asks something else, or counts something else as right, is never paired: it is counted in `other_question`.
 
 Guaranteed: every sample of either side is in exactly one count: paired, without a grade, on that side alone, or of
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from palimpsest.evaluation.clusters import clusters_of, question_hash
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.samples import Sample, SampleKey
 from palimpsest.evaluation.statistics import Difference, paired
 
 
@@ -91,8 +92,8 @@ def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
     )
 
 
-def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str], Sample]:
-    return {(sample.name, sample.id): sample for sample in samples}
+def _by_key(samples: Sequence[Sample]) -> Mapping[SampleKey, Sample]:
+    return {sample.key: sample for sample in samples}
 
 
 def _difference(pairs: Sequence[tuple[Sample, Sample]]) -> Difference:

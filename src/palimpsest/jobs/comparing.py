@@ -50,10 +50,12 @@ class Cell:
         ('chunks', 'chunks', 'agent')
         >>> Cell("eval_50", 50).task, Cell("eval_50_hard", 50).task, Cell("musique", -1).task
         ('eval', 'eval__hard', 'musique')
+        >>> Cell("eval_50, closed book", 50).task
+        'eval, closed book'
         """
         several = re.sub(r"^1 ([a-z]+)$", r"1 \1s", self.set)
         without_point = re.sub(r"@\d+$", "", several)  # a quickstart's points are multiples of the length trained on
-        return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).strip(" _-@.|") or self.set
+        return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).replace("_,", ",").strip(" _-@.|") or self.set
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +90,19 @@ class Comparison:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Those of any side, task by task, shorter ones first."""
-        cells = {_cell(sample) for side in self.sides for sample in side.samples}
+        cells = {_cell(sample) for side in self.sides for sample in (*side.samples, *side.baselines)}
         return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
 
     @cached_property
     def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
         """Cell to side's name to its figures; a side that didn't play it is not there."""
         return {
-            cell: {s.name: summarise(cell.label, mine) for s in self.sides if (mine := _of(s, cell))}
-            for cell in self.cells
+            cell: {s.name: _summary(cell, mine) for s in self.sides if (mine := _of(s, cell))} for cell in self.cells
         }
 
     @cached_property
     def pairings(self) -> dict[str, Pairing]:
-        """Name of each further side to it less the first, over everything that both played."""
+        """Name of each further side to it less the first, over everything that both played but baselines."""
         first, *others = self.sides
         return {side.name: pair(first.samples, side.samples) for side in others}
 
@@ -273,7 +274,11 @@ def _cell(sample: Sample) -> Cell:
 
 
 def _of(side: Side, cell: Cell) -> list[Sample]:
-    return [sample for sample in side.samples if _cell(sample) == cell]
+    return [sample for sample in (*side.samples, *side.baselines) if _cell(sample) == cell]
+
+
+def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:
+    return summarise(cell.label, samples, drawn=1 + max(sample.draw for sample in samples))
 
 
 def _size(cell: Cell) -> int | None:
@@ -286,7 +291,8 @@ def _side_json(side: Side) -> dict[str, Any]:
     return {
         "name": side.name,
         "folder": str(side.folder),
-        "problems": len(side.samples),
+        "problems": len({(sample.name, sample.id) for sample in side.samples}),
+        "episodes": len(side.samples),
         "graded": len(side.samples) - len(ungraded),
         "ungraded": len(ungraded) - without_gold,
         "without_gold": without_gold,
@@ -302,7 +308,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         counts = {name: told[name] for name in ("ungraded", "without_gold", "unreadable_lines") if told[name]}
         if counts:
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-            yield f"{side.name}: {words} of {told['problems']}; not in its accuracy"
+            yield f"{side.name}: {words} of {told['episodes']}; not in its accuracy"
     yield from (f"{side.name}: {side.judged}" for side in comparison.sides if side.judged)
     for name, pairing in comparison.pairings.items():
         if not pairing.problems:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from palimpsest.errors import PalimpsestError
-from palimpsest.evaluation.errata import Errata
+from palimpsest.evaluation.errata import Corrected, Errata
 from palimpsest.evaluation.samples import Sample
 from palimpsest.jobs.blocking import finish
 from palimpsest.jobs.regrading import check_regradable, regraded
@@ -51,7 +51,10 @@ def corrected_sides(sides: Sequence[Side], errata: Errata) -> Correction:
     fixed = {side.name: errata.corrected(side.samples) for side in sides}
     return Correction(
         sides=tuple(
-            replace(side, samples=(*fixed[side.name].kept, *_anew(side, fixed[side.name].stale))) for side in sides
+            replace(
+                side, samples=_anew(side, fixed[side.name]), baselines=_anew(side, errata.corrected(side.baselines))
+            )
+            for side in sides
         ),
         sha256=errata.sha256,
         items=len(errata.errata),
@@ -61,7 +64,11 @@ def corrected_sides(sides: Sequence[Side], errata: Errata) -> Correction:
     )
 
 
-def _anew(side: Side, stale: Sequence[Sample]) -> list[Sample]:
+def _anew(side: Side, fixed: Corrected) -> tuple[Sample, ...]:
+    return (*fixed.kept, *_graded(side, fixed.stale))
+
+
+def _graded(side: Side, stale: Sequence[Sample]) -> list[Sample]:
     reward = side.reward
     try:
         if stale and reward is not None and reward.judge is None:

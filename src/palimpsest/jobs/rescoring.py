@@ -101,7 +101,7 @@ async def rescore_async(
     out = folder / RESCORED / _name(name or _default_name(config, overlay))
     _check_out(out)
     graded = await regraded(samples, config, folder)
-    around = await beside(graded, config, folder, errata=overlay)
+    around = await beside([s for s in graded if s.baseline is None], config, folder, errata=overlay)
     rescoring = Rescoring(config, tuple(graded), summaries_by_set(samples), summaries_by_set(graded), around, out)
     _write(rescoring, folder, identity)
     return rescoring

@@ -5,8 +5,7 @@ played, as `run.KEY`, where that run is still there. Of a quickstart they are th
 config.yaml.
 
 Guaranteed: lines that can't be read are counted, a folder without samples is refused by name.
-Not covered: logs of a quickstart that were set aside (`.old-1`); baselines that were played beside an agent; of several
-samples of a problem all but the first.
+Not covered: logs of a quickstart that were set aside (`.old-1`).
 """
 
 from __future__ import annotations
@@ -43,6 +42,9 @@ class Side:
     """Its path, without what all sides have in common."""
     folder: Path
     samples: tuple[Sample, ...]
+    """The agent's, or several agents'."""
+    baselines: tuple[Sample, ...]
+    """Of what was played beside it: figures of their own, in no difference over everything."""
     unreadable: int
     """Lines of its logs that can't be read."""
     settings: Mapping[str, Any]
@@ -107,14 +109,15 @@ def _side(folder: Path, name: str) -> Side:
     unreadable = 0
     for log in logs:
         read, lost = read_samples(log)
-        samples.update({(each.name, each.id): each for each in read if each.baseline is None and not each.draw})
+        samples.update({each.key: each for each in read})
         unreadable += lost
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
     return Side(
         name=name,
         folder=folder,
-        samples=tuple(samples.values()),
+        samples=tuple(each for each in samples.values() if each.baseline is None),
+        baselines=tuple(each for each in samples.values() if each.baseline is not None),
         unreadable=unreadable,
         settings=dict(_settings(folder)),
         editions=_editions(folder),

@@ -1,0 +1,23 @@
+"""Published figures next to those of one evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
+from palimpsest.jobs.editions import edition_of_set, editions_of
+from palimpsest.jobs.evaluated import Evaluation
+
+
+def published_beside(evaluation: Evaluation) -> list[Counterpart]:
+    """The shipped figures at the lengths that it played, matching or with the reason why not."""
+    return list(counterparts(list(_ours(evaluation)), read_published()))
+
+
+def _ours(evaluation: Evaluation) -> Iterator[Ours]:
+    editions = editions_of(evaluation.config.data)
+    for row in evaluation.rows:
+        if len(row.summary.sizes) == 1:  # the metrics are those of all sizes together
+            size = row.summary.sizes[0].size
+            edition = edition_of_set(row.data, editions)
+            yield Ours(row.summary.name, row.data, size, row.summary.metrics, edition)
