@@ -78,7 +78,7 @@ def _show(comparison: Comparison, flips: int) -> None:
     from palimpsest.cli.show import stdout, table
     from palimpsest.cli.show_published import show_published
 
-    console = stdout()
+    console = stdout(160)
     title = ", ".join(side.name for side in comparison.sides)
     rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
     made = table(title, _COLUMNS, rows)

@@ -50,10 +50,10 @@ class Cell:
         ('chunks', 'chunks', 'agent')
         >>> Cell("eval_50", 50).task, Cell("eval_50_hard", 50).task, Cell("musique", -1).task
         ('eval', 'eval__hard', 'musique')
-        >>> Cell("eval_50, closed book", 50).task
-        'eval, closed book'
+        >>> Cell("eval_50, closed book", 50).task, Cell("1 chunk, closed book", 1).task
+        ('eval, closed book', 'chunks, closed book')
         """
-        several = re.sub(r"^1 ([a-z]+)$", r"1 \1s", self.set)
+        several = re.sub(r"^1 (chunk|objective)\b", r"1 \1s", self.set)
         without_point = re.sub(r"@\d+$", "", several)  # a quickstart's points are multiples of the length trained on
         return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).replace("_,", ",").strip(" _-@.|") or self.set
 
