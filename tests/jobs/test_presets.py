@@ -20,6 +20,7 @@ from palimpsest.jobs.presets import choose
 from palimpsest.jobs.sweep import Agents
 from palimpsest.memory.registry import policy_class
 from support.command import Run
+from support.endpoint_server import endpoint_server
 
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
 
@@ -82,6 +83,26 @@ def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
     assert {sample.name for sample in read_samples(out / "samples.jsonl")[0] if not sample.baseline} == {
         "eval_50", "eval_100", "eval_200",
     }  # fmt: skip
+
+
+def test_a_preset_on_an_endpoint_goes_on_where_it_was(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "data", tmp_path / "out"
+    eval_file(folder, 50)
+    budgets = [word for name, value in BUDGETS.items() for word in ("--set", f"{name}={value}")]
+    with endpoint_server() as server:
+        words = ("--preset", "ruler-hqa", "--base-url", server.url, "--model", "served", "--data", str(folder))
+        asked = ("eval", *words, "--tokenizer", str(tiny_model_folder), "--policy", "overwrite", *budgets)
+        first = palimpsest(*asked, "--limit", "1", "--out", str(out))
+        assert first.returncode == 0, first.stderr
+        again = palimpsest(*asked, "--out", str(out))
+        assert again.returncode == 0, again.stderr
+    assert "baseline: eval_50, closed book" in again.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["model_endpoint"]["url"] == server.url
+    assert (summary["evaluations"][0]["problems"], summary["preset"]["name"]) == (2, "ruler-hqa")
+    sampled = [body for body in server.asked if body["temperature"]]  # the others found the mode out
+    assert {(body["temperature"], body["top_p"]) for body in sampled} == {(0.7, 0.95)}
+    assert len(sampled) >= sum(row["turns_per_document"] for row in summary["evaluations"]) * 2
 
 
 def test_what_the_user_says_goes_before_the_preset_and_is_told(tiny_model_folder: Path, tmp_path: Path) -> None:

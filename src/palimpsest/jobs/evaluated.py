@@ -188,9 +188,9 @@ class Evaluation:
     @property
     def title(self) -> str:
         """Who was evaluated on what."""
-        data = self.config.data.eval_source or self.config.data.source
+        data = ", ".join(listed(self.config.data.eval_source or self.config.data.source))
         names = ", ".join(self.policies) or self.config.policy.name
-        return f"{names} on {', '.join(listed(data))}, model {self.config.model.path}"
+        return f"{names} on {data if self.preset is None else self.preset['name']}, model {self.config.model.path}"
 
     def to_json(self) -> Mapping[str, Any]:
         """What summary.json holds."""
