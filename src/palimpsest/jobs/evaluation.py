@@ -141,8 +141,9 @@ async def evaluate_sweep_async(
     engine = await asyncio.to_thread(open_engine, sweep.config, objective=None)
     sweep = _with_budgets(sweep, [problem for own in named.values() for problem in own], engine)
     changed = _changed(sweep)
+    planned = _planned(sweep, named, engine)
     _announce(progress, engine, sweep.policies, skipped, changed)
-    planned, baselines = _planned(sweep, named, engine), _baselines(sweep, named, engine, progress)
+    baselines = _baselines(sweep, named, engine, progress)
     move_aside(out if force else None, progress.message)
     sets = [each.episodes for each in (*planned, *baselines.planned)]
     with counting(sets, out, progress) as counted:
