@@ -187,8 +187,10 @@ def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: 
     (tmp_path / "frankenstein.txt").write_text("A novel by Mary Shelley.", "utf-8")
     assert recognise(next(read_rows(file))).name == format
     (problem,) = read_problems(file)
-    assert problem.by_question[0].question.endswith("Who wrote it?")
-    assert ("Mary Shelley" in problem.answers) == (format != "question")
+    asked = problem.by_question[0]
+    assert "Who wrote it?" in asked.question.splitlines()[0 if format == "longbench_v2" else -1]
+    golds = {"question": (), "longbench_v2": ("A",)}.get(format)  # the second's gold is a letter
+    assert "Mary Shelley" in asked.answers if golds is None else asked.answers == golds
     searched_for = format in ("memact", "flashrag", "bamboogle", "frames")
     assert problem.context is None if searched_for else "rankenstein" in (problem.context or "")
 
