@@ -17,9 +17,10 @@ import httpx
 
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta
+from palimpsest.jobs.lending import Lending
 from palimpsest.jobs.open_agent import OpenAgent
 from palimpsest.jobs.roles import Cast
-from palimpsest.jobs.serving import Lending, ServedAgent
+from palimpsest.jobs.serving import ServedAgent
 from palimpsest.serve.agent.app import AgentService, Limits
 from palimpsest.serve.agent.store import Store
 from palimpsest.types import Completion, SamplingParams, StopReason
@@ -89,9 +90,9 @@ def body(content: Any, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def server(store: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`palimpsest serve embedded`, and its address."""
-    command = [sys.executable, "-m", "palimpsest.cli.main", "serve", "embedded", "--port", "0", "--store", str(store)]
+def server(store: Path, *options: str, model: str = "embedded") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`palimpsest serve`, and its address."""
+    command = [sys.executable, "-m", "palimpsest.cli.main", "serve", model, "--port", "0", "--store", str(store)]
     child = subprocess.Popen(
         [*command, *options],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},

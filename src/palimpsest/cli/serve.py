@@ -33,6 +33,14 @@ def serve(
         Path | None, typer.Option(help="Folder for files and episodes; default: palimpsest/serve in the user's state.")
     ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk: no /v1/files.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Take a run's new checkpoints as they are saved.")] = False,
+    engine: Annotated[
+        str, typer.Option(metavar="URL", help="`embedded`, or an OpenAI-compatible endpoint that has MODEL, as vLLM's.")
+    ] = "embedded",
+    engine_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds that one's key.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of the endpoint's model, a folder or hub id; default: what MODEL names.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 64,
     queue: Annotated[int, typer.Option(min=0, help="Episodes that may wait; beyond that requests get 429.")] = 256,
     drain_seconds: Annotated[int, typer.Option(min=0, help="For running requests, once SIGTERM came.")] = 30,
@@ -46,10 +54,12 @@ def serve(
     Examples:
       palimpsest serve runs/quickstart
       palimpsest serve Qwen/Qwen3-4B --policy recall --set chunk_size=4096 --port 8500
+      palimpsest serve runs/first --follow
+      palimpsest serve Qwen/Qwen3-4B --engine http://127.0.0.1:8000/v1
       KEY=... palimpsest serve runs/first --host 0.0.0.0 --api-key-env KEY --store /var/lib/palimpsest
     """
     from palimpsest.jobs.serving import Service, default_store, serve_agent
-    from palimpsest.jobs.settings import Agent
+    from palimpsest.jobs.settings import Agent, Remote
     from palimpsest.serve.agent.app import Limits
     from palimpsest.serve.agent.episodes import Bounds
 
@@ -60,17 +70,20 @@ def serve(
         raise ConfigError(
             f"--api-key-env {api_key_env}: that environment variable is empty or isn't set; put the key there"
         )
-    agent = Agent(model, policy, None, settings or [])
+    remote = Remote.named(None if engine == "embedded" else engine, engine_key_env, tokenizer)
+    agent = Agent(model, policy, None, settings or [], 0, remote)
     for line in agent.told():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
     kept = "nothing is kept on disk" if folder is None else f"files and episodes are kept in {folder}"
     limits = Limits(bounds=Bounds(running=concurrency, waiting=queue))
-    service = Service(host, port, token, folder, drain_seconds, limits)
+    first = iter([kept])
 
-    def ready(url: str) -> None:
-        typer.echo(kept, err=True)
-        typer.echo(f"{model} at {url}/v1")
+    def told(line: str) -> None:
+        for said in first:  # once it is true
+            typer.echo(said, err=True)
+        typer.echo(line)
         sys.stdout.flush()
 
-    serve_agent(agent.config({}), service, version=__version__, on_ready=ready)
+    service = Service(host, port, token, folder, follow, drain_seconds, limits)
+    serve_agent(agent, service, version=__version__, told=told)

@@ -62,13 +62,23 @@ class OpenAgent:
             on_turn=on_turn,
         )
 
+    async def close(self) -> None:
+        """Close its models; a second call does nothing."""
+        await self.cast.close()
+        await self.engine.close()
+
+
+async def open_agent(config: RunConfig) -> OpenAgent:
+    """The agent of a configuration; whoever opens it closes it."""
+    engine = await asyncio.to_thread(open_engine, config, objective=None)
+    try:
+        return OpenAgent(config, engine, await asyncio.to_thread(open_roles, config, engine.codec))
+    except BaseException:
+        await engine.close()
+        raise
+
 
 async def with_agent(config: RunConfig, work: Callable[[OpenAgent], Coroutine[Any, Any, T]]) -> T:
     """What `work` gives, done with the agent of `config`, which is opened for it and closed after it."""
-    engine = await asyncio.to_thread(open_engine, config, objective=None)
-    return await using(engine, _cast_and(config, engine, work))
-
-
-async def _cast_and(config: RunConfig, engine: Engine, work: Callable[[OpenAgent], Coroutine[Any, Any, T]]) -> T:
-    cast = await asyncio.to_thread(open_roles, config, engine.codec)
-    return await using(cast, work(OpenAgent(config, engine, cast)))
+    agent = await open_agent(config)
+    return await using(agent, work(agent))

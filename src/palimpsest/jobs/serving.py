@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections import Counter
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.models import model_path
 from palimpsest.config.options import options_of
 from palimpsest.config.schema import PolicyConfig, RunConfig
@@ -21,14 +22,17 @@ from palimpsest.jobs.asking import MemoryChange, MemoryWatcher, asked_of
 from palimpsest.jobs.blocking import finish
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import weights_fingerprint
-from palimpsest.jobs.open_agent import OpenAgent, with_agent
+from palimpsest.jobs.lending import Lending, follow
+from palimpsest.jobs.open_agent import OpenAgent, open_agent
+from palimpsest.jobs.settings import Agent, newest_checkpoint
 from palimpsest.measures.texts import sentences
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import POLICIES, admit_all, build_policy, policy_class
 from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import play
 from palimpsest.rollout.failures import failure
-from palimpsest.serve.agent.agents import Agent, Card, Change, Draws, Plan, Told
+from palimpsest.runs.run_folder import CONFIG
+from palimpsest.serve.agent.agents import Card, Change, Draws, Plan, Told
 from palimpsest.serve.agent.app import AgentService, Limits
 from palimpsest.serve.agent.orders import plain_budget
 from palimpsest.serve.agent.plain import PlainChat
@@ -52,6 +56,8 @@ class Service:
     token: str | None = None
     store: Path | None = None
     """None: nothing is kept on disk."""
+    follow: bool = False
+    """Whether a run's new checkpoints are taken."""
     drain_seconds: int = 30
     """For running requests, once a signal came."""
     limits: Limits = field(default_factory=Limits)
@@ -62,13 +68,16 @@ def default_store() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "palimpsest" / "serve"
 
 
-def serve_agent(config: RunConfig, service: Service, *, version: str, on_ready: Callable[[str], None]) -> None:
-    """Take the address, open the agent, serve until a signal; `on_ready` is told the address.
+def serve_agent(agent: Agent, service: Service, *, version: str, told: Callable[[str], None]) -> None:
+    """Take the address, open the agent, serve until a signal; `told` is told the address, and of new checkpoints.
 
     Raises ConfigError for an address, a token or a policy that can't be served, RunError for a store in use.
     """
     check_host(service.host, service.token, "--api-key-env NAME")
     check_token(service.token, "--api-key-env")
+    if service.follow and not (Path(agent.model) / CONFIG).is_file():
+        raise ConfigError(f"--follow: {os.fspath(agent.model)} is no run; give the folder of one")
+    config = agent.config({})
     if not policy_class(config.policy.name).reads_documents:
         raise ConfigError(f"--policy {config.policy.name}: reads no documents; choose one that does, overwrite say")
     with ExitStack() as stack:
@@ -77,51 +86,55 @@ def serve_agent(config: RunConfig, service: Service, *, version: str, on_ready: 
         if store is not None:
             stack.callback(store.close)
             store.sweep()
-
-        async def work(opened: OpenAgent) -> None:
-            agents = Lending(ServedAgent(opened))
-            served = AgentService(agents, store, token=service.token, limits=service.limits, version=lambda: version)
-            server = Server(
-                served.app(),
-                taken,
-                service.limits.connection,
-                form=openai_error,
-                grace_seconds=service.drain_seconds,
-            )
-            served.resume()
-            on_ready(server.url)
-            await server.serve_here()
-            await served.episodes.drain()
-
-        finish(lambda: with_agent(config, work))
+        finish(lambda: _serve(agent, config, service, _Opened(taken, store, version, told)))
 
 
-class Lending:
-    """One agent for all requests."""
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What is there before the model is."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.current = agent
-        self.leases: Counter[int] = Counter()
-        """How many use an agent, by its identity."""
-
-    def lease(self) -> Lease:
-        return Lease(self, self.current)
+    taken: socket.socket
+    store: Store | None
+    version: str
+    told: Callable[[str], None]
 
 
-class Lease:
-    """An agent in use."""
+async def _serve(agent: Agent, config: RunConfig, service: Service, opened: _Opened) -> None:
+    lending = Lending(ServedAgent(await open_agent(config)))
+    follower = None
+    try:
+        served = AgentService(
+            lending, opened.store, token=service.token, limits=service.limits, version=lambda: opened.version
+        )
+        server = Server(
+            served.app(),
+            opened.taken,
+            service.limits.connection,
+            form=openai_error,
+            grace_seconds=service.drain_seconds,
+        )
+        served.resume()
+        if service.follow:
+            follower = asyncio.create_task(_follow(agent, lending, config.model.path, opened.told))
+        opened.told(f"{os.fspath(agent.model)} at {server.url}/v1")
+        await server.serve_here()
+        await served.episodes.drain()
+    finally:
+        if follower is not None:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+        await lending.current.close()
 
-    def __init__(self, lending: Lending, agent: Agent) -> None:
-        self._lending, self._agent = lending, agent
-        lending.leases[id(agent)] += 1
 
-    async def __aenter__(self) -> Agent:
-        return self._agent
+async def _follow(agent: Agent, lending: Lending, seen: str, told: Callable[[str], None]) -> None:
+    async def newer() -> ServedAgent:
+        return ServedAgent(await open_agent(await asyncio.to_thread(agent.config, {})))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lending.leases[id(self._agent)] -= 1
+    def newest() -> str | None:
+        found = newest_checkpoint(Path(agent.model))
+        return None if found is None else str(found)
+
+    await follow(lending, newest, newer, told, seen=seen)
 
 
 class ServedAgent:
@@ -148,7 +161,9 @@ class ServedAgent:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the weights' files; of a model of the hub its name."""
+        """Of the weights' files; of a model of the hub, or at an endpoint, its name."""
+        if isinstance(self._config.engine, EndpointEngineConfig):
+            return f"{self._config.model.path} at {self._config.engine.url}"
         return weights_fingerprint(model_path(self._config.model)) or self._config.model.path
 
     @property
@@ -165,6 +180,9 @@ class ServedAgent:
             except ConfigError:
                 continue  # its budgets are beyond this window
         return cards
+
+    async def close(self) -> None:
+        await self._opened.close()
 
     def settings(self, model: str) -> str:
         return self._policies[model].model_dump_json()
