@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.runs.signals import SIGNALS, end_at_once
 from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, with_limits
 
@@ -83,7 +83,7 @@ class Guard:
         """Of (path, method, handler)."""
         app = Starlette(
             routes=[Route(path, self.guarded(run), methods=[method]) for path, method, run in routes],
-            exception_handlers={HTTPException: self._no_route},
+            exception_handlers={HTTPException: self._no_route, Exception: self._failed},
         )
         app.router.redirect_slashes = False
         return app
@@ -97,6 +97,8 @@ class Guard:
                 assert isinstance(response, Response)
             except Refused as refused:
                 response = json_response(self._form(refused), refused.status, refused.headers)
+            except PalimpsestError as error:  # what was asked for can't be done
+                response = json_response(self._form(Refused(400, str(error))), 400)
             except ClientDisconnect:
                 response = Response(status_code=499)  # no one reads it; it is counted
             self.statuses[response.status_code] += 1
@@ -111,6 +113,11 @@ class Guard:
             raise Refused(error.status_code, f"{request.method} {request.scope['path']!r:.60}: {said}")
 
         return await self.guarded(refuse)(request)
+
+    async def _failed(self, _: Request, error: Exception) -> Response:
+        """A defect, or a full disk: in the form of every error; starlette raises it again, so that it is logged."""
+        said = f"the server failed ({type(error).__name__}); its log says why"
+        return json_response(self._form(Refused(500, said)), 500)
 
     def _check(self, request: Request) -> None:
         if self._token:
