@@ -268,3 +268,23 @@ async def test_several_questions_are_answered_from_one_reading() -> None:
     ).json()
     assert len(answer["palimpsest"]["answers"]) == 2
     assert sum("Update the memory" in prompt for prompt in sampler.prompts) == answer["palimpsest"]["turns"] - 2
+
+
+async def test_a_body_that_comes_too_slowly_is_refused() -> None:
+    client, service, _ = scripted(None, limits=Limits(body_seconds=0.05))
+
+    async def slowly() -> Any:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    answer = await asyncio.wait_for(client.post(PATH, content=slowly()), 30)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (408, "invalid_request_error")
+    assert service.episodes.counts["begun"] == 0
+
+
+async def test_a_body_beyond_the_limit_is_refused_with_what_to_do() -> None:
+    client, _, _ = scripted(None, limits=Limits(body_bytes=100))
+    answer = await client.post(PATH, json=about("Who?"))
+    assert answer.status_code == 413
+    assert "/v1/files" in answer.json()["error"]["message"]
