@@ -76,6 +76,13 @@ def test_a_stage_ends_by_its_losses_or_its_steps() -> None:
     assert next(n for n in range(101) if stage((1.2, 1.5)).ended(falling[:n])) == 66
     assert not any(stage((1.2, 0.9)).ended(falling[:n]) for n in range(100))
     assert [n for n in range(101) if stage(None).ended(falling[:n])] == [100]
+    assert not stage((1.2, 0.9)).learnt(falling), "at its limit of steps"
+    assert stage((1.2, 1.5)).learnt(falling[:66])
+    assert not stage((1.2, 1.5)).learnt(falling[:40]), "the mean is over 50 steps"
+
+
+def test_what_was_not_learnt_within_its_steps_is_told(tmp_path: Path) -> None:
+    assert train_base_model(tmp_path / "m", TINY)["not_learnt"] == ["ambiguous"]
 
 
 @pytest.mark.slow

@@ -165,14 +165,16 @@ class Stage:
     """Ends once the mean losses of the last 50 steps are below these."""
     fresh_optimizer: bool = False
 
+    def learnt(self, losses: Sequence[Sequence[float]]) -> bool:
+        """Whether the means over the last 50 of `losses` [step][batch] are below `until`; True where that is None."""
+        if self.until is None:
+            return True
+        means = (fmean(column) for column in zip(*losses[-WINDOW:], strict=True))
+        return len(losses) >= WINDOW and all(mean < bound for mean, bound in zip(means, self.until, strict=True))
+
     def ended(self, losses: Sequence[Sequence[float]]) -> bool:
         """Whether it is over after `losses` [step][batch]."""
-        if len(losses) >= self.steps:
-            return True
-        if self.until is None or len(losses) < WINDOW:
-            return False
-        means = (fmean(column) for column in zip(*losses[-WINDOW:], strict=True))
-        return all(mean < bound for mean, bound in zip(means, self.until, strict=True))
+        return len(losses) >= self.steps or (self.until is not None and self.learnt(losses))
 
 
 WINDOW = 50
@@ -258,7 +260,10 @@ def stages(skills: Skills, config: BaseModelConfig) -> tuple[Stage, ...]:
 def train_base_model(
     folder: Path, config: BaseModelConfig, on_step: Callable[[int, str, list[float]], None] | None = None
 ) -> dict[str, Any]:
-    """Train, write the Hugging Face folder with `training.json` beside the weights, return its content."""
+    """Train, write the Hugging Face folder with `training.json` beside the weights, return its content.
+
+    `not_learnt` in it are the stages that used up their steps before their losses were where they should be.
+    """
     from transformers.utils.logging import disable_progress_bar
 
     set_threads(1)  # the number decides the last bits: one is the same everywhere
@@ -267,7 +272,7 @@ def train_base_model(
     skills = Skills(Codec.load(folder))
     model = new_model(config)
     started = time.monotonic()
-    done = 0
+    done, not_learnt = 0, list[str]()
     optimizer = _optimizer(model, config)
     for stage in stages(skills, config):
         if stage.fresh_optimizer:
@@ -278,11 +283,14 @@ def train_base_model(
             if on_step is not None:
                 on_step(done + len(seen) - 1, stage.name, seen[-1])
         done += len(seen)
+        if not stage.learnt(seen):
+            not_learnt.append(stage.name)
     disable_progress_bar()
     model.save_pretrained(str(folder))
     report = {
         "config": asdict(config),
         "steps": done,
+        "not_learnt": not_learnt,
         "wall_s": round(time.monotonic() - started),
         "threads": torch.get_num_threads(),
     }

@@ -43,6 +43,8 @@ def make_base_model(out: Path, *, seed: int, force: bool, progress: Progress) ->
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     progress.message(f"{out}: {report['steps']} steps in {report['wall_s']} s")
+    for stage in report["not_learnt"]:
+        progress.message(f"stage {stage} was at its limit of steps before it was learnt: another --seed may do better")
     progress.message(", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in report["figures"].items()))
 
 
