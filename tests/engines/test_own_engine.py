@@ -199,12 +199,12 @@ def test_an_engine_of_ones_own_is_opened_with_the_weights_it_saved(own: str, tmp
     [
         (
             ["engine.name=megatron"],
-            r"engine\.name='megatron': no such engine; choose one of embedded, ray, or my_module:MyEngine",
+            r"engine\.name='megatron': no such engine; choose one of embedded, ray, endpoint, or my_module:MyEngine",
         ),
         (["engine.name=a:B", "engine.cache_tokens=3"], r"unknown key engine\.cache_tokens: .* engine\.options\.cache"),
         (["engine.threds=3"], r"unknown key engine\.threds; did you mean engine\.threads\?"),
         (["engine.threads=0"], r"engine\.threads=0: must be a whole number, at least 1"),
-        (["engine.name=3"], r"engine\.name=3: choose one of embedded, ray, or my_module:MyEngine"),
+        (["engine.name=3"], r"engine\.name=3: choose one of embedded, ray, endpoint, or my_module:MyEngine"),
     ],
 )
 def test_wrong_keys_of_an_engine_are_refused_by_name(overrides: list[str], message: str) -> None:
