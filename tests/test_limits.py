@@ -40,6 +40,7 @@ LONG = {
 }
 LONG_FILES: dict[str, str] = {}
 WIDE = {
+    "cli.ask.ask": "a command",
     "cli.data.assemble": "a command",
     "cli.data_build.build": "a command",
     "cli.data_ruler.ruler": "a command",

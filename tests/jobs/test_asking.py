@@ -16,6 +16,7 @@ import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.jobs.asking import MemoryChange
+from support.endpoint_server import Server, endpoint_server
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,17 @@ def test_chat_answers_question_after_question(story: Path, run: Run) -> None:
         "What does Anna sell?",
         "Who likes tea?",
     ]
+
+
+def test_a_model_behind_an_endpoint_is_asked(story: Path, tiny_model_folder: Path) -> None:
+    with endpoint_server(Server(takes="tokens")) as server:
+        args = ["ask", "served", str(story / "one.txt"), "Who likes tea?", "--json", "--base-url", server.url]
+        options = ["--tokenizer", str(tiny_model_folder), "--set", "chunk_size=64", "--set", "memory_tokens=16"]
+        done = CliRunner().invoke(app, [*args, *options])
+    told = json.loads(done.stdout)
+    assert told["outcome"] in {"answered", "answer_truncated"}, done.stderr
+    assert told["turns"] > 2
+    assert "belongs to an endpoint" in str(CliRunner().invoke(app, [*args[:-2], "--tokenizer", "x"]).exception)
 
 
 def test_what_is_asked_wrongly_is_named(story: Path, run: Run) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer
 from palimpsest.progress.terminal import Terminal
 from palimpsest.text.printable import printable
 
 if TYPE_CHECKING:
     from palimpsest.jobs.asking import Asked, MemoryChange
+    from palimpsest.jobs.settings import Agent
 
 
 def ask(
@@ -39,6 +41,9 @@ def ask(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
+    base_url: BaseUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Have an agent read files of any length and answer a question.
 
@@ -50,11 +55,15 @@ def ask(
       palimpsest ask runs/quickstart story.txt "What does Anna drink?"
       palimpsest ask Qwen/Qwen3-4B contract.pdf annex.md "When does it end?" --also "Who may end it?" --stream
       palimpsest ask runs/first notes/ --chat
+      palimpsest ask Qwen/Qwen3-4B report.html "Who wrote it?" --base-url http://127.0.0.1:8000/v1
       git log | palimpsest ask Qwen/Qwen3-4B - "Which release broke resuming?" --json
     """
     shown = _changes if stream else None
     if chat:
-        _chat(model, given, policy, settings or [], shown, json)
+        from palimpsest.jobs.settings import Agent, Remote
+
+        remote = Remote.named(base_url, api_key_env, tokenizer)
+        _chat(Agent(model, policy, None, settings or [], remote=remote), given, shown, json)
         return
     if len(given) < 2:
         raise typer.BadParameter("expected at least one file and, as the last argument, the question")
@@ -67,6 +76,9 @@ def ask(
         [question, *(also or [])],
         policy=policy,
         overrides=settings or (),
+        base_url=base_url,
+        api_key_env=api_key_env,
+        tokenizer=tokenizer,
         on_memory=shown,
         progress=Terminal(),
     )
@@ -76,21 +88,13 @@ def ask(
         raise typer.Exit(1)
 
 
-def _chat(
-    model: str,
-    files: list[str],
-    policy: str | None,
-    settings: list[str],
-    shown: Callable[[MemoryChange], None] | None,
-    json: bool,
-) -> None:
+def _chat(agent: Agent, files: list[str], shown: Callable[[MemoryChange], None] | None, json: bool) -> None:
     from palimpsest.data.user_files import STDIN, read_files
     from palimpsest.jobs.asking import chat as chat_on
-    from palimpsest.jobs.settings import Agent
 
     if STDIN in files:
         raise typer.BadParameter("--chat reads the questions from standard input: give the document as a file")
-    config = Agent(model, policy, None, settings).config({})
+    config = agent.config({})
     document = read_files(files)
     chat_on(
         config, document, _next_question, lambda asked: _show(asked, json=json), on_memory=shown, progress=Terminal()

@@ -17,7 +17,7 @@ from palimpsest.events import Event
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.open_agent import OpenAgent, with_agent
 from palimpsest.jobs.playing import Episode, in_words
-from palimpsest.jobs.settings import Agent, Model, Recipe, model_folder
+from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, model_folder
 from palimpsest.measures.origins import origins
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import last_memory, readings
@@ -131,6 +131,9 @@ async def ask_async(
     recipe: Recipe | None = None,
     overrides: Overrides = (),
     seed: int = 0,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    tokenizer: str | None = None,
     on_memory: OnMemory | None = None,
     progress: Progress | None = None,
 ) -> Asked:
@@ -142,13 +145,15 @@ async def ask_async(
     - `files`: a file, a folder, `-` for standard input, or a list of them, read in this order (data/user_files.py)
     - `question`: or several, answered from one reading by policies that can
     - `policy`, `recipe`, `overrides`, `seed`: as for `evaluate`
+    - `base_url`: an OpenAI-compatible endpoint where `model` is asked, with `api_key_env`, `tokenizer`
     - `on_memory` is called with every memory as it is written
 
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix. An episode that fails is
     no error: `outcome` and `failure` tell.
     """
     questions = _questions(question)
-    config = Agent(model, policy, recipe, overrides, seed).config({})
+    remote = Remote.named(base_url, api_key_env, tokenizer)
+    config = Agent(model, policy, recipe, overrides, seed, remote).config({})
     model_folder(model, lambda line: warnings.warn(line, stacklevel=3))
     document = read_files(_named(files))
     shown = progress or suitable_progress(quiet=True)
