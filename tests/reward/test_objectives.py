@@ -158,6 +158,26 @@ def test_the_judge_is_asked_about_answers_alone_and_not_where_there_is_none() ->
     assert len(judge.asked) == 2
 
 
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        (r"So it is \boxed{Oslo}.", ["Oslo"]),
+        ("The answer is Oslo", ["Oslo"]),
+        (r"FINAL_ANSWER: Bergen, not \boxed{Oslo}", [r"Bergen, not \boxed{Oslo}"]),
+        (r"FINAL_ANSWER: \boxed{Oslo}", [r"\boxed{Oslo}"]),
+        (r"\boxed{Oslo} FINAL_ANSWER:", []),
+        ("I believe Oslo.", []),
+    ],
+)
+def test_what_is_boxed_is_an_answer_where_it_is_looked_for(answer: str, asked: list[str]) -> None:
+    judge = Scripted(**dict.fromkeys(asked, 1.0))
+    found = grade(ONE, answer, judge, match="judge", where="found")
+    assert [each[2] for each in judge.asked] == asked
+    assert found.value == float(bool(asked))
+    named = grade(several({"Q1": "Oslo"}), answer, Scripted(), match="judge", where="found")
+    assert named.value == 0.0, "several answers have names, which a box doesn't give"
+
+
 def test_a_failed_judge_leaves_the_episode_ungraded_with_the_reason() -> None:
     """C9.13: a network failure was reward 0, indistinguishable from a wrong answer."""
     judge = Scripted(Virtue=1.0, Scene=JudgeError("down"))

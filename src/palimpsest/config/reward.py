@@ -48,6 +48,9 @@ class GateRewardConfig(Strict):
 class FinalAnswerConfig(Strict):
     """The answer after `FINAL_ANSWER:`, to one question or to several (MemAct, arXiv 2510.12635)."""
 
+    where: Literal["marked", "found"] = "marked"
+    """Where an answer to one question stands: marked, after the last `FINAL_ANSWER:` alone; found, else in the last
+    box, or after "the answer is", as other rewards have it: so a judge can grade any policy."""
     match: Literal["em", "f1", "sub_em", "judge"] = "em"
     """How an answer is compared with its golds; judge: by the model under reward.judge."""
     objectives: Literal["all", "each"] = "all"

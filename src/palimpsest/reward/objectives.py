@@ -25,6 +25,7 @@ from typing import Protocol
 from palimpsest.config.reward import FinalAnswerConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward import match
+from palimpsest.text.answers import extract
 from palimpsest.text.final_answer import NamedAnswers, final_answer, named_answers
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
@@ -103,7 +104,7 @@ class FinalAnswerGrader:
         counted = [one for one in asked if self.config.invalid_golds == "gold" or not one.invalid]
         if not counted:
             return Grade(None, reason="the data has no gold, only the note that the question is invalid")
-        given = _answers(asked, trajectory.answer or "")
+        given = _answers(asked, trajectory.answer or "", self.config.where)
         try:
             marked = await self._marked(counted, given)
         except JudgeError as error:
@@ -138,8 +139,10 @@ class FinalAnswerGrader:
         return Marked(True, {**mark.values, "judge": value}, partial)
 
 
-def _answers(asked: Sequence[Objective], text: str) -> NamedAnswers:
+def _answers(asked: Sequence[Objective], text: str, where: str) -> NamedAnswers:
     said = final_answer(text)
+    if said is None and where == "found" and (found := extract(text)) is not None and not asked[0].name:
+        said = found.text
     if len(asked) == 1 and not asked[0].name:
         return NamedAnswers({"": said} if said else {}, missing=() if said else ("",))
     return named_answers(said, [one.name for one in asked])
