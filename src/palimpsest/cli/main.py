@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import warnings
 from typing import Annotated, NoReturn
 
 import typer
@@ -112,6 +113,7 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Entry point of the console script."""
+    warnings.formatwarning = _warned
     try:
         with Interrupts().watching():
             app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too
@@ -124,6 +126,11 @@ def main() -> None:
         if error.errno not in _SYSTEM:
             raise
         _fail(f"{error.filename or 'output'}: {error.strerror}; {_SYSTEM[error.errno]}", 2)
+
+
+def _warned(message: Warning | str, *_: object, **__: object) -> str:
+    """A line, as errors have one, without the code that warned."""
+    return f"warning: {printable(str(message))}\n"
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -42,6 +42,8 @@ _OPTION = re.compile(r"--([a-z0-9][a-z0-9_-]*)(?:[.+=].*)?", re.DOTALL)
 """An option by a long name, its value with it: no short form (-tp), and no word of its own, which may be a value of the
 option before it or the model."""
 _ADDRESS = re.compile(r"http://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::([0-9]+))?/?", re.IGNORECASE | re.ASCII)
+PYTHON = "PALIMPSEST_VLLM_PYTHON"
+"""Environment variable that names the Python of servers where `sampler.python` doesn't."""
 STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "args", "start_timeout_s")
 """Keys of the servers that palimpsest starts."""
 
@@ -58,7 +60,8 @@ class SamplerConfig(Strict):
     servers: int = Field(1, ge=1, le=64)
     """Servers to start."""
     python: str | None = None
-    """The Python that has vLLM and starts them; null: the one that runs palimpsest."""
+    """The Python that has vLLM and starts them; null: what $PALIMPSEST_VLLM_PYTHON names, else the one that runs
+    palimpsest."""
     devices: tuple[int, ...] = ()
     """GPUs of the servers, `tensor_parallel` each, one after the other; []: what CUDA_VISIBLE_DEVICES says."""
     tensor_parallel: int = Field(1, ge=1, le=64)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from palimpsest.bench import forest, forest_cuda, retrieval, rollout, train_step
 from palimpsest.bench.grpo_step import TRL_PYTHON
-from palimpsest.bench.rollout import VLLM_PYTHON
+from palimpsest.config.sampler import PYTHON
 from palimpsest.errors import ConfigError
 from palimpsest.report.scaling_plot import plot_scaling
 
 S = TypeVar("S", forest.Sizes, retrieval.Sizes)
 RUNS: dict[str, Callable[..., dict[str, Any]]] = {"rollout": rollout.run, "train-step": train_step.run}
 MISSING = {  # figures that are null where a peer isn't there, and what names it
-    "ratio_vllm": f"vLLM is not installed: name an interpreter that has it in {VLLM_PYTHON}",
+    "ratio_vllm": f"vLLM is not installed: name an interpreter that has it in {PYTHON}",
     "trl_step_ratio": f"TRL is not installed: name an interpreter that has it in {TRL_PYTHON}",
 }
 

@@ -133,7 +133,8 @@ class Driver:
             return 0, None
         self.folder.rewind(step)
         await self.learner.load(found.path)
-        await self.learner.publish()
+        if step < self.config.steps:  # nothing will be sampled otherwise: no server need start
+            await self.learner.publish()
         self.job.restore(found.state, found.path)
         self.folder.event("resumed", step=step)
         self.loggers.message(f"resumed after step {step} from {found.path}")

@@ -132,6 +132,17 @@ def test_nothing_is_left_of_a_run_that_a_signal_ends(run: ClusterRun, end: signa
     assert not run.folders_left()
 
 
+@pytest.mark.slow
+def test_no_other_user_reaches_the_folder_of_ray(run: ClusterRun) -> None:
+    run.steps = 200
+    run.start()
+    run.wait_for_step(1)
+    homes = [path for path in run.folders_left() if path.name.startswith("pal-")]
+    assert homes
+    assert all(path.stat().st_mode & 0o777 == 0o700 for path in homes)
+    assert any(path.rglob("plasma_store") for path in homes)
+
+
 def strangers(run: ClusterRun) -> list[tuple[str, str]]:
     """Sockets that listen on other interfaces than loopback and are not Ray's own, of which each process has one or
     two; the ranks' connections among themselves are on loopback."""

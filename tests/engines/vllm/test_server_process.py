@@ -112,6 +112,15 @@ def test_a_server_that_ended_is_told_with_the_reason_in_its_log(start: Any, tmp_
     assert str(caught.value) == f"vLLM server 1 ended: ValueError: no GPU is free; its log is {log}"
 
 
+def test_the_environment_names_the_python_of_servers(
+    python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python("True 2.13.0"))
+    check_python(SamplerConfig(name="vllm"))
+    with pytest.raises(ConfigError, match="no vLLM there"):
+        check_python(SamplerConfig(name="vllm", python=python("False 2.13.0")))
+
+
 @pytest.mark.parametrize("told", ["False 2.13.0", "", "nonsense"])
 def test_a_python_without_vllm_is_refused_by_its_key(python: Callable[[str], str], told: str) -> None:
     path = python(told)

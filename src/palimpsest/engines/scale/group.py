@@ -78,18 +78,18 @@ class Group:
 
     def _start(self) -> None:
         cluster = self._cluster
-        mark, temporary = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
+        mark, home = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
         memory = Path("/dev/shm")
         parent = cluster.folder or (str(memory) if memory.is_dir() else None)
         self.folder = Path(tempfile.mkdtemp(prefix=f"palimpsest-{os.getpid()}-", dir=parent))  # says whose it is
-        self._guard = guard.start(mark, [self.folder, temporary])
+        self._guard = guard.start(mark, [self.folder, home])
         with _STARTING:
             if not ray.is_initialized():
                 self._owns_ray = True
                 os.environ[guard.MARK] = mark
                 try:
                     with _signals_kept():
-                        self._connect(temporary, mark)
+                        self._connect(home / "r", mark)  # Ray lets everybody write there, ours nobody in
                 finally:
                     del os.environ[guard.MARK]
         self._create()

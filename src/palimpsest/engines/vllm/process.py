@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from palimpsest.config.extras import install_line
-from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.config.sampler import PYTHON, LogprobsMode, SamplerConfig
 from palimpsest.engines import guard
 from palimpsest.engines.vllm.client import Client
 from palimpsest.errors import ConfigError, SamplerError
@@ -94,7 +94,7 @@ class ServerProcess:
         """vLLM's server. A model folder's own defaults of sampling are left out (`--generation-config vllm`)."""
         settings = self._settings
         return [
-            *(settings.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *(_python(settings) or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
             *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
             *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
@@ -125,7 +125,7 @@ class ServerProcess:
             first = self._index * settings.tensor_parallel
             visible = settings.devices[first : first + settings.tensor_parallel]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
-        if settings.python:
+        if _python(settings):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
 
@@ -135,6 +135,11 @@ def _inductor_cache() -> str:
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
 
 
+def _python(settings: SamplerConfig) -> str | None:
+    """The Python that was named for servers; None: the one that runs palimpsest."""
+    return settings.python or os.environ.get(PYTHON)
+
+
 def check_python(settings: SamplerConfig) -> None:
     """Raise ConfigError unless `sampler.python` is a Python with vLLM."""
     _torch_of(settings)
@@ -142,8 +147,10 @@ def check_python(settings: SamplerConfig) -> None:
 
 def _torch_of(settings: SamplerConfig) -> str:
     """Version of torch that the servers' Python has, beside vLLM. Raises ConfigError."""
-    python = settings.python or sys.executable
-    fix = "name the Python of an environment that has vLLM" if settings.python else install_line("vllm")
+    named = _python(settings)
+    python = named or sys.executable
+    other = f"name the Python of an environment that has vLLM by sampler.python or ${PYTHON}"
+    fix = other if named else f"{install_line('vllm')}, or {other}"
     code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
     try:
         told = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout

@@ -38,8 +38,8 @@ class Multipart:
 
     >>> parts = Multipart(b"x")
     >>> [(part.name, bytes(data)) for part, data in parts.feed(
-    ...     b'--x\\r\\nContent-Disposition: form-data; name="a"\\r\\n\\r\\none\\r\\n--x--\\r\\n')]
-    [('a', b'one')]
+    ...     b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\none\r\n--x--\r\n')]
+    [('a', b''), ('a', b'one')]
     """
 
     def __init__(self, boundary: bytes) -> None:
