@@ -54,6 +54,19 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
 
+def shown(value: object) -> str:
+    """A value in an error: short however large or deep it is.
+
+    >>> shown("a" * 999)[:9], shown([[1]]), shown(None)
+    ("'aaaaaaaa", 'a list of 1', 'None')
+    """
+    if isinstance(value, str | bytes):
+        return f"{value[:60]!r:.60}"
+    if isinstance(value, dict | list | tuple):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return f"{value!r:.60}"
+
+
 ErrorForm = Callable[[Refused], object]
 """The JSON of an error."""
 
@@ -110,7 +123,7 @@ class Guard:
         def refuse(_: Request) -> Response:
             assert isinstance(error, HTTPException)
             said = f"allowed: {error.headers['Allow']}" if error.headers else "no such path"
-            raise Refused(error.status_code, f"{request.method} {request.scope['path']!r:.60}: {said}")
+            raise Refused(error.status_code, f"{request.method} {shown(request.scope['path'])}: {said}")
 
         return await self.guarded(refuse)(request)
 
@@ -131,9 +144,9 @@ class Guard:
 def _check_page(host: str, origin: str | None) -> None:
     """Refuse what a page of another site sends: it asks under a name of its own (DNS rebinding), or from elsewhere."""
     if not is_loopback(_name(f"//{host}")):
-        raise Refused(403, f"Host {host!r:.60}: without a key this server answers to localhost and 127.0.0.1 alone")
+        raise Refused(403, f"Host {shown(host)}: without a key this server answers to localhost and 127.0.0.1 alone")
     if origin is not None and not is_loopback(_name(origin)):
-        raise Refused(403, f"Origin {origin!r:.60}: without a key this server answers no pages of other sites")
+        raise Refused(403, f"Origin {shown(origin)}: without a key this server answers no pages of other sites")
 
 
 def _name(address: str) -> str:

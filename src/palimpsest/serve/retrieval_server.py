@@ -33,7 +33,7 @@ from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, Index
 from palimpsest.serve.bounded import ConnectionLimits
 from palimpsest.serve.cache import BytesCache
-from palimpsest.serve.http import Guard, Refused, Server, body_of, json_response
+from palimpsest.serve.http import Guard, Refused, Server, body_of, json_response, shown
 
 SWITCH_SECONDS = 0.0005
 """After so long a searching thread lets the event loop run; Python's own 5 ms would be added to every request."""
@@ -141,7 +141,7 @@ class RetrievalService:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the body"
-            raise Refused(400, f"{place}: {first['msg']}, is {first['input']!r:.60}") from None
+            raise Refused(400, f"{place}: {first['msg']}, is {shown(first['input'])}") from None
         limits = self.limits
         longest = max(map(len, ask.queries))
         for name, value, most in (

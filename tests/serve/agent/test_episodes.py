@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from palimpsest.errors import SamplerError
 from palimpsest.serve.agent.app import Limits
 from palimpsest.serve.agent.episodes import Bounds
+from palimpsest.serve.agent.store import Store
 from support.serving import body, scripted
 
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(12))
@@ -256,9 +259,11 @@ async def test_models_are_the_policies_that_fit() -> None:
     assert (await client.get("/v1/models/palimpsest/recall")).json()["palimpsest"]["policy"] == "recall"
     refused = await client.post(PATH, json={**about("Who?"), "model": "gpt-5"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    refused = await client.post("/tokenize", json={"prompt": "a", "model": "gpt-5"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     ids = (await client.post("/tokenize", json={"prompt": "Anna<|im_end|>"})).json()
     assert ids["tokens"] == service.agents.current.codec.encode("Anna<|im_end|>")
-    assert 'palimpsest_requests_total{status="404"} 1' in (await client.get("/metrics")).text
+    assert 'palimpsest_requests_total{status="404"} 2' in (await client.get("/metrics")).text
 
 
 async def test_several_questions_are_answered_from_one_reading() -> None:
@@ -288,3 +293,91 @@ async def test_a_body_beyond_the_limit_is_refused_with_what_to_do() -> None:
     answer = await client.post(PATH, json=about("Who?"))
     assert answer.status_code == 413
     assert "/v1/files" in answer.json()["error"]["message"]
+
+
+async def test_a_long_text_is_tokenised_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, service, _ = scripted(None)
+    held, codec = threading.Event(), type(service.agents.current.codec)
+    monkeypatch.setattr(codec, "encode", lambda *_: [1] if held.wait(20) else [])
+    tokenised = asyncio.create_task(client.post("/tokenize", json={"prompt": "Anna"}))
+    await asyncio.sleep(0.05)
+    assert (await asyncio.wait_for(client.get("/health"), 5)).status_code == 200
+    held.set()
+    assert (await tokenised).json()["count"] == 1
+    refused = await client.post("/tokenize", json={"prompt": "a" * (1 << 20) + "a"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, line: str, path: Path) -> None:
+    """Have the store fail at lines of that kind, as a full disk does."""
+    append = Store.append
+
+    def full(self: Store, episode: str, value: dict[str, Any]) -> None:
+        if line in value:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        append(self, episode, value)
+
+    monkeypatch.setattr(Store, "append", full)
+
+
+@pytest.mark.parametrize("line", ["turn", "result"])
+async def test_a_store_that_fails_ends_the_episode_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    client, service, _ = scripted(tmp_path)
+    failing(monkeypatch, line, tmp_path)
+    whole = await asyncio.wait_for(client.post(PATH, json=about("Who?")), 20)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (507, "store_failed")
+    streamed = await asyncio.wait_for(client.post(PATH, json=about("Who?", stream=True)), 20)
+    assert deltas(streamed.text)[-1]["error"]["code"] == "store_failed"
+    asked = {"model": "palimpsest", "input": about("Who?")["messages"][0]["content"], "background": True}
+    name = (await client.post("/v1/responses", json=asked)).json()["id"]
+    while (background := (await client.get(f"/v1/responses/{name}")).json())["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.01)
+    assert (background["status"], background["error"]["code"]) == ("failed", "store_failed")
+    for said in (whole.text, streamed.text, json.dumps(background)):
+        assert str(tmp_path) not in said
+    assert "No space left on device" in caplog.text
+    assert service.episodes.running == service.episodes.waiting == 0
+
+
+async def test_a_response_whose_end_can_not_be_stored_is_told_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+    client, _, _ = scripted(tmp_path, gate=gate)
+    asked = {"model": "palimpsest", "input": about("Who?")["messages"][0]["content"], "background": True}
+    name = (await client.post("/v1/responses", json=asked)).json()["id"]
+    failing(monkeypatch, "turn", tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "put", full)
+    gate.set()
+    while (found := (await client.get(f"/v1/responses/{name}")).json())["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.01)
+    assert (found["status"], found["error"]["code"]) == ("failed", "store_failed")
+
+
+async def test_an_episode_cancelled_before_it_began_ends_too() -> None:
+    client, service, _ = scripted(None)
+    begin = service.episodes.begin
+
+    def cancelled(*given: Any) -> Any:
+        episode = begin(*given)
+        service.episodes.cancel(episode)
+        return episode
+
+    service.episodes.begin = cancelled
+    answer = await asyncio.wait_for(client.post(PATH, json=about("Who?")), 20)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "cancelled")
+    assert service.episodes.running == service.episodes.waiting == 0
+
+
+async def test_a_defect_ends_its_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, service, _ = scripted(None)
+    monkeypatch.setattr(service.agents.current, "facts", lambda *_: 1 / 0)
+    answer = await asyncio.wait_for(client.post(PATH, json=about("Who?")), 20)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server_failed")
+    assert service.episodes.running == 0

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from palimpsest.serve.agent.requests import chat_ask, openai_error
-from palimpsest.serve.http import Refused
-from support.serving import body
+from palimpsest.serve.http import Refused, shown
+from support.serving import body, scripted
 
 
 def ask(**more: Any) -> Any:
@@ -142,3 +142,40 @@ def test_malformed_bodies_are_refused_and_nothing_else() -> None:
     assert len(errors) > 300
     assert all(400 <= error.status < 500 for error in errors)
     assert all(set(openai_error(error)["error"]) == {"message", "type", "param", "code"} for error in errors)
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize("depth", [65, 990, 1005, 1020, 99_999])
+@pytest.mark.parametrize(
+    ("path", "whole"),
+    [
+        ("/v1/chat/completions", b'{"model": %s, "messages": [{"role": "user", "content": "Who?"}]}'),
+        ("/v1/chat/completions", b'{"model": "palimpsest", "messages": %s}'),
+        ("/v1/chat/completions", b'{"model": "palimpsest", "messages": [{"role": %s, "content": "Who?"}]}'),
+        ("/v1/chat/completions", b'{"model": "palimpsest", "messages": [{"role": "user", "content": [{"type": %s}]}]}'),
+        ("/v1/chat/completions", b'{"model": "palimpsest", "metadata": %s, "messages": []}'),
+        ("/v1/responses", b'{"model": "palimpsest", "input": [{"type": %s}]}'),
+        ("/tokenize", b'{"prompt": %s}'),
+    ],
+)
+async def test_deeply_nested_json_is_refused(path: str, whole: bytes, depth: int) -> None:
+    client, _, _ = scripted(None)
+    answer = await client.post(path, content=whole % nested(depth))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_a_refusal_shows_little_of_a_large_value() -> None:
+    """A megabyte of a list that is no text; `shown` never makes its whole repr."""
+
+    class Large(list[int]):
+        def __repr__(self) -> str:
+            raise AssertionError("the whole of it")
+
+    assert shown(Large(range(9))) == "a list of 9"
+    assert len(shown("x" * 10**6)) == 60
+    with pytest.raises(Refused) as refused:
+        ask(temperature=["x"] * 10**6)
+    assert len(str(refused.value)) < 200

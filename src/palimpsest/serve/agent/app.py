@@ -13,6 +13,7 @@ Not covered: TLS; shares of the places between clients.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,12 +26,12 @@ from palimpsest.serve.agent.agents import Agents
 from palimpsest.serve.agent.chat import Chat
 from palimpsest.serve.agent.episodes import Bounds, Episodes
 from palimpsest.serve.agent.orders import Orders, check_model, needed
-from palimpsest.serve.agent.requests import Strict, checked, json_object, openai_error
+from palimpsest.serve.agent.requests import Strict, checked, invalid, json_object, openai_error
 from palimpsest.serve.agent.responses import Responses
 from palimpsest.serve.agent.store import Quota, Store
 from palimpsest.serve.agent.uploads import Files
 from palimpsest.serve.bounded import ConnectionLimits
-from palimpsest.serve.http import Guard, Refused, body_of, json_response
+from palimpsest.serve.http import Guard, Refused, body_of, json_response, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class Limits:
     bounds: Bounds = field(default_factory=Bounds)
     quota: Quota = field(default_factory=Quota)
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+_TOKENIZED = 1 << 20
+"""Characters that /tokenize encodes."""
 
 
 class TokenizeBody(Strict):
@@ -122,7 +127,7 @@ class AgentService:
     def _episode(self, request: Request) -> Response:
         name = request.path_params["episode"]
         if (found := needed(self.store).record(name)) is None:
-            raise Refused(404, f"episode {name!r:.60}: nothing is kept of it", code="not_found")
+            raise Refused(404, f"episode {shown(name)}: nothing is kept of it", code="not_found")
         return json_response({**found, "running": self.episodes.get(name) is not None})
 
     def _forget(self, request: Request) -> Response:
@@ -135,7 +140,11 @@ class AgentService:
     async def _tokenize(self, request: Request) -> Response:
         body = checked(TokenizeBody, json_object(await self._body(request)))
         agent = self.agents.current
-        ids = agent.codec.encode(body.prompt)
+        if body.model is not None:
+            check_model(agent, body.model)
+        if len(body.prompt) > _TOKENIZED:
+            raise invalid("prompt", f"{len(body.prompt)} characters, at most {_TOKENIZED} are encoded")
+        ids = await asyncio.to_thread(agent.codec.encode, body.prompt)
         return json_response({"count": len(ids), "max_model_len": agent.window, "tokens": ids})
 
     def _metrics(self, _: Request) -> Response:

@@ -12,7 +12,8 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from palimpsest.serve.agent.episodes import SILENCE_S, Episode, Episodes
+from palimpsest.serve.agent.episode import SILENCE_S, Episode
+from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.orders import Orders
 from palimpsest.serve.agent.requests import Ask, chat_ask, openai_error
 from palimpsest.serve.http import Refused, json_response
@@ -121,6 +122,8 @@ FAILURES: dict[str, tuple[int, str | None]] = {
     "sampler_failed": (503, "engine_failed"),
     "cancelled": (503, "cancelled"),
     "policy_failed": (500, "policy_failed"),
+    "store_failed": (507, "store_failed"),
+    "failed": (500, "server_failed"),
 }
 """Outcomes that are errors: status and code."""
 

@@ -3,31 +3,32 @@
 Guaranteed: equal requests that run at the same time are one episode, and an equal one that ended is told from the
 store; without a seed, at a temperature above 0, only a retry is equal; at most `Bounds.running` run, at most
 `Bounds.waiting` wait, further ones are refused with 429; one that nobody follows for `Bounds.linger_s` is cancelled,
-unless it runs in the background; every turn is in the store before the next begins, and an episode goes on from there.
+unless it runs in the background; every one ends, whatever fails; every turn is in the store before the next begins,
+and an episode goes on from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from palimpsest.errors import PalimpsestError
+from palimpsest.errors import ConfigError, DataError, PalimpsestError
 from palimpsest.serve.agent.agents import Agent, Agents, Change, Plan, Told
 from palimpsest.serve.agent.answer_text import AnswerText, whole
+from palimpsest.serve.agent.episode import Episode
 from palimpsest.serve.agent.order import Order, order_of
 from palimpsest.serve.agent.store import Store
 from palimpsest.serve.http import Refused
 from palimpsest.text.rendering import Refusal
 from palimpsest.text.thinking import left_open
-from palimpsest.types import Outcome, Trajectory
+from palimpsest.types import Outcome, Trajectory, Turn
 
-SILENCE_S = 5.0
-"""After so long without news a stream says that it is alive."""
+_log = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,65 +41,6 @@ class Bounds:
     """An episode goes on so long after the last client left: one that timed out comes back to it."""
     episode_s: float | None = None
     """For an episode; None: however long it takes."""
-
-
-News = tuple[str, str]
-"""(`reasoning` or `content`, text)."""
-
-
-class Episode:
-    """One that runs, or has ended: what is told of it, and who listens."""
-
-    def __init__(self, name: str, rule: str) -> None:
-        self.id, self.rule = name, rule
-        self.created = int(time.time())
-        self.news: list[News] = []
-        self.head: dict[str, Any] = {}
-        self.result: dict[str, Any] | None = None
-        """How it ended: `outcome`, `content`, `finish_reason`, counts and quotes."""
-        self.stored = False
-        """Whether it was told from the store."""
-        self.started = False
-        self.place = ""
-        """How far it has read, in words."""
-        self.holders: set[str] = set()
-        """Responses in the background, for which it goes on without a follower."""
-        self.task: asyncio.Task[None] | None = None
-        self.followers = 0
-        self._changed = asyncio.Event()
-
-    def tell(self, kind: str, text: str) -> None:
-        if text:
-            self.news.append((kind, text))
-            self._wake()
-
-    def end(self, result: dict[str, Any]) -> None:
-        self.result = result
-        self._wake()
-
-    async def follow(self) -> AsyncIterator[News | None]:
-        """All news from the first on, until it ends; None where there were none for a while."""
-        place = 0
-        while True:
-            while place < len(self.news):
-                yield self.news[place]
-                place += 1
-            if self.result is not None:
-                return
-            changed = self._changed
-            try:
-                await asyncio.wait_for(changed.wait(), SILENCE_S)
-            except TimeoutError:
-                yield None
-
-    async def ended(self) -> dict[str, Any]:
-        while self.result is None:
-            await self._changed.wait()
-        return self.result
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 class Episodes:
@@ -175,6 +117,7 @@ class Episodes:
             del self._requests[next(iter(self._requests))]
         self.counts["begun"] += 1
         episode.task = asyncio.create_task(self._run(episode, order, self.agents.lease()))
+        episode.task.add_done_callback(lambda _: self._end(episode, _CANCELLED))  # one cancelled before it began
         return episode
 
     def _hold(self, episode: Episode, order: Order, holder: str | None) -> None:
@@ -221,22 +164,46 @@ class Episodes:
             self.cancel(episode)
 
     async def _run(self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[Agent]) -> None:
+        """Whatever happens, the episode ends: those who follow it wait for that."""
+        result = _failed("failed", "the server failed; its log says why")
+        try:
+            result = await self._outcome(episode, order, lease)
+            self._keep(episode, result)
+        except OSError:
+            _log.exception("episode %s: the store failed", episode.id)
+            result = _failed("store_failed", "the server can't store the episode; its log says why")
+        except Exception:  # noqa: BLE001  the border around an episode: a defect ends it alone
+            _log.exception("episode %s failed", episode.id)
+        finally:
+            self._end(episode, result)
+
+    def _end(self, episode: Episode, result: dict[str, Any]) -> None:
+        if episode.result is None:
+            self.counts[f"outcome:{result['outcome']}"] += 1
+            self._running.pop(episode.id, None)
+            episode.end(result)
+
+    async def _outcome(
+        self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[Agent]
+    ) -> dict[str, Any]:
         try:
             async with lease as agent, self._slots:
                 episode.started = True
-                result = await self._played(episode, order, agent)
+                return await self._played(episode, order, agent)
         except asyncio.CancelledError:
-            result = {"outcome": "cancelled", "failure": "the client went away, or the server is ending"}
+            return _CANCELLED
         except PalimpsestError as error:  # refused by its budgets, or the engine is lost
-            code = 400 if type(error).__name__ in ("ConfigError", "DataError") else 503
-            result = {"outcome": "refused" if code == 400 else "sampler_failed", "failure": str(error)}
-        self.counts[f"outcome:{result['outcome']}"] += 1
-        self._running.pop(episode.id, None)
-        if self.store is not None and not (result["outcome"] == "cancelled" and self.draining):
+            refused = isinstance(error, ConfigError | DataError)
+            return _failed("refused" if refused else "sampler_failed", str(error))
+
+    def _keep(self, episode: Episode, result: dict[str, Any]) -> None:
+        """Store how an episode ended. Raises OSError."""
+        if self.store is None:
+            return
+        if not (result["outcome"] == "cancelled" and self.draining):
             self.store.delete("documents", episode.id)
-        if self.store is not None and result["outcome"] in _KEPT:
+        if result["outcome"] in _KEPT:
             self.store.append(episode.id, {"result": {**result, "rule": episode.rule, "news": episode.news}})
-        episode.end(result)
 
     async def _played(self, episode: Episode, order: Order, agent: Agent) -> dict[str, Any]:
         store, wanted = self.store, order.input
@@ -245,14 +212,16 @@ class Episodes:
         )
         recorded = [] if store is None else await asyncio.to_thread(store.turns, episode.id)
         text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
-        known = {turn.step for turn in recorded}
+        kept = _Kept(store, episode.id, {turn.step for turn in recorded})
         told = Told(
-            turn=lambda turn: store.append_turn(episode.id, turn) if store and turn.step not in known else None,
+            turn=kept.turn,
             change=lambda change: _tell_change(episode, change),
             token=(lambda token: episode.tell("content", text.feed((token,)))) if len(wanted.questions) == 1 else None,
             recorded=recorded,
         )
         trajectory = await agent.play(plan, order.draws, told, self.bounds.episode_s)
+        if kept.broken is not None:
+            raise kept.broken
         if trajectory.answer is not None and (cut := whole(trajectory.answer, order.stops))[1]:
             trajectory = replace(trajectory, answer=cut[0], outcome=Outcome.ANSWERED)
         facts = await asyncio.to_thread(agent.facts, plan, wanted.document, trajectory)
@@ -263,6 +232,29 @@ class Episodes:
         return result
 
 
+class _Kept:
+    """Stores the turns of an episode that aren't yet."""
+
+    def __init__(self, store: Store | None, episode: str, known: Set[int]) -> None:
+        self._store, self._episode, self._known = store, episode, known
+        self.broken: OSError | None = None
+        """Why a turn could not be stored: `play` tells it as a failure of the policy."""
+
+    def turn(self, turn: Turn) -> None:
+        if self._store is None or turn.step in self._known:
+            return
+        try:
+            self._store.append_turn(self._episode, turn)
+        except OSError as error:
+            self.broken = error
+            raise
+
+
+def _failed(outcome: str, why: str) -> dict[str, Any]:
+    return {"outcome": outcome, "failure": why}
+
+
+_CANCELLED = _failed("cancelled", "the client went away, or the server is ending")
 _REQUESTS = 100_000
 """Requests that a retry is known by; the oldest are forgotten first."""
 _KEPT = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})

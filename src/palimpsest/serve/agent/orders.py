@@ -18,7 +18,7 @@ from palimpsest.serve.agent.order import Order, request_key
 from palimpsest.serve.agent.plain import PlainChat
 from palimpsest.serve.agent.requests import Ask, FilePart
 from palimpsest.serve.agent.store import Store
-from palimpsest.serve.http import Refused
+from palimpsest.serve.http import Refused, shown
 
 
 def plain_budget(window: int, limit: int | None) -> int:
@@ -100,7 +100,7 @@ def needed(store: Store | None) -> Store:
 def check_model(agent: Agent, name: str) -> None:
     if name not in agent.cards:
         known = ", ".join(agent.cards)
-        raise Refused(404, f"model: {name!r:.60} is not served; known: {known}", code="model_not_found", param="model")
+        raise Refused(404, f"model: {shown(name)} is not served; known: {known}", code="model_not_found", param="model")
 
 
 def _digest(body: bytes) -> str:

@@ -16,10 +16,12 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from palimpsest.serve.http import Refused
+from palimpsest.serve.http import Refused, shown
 
 UNUSED = ("user", "safety_identifier", "prompt_cache_key", "store", "service_tier")
 """Names of the client's own, which change no answer."""
+_NESTING = 64
+"""Lists and objects in each other; a request of ours has five."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "tools": ([],),
@@ -130,12 +132,29 @@ def unsupported(name: str, advice: str) -> Refused:
     return Refused(400, f"{name}: {advice}", code="unsupported_parameter", param=name)
 
 
+def deeper_than(value: object, levels: int) -> bool:
+    """Whether lists and objects stand in each other beyond that.
+
+    >>> deeper_than([{"a": []}], 3), deeper_than([{"a": []}], 2)
+    (False, True)
+    """
+    layer: list[Any] = [value]
+    for _ in range(levels + 1):
+        layer = [each for each in layer if isinstance(each, dict | list)]
+        if not layer:
+            return False
+        layer = [inner for each in layer for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
+
+
 def json_object(body: bytes) -> dict[str, Any]:
     """Raises Refused for what is no JSON object."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Refused(400, f"the body is not JSON ({error})", code="invalid_json") from None
+    if deeper_than(given, _NESTING):
+        raise Refused(400, f"the body is JSON nested deeper than {_NESTING}", code="invalid_json")
     if not isinstance(given, dict):
         raise Refused(400, f"the body is a {type(given).__name__}, a JSON object is needed", code="invalid_json")
     return given
@@ -191,7 +210,7 @@ def checked(
             raise Refused(
                 400, f"{place}: this server doesn't know it; leave it out", code="unknown_parameter", param=place
             ) from None
-        raise invalid(place, f"{first['msg']}, is {first['input']!r:.60}") from None
+        raise invalid(place, f"{first['msg']}, is {shown(first['input'])}") from None
 
 
 def _same_number(value: object, other: object) -> bool:
@@ -211,7 +230,7 @@ def message_of(given: Mapping[str, Any], where: str) -> Message:
     """A message of chat completions, or of the input of responses. Raises Refused."""
     role = given.get("role")
     if role not in ROLES:
-        raise invalid(f"{where}.role", f"one of {', '.join(ROLES)}, is {role!r:.60}")
+        raise invalid(f"{where}.role", f"one of {', '.join(ROLES)}, is {shown(role)}")
     for name in given:
         if given[name] and name not in ("role", "content", "name", "type", "id", "status", "refusal"):
             raise unsupported(f"{where}.{name}", "not possible here; leave it out")
@@ -219,21 +238,21 @@ def message_of(given: Mapping[str, Any], where: str) -> Message:
     if isinstance(content, str) or (content is None and role == "assistant"):
         return Message(role, content or "")
     if not isinstance(content, list) or not content:
-        raise invalid(f"{where}.content", f"a text or a list of parts, is {content!r:.60}")
+        raise invalid(f"{where}.content", f"a text or a list of parts, is {shown(content)}")
     texts, files = list[str](), list[FilePart]()
     for at, part in enumerate(content):
         place = f"{where}.content.{at}"
         if not isinstance(part, dict):
-            raise invalid(place, f"a part is an object, is {part!r:.60}")
+            raise invalid(place, f"a part is an object, is {shown(part)}")
         kind = part.get("type")
         if kind in ("text", "input_text", "output_text"):
             if not isinstance(part.get("text"), str):
-                raise invalid(f"{place}.text", f"a text, is {part.get('text')!r:.60}")
+                raise invalid(f"{place}.text", f"a text, is {shown(part.get('text'))}")
             texts.append(part["text"])
         elif kind in ("file", "input_file"):
             files.append(_file_part(part.get("file") if kind == "file" else part, place))
         else:
-            raise unsupported(f"{place}.type", f"{kind!r:.60} is not possible here; parts are text or file")
+            raise unsupported(f"{place}.type", f"{shown(kind)} is not possible here; parts are text or file")
     if files and role != "user":
         raise invalid(f"{where}.content", "files belong into messages of the user")
     return Message(role, "\n".join(texts), tuple(files))
@@ -241,7 +260,7 @@ def message_of(given: Mapping[str, Any], where: str) -> Message:
 
 def _file_part(part: object, place: str) -> FilePart:
     if not isinstance(part, dict):
-        raise invalid(f"{place}.file", f"an object with file_id or file_data, is {part!r:.60}")
+        raise invalid(f"{place}.file", f"an object with file_id or file_data, is {shown(part)}")
     if part.get("file_url"):
         raise unsupported(f"{place}.file_url", "no address is ever fetched; send the file")
     file_id, data, name = part.get("file_id"), part.get("file_data"), part.get("filename") or ""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from palimpsest.serve.agent.chat import failure_of, own_facts, timely, usage
-from palimpsest.serve.agent.episodes import Episode
+from palimpsest.serve.agent.episode import Episode
 
 Event = dict[str, Any]
 

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -18,12 +19,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from palimpsest.serve.agent.chat import SSE, ReadBody, ended_or_gone, failure_of
-from palimpsest.serve.agent.episodes import Episode, Episodes
+from palimpsest.serve.agent.episode import Episode
+from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.orders import Orders, needed
 from palimpsest.serve.agent.requests import Ask, Message, Own, Strict, checked, invalid, json_object, message_of
 from palimpsest.serve.agent.response_events import events_of, reasoning_of, response_of
 from palimpsest.serve.agent.store import Store
-from palimpsest.serve.http import Refused, json_response
+from palimpsest.serve.http import Refused, json_response, shown
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "text": ({}, {"format": {"type": "text"}}),
@@ -35,6 +37,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "prompt": (),
 }
+
+
+_UNKEPT = 1000
+"""Responses whose end is told from memory because it could not be stored; the oldest are forgotten first."""
 
 
 class ResponseStreamOptions(Strict):
@@ -64,7 +70,7 @@ def response_ask(given: ResponseBody) -> Ask:
     else:
         for at, item in enumerate(given.input):
             if item.get("type", "message") != "message":
-                raise invalid(f"input.{at}.type", f"{item['type']!r:.60} is not possible here; items are messages")
+                raise invalid(f"input.{at}.type", f"{shown(item['type'])} is not possible here; items are messages")
             messages.append(message_of(item, f"input.{at}"))
     return Ask(
         model=given.model,
@@ -84,6 +90,7 @@ class Responses:
     def __init__(self, orders: Orders, episodes: Episodes, read: ReadBody, store: Store | None) -> None:
         self._orders, self._episodes, self._read, self._store = orders, episodes, read, store
         self._watching: set[asyncio.Task[None]] = set()
+        self._unkept: dict[str, Episode] = {}  # that ended while the store failed, by response
 
     async def create(self, request: Request) -> Response:
         body = await self._read(request)
@@ -111,7 +118,7 @@ class Responses:
         if request.query_params.get("stream") == "true":
             after = request.query_params.get("starting_after", "-1")
             if not after.removeprefix("-").isdecimal() or len(after) > 9:
-                raise invalid("starting_after", f"a sequence_number is needed, is {after!r:.60}")
+                raise invalid("starting_after", f"a sequence_number is needed, is {shown(after)}")
             if episode is None:
                 raise Refused(404, f"{record['id']}: nothing is kept of its episode", code="not_found")
             return self._streamed(record, episode, int(after))
@@ -160,13 +167,13 @@ class Responses:
         name = request.path_params["response"]
         record = needed(self._store).get("responses", name)
         if record is None:
-            raise Refused(404, f"response {name!r:.60}: no such response", code="not_found")
+            raise Refused(404, f"response {shown(name)}: no such response", code="not_found")
         return record
 
     def _episode(self, record: dict[str, Any]) -> Episode | None:
         """The episode of a response: it runs, or its end is stored, here or with the response."""
         name = record["episode"]
-        found = self._episodes.get(name) or self._episodes.ended(name)
+        found = self._episodes.get(name) or self._episodes.ended(name) or self._unkept.get(record["id"])
         if found is None and "ended" in record:
             found = Episode(name, record["rule"])
             found.result = record["ended"]
@@ -180,7 +187,12 @@ class Responses:
             store = needed(self._store)
             known = store.get("responses", record["id"])
             if known is not None and not (result["outcome"] == "cancelled" and self._episodes.draining):
-                store.put("responses", record["id"], {**known, "ended": result, "rule": episode.rule})
+                with suppress(OSError):  # the episode's own log line says that the store fails
+                    store.put("responses", record["id"], {**known, "ended": result, "rule": episode.rule})
+                    return
+                self._unkept[record["id"]] = episode
+                if len(self._unkept) > _UNKEPT:
+                    del self._unkept[next(iter(self._unkept))]
 
         task = asyncio.create_task(watch())
         self._watching.add(task)

@@ -27,7 +27,7 @@ import orjson
 
 from palimpsest.rollout.record import trajectory_from_json, trajectory_to_json
 from palimpsest.runs.lock import FolderLock
-from palimpsest.serve.http import Refused
+from palimpsest.serve.http import Refused, shown
 from palimpsest.types import Outcome, Trajectory, Turn
 
 _ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
@@ -75,7 +75,7 @@ class Store:
         """Raises Refused for one that isn't there."""
         found = self._read("files", file_id)
         if found is None:
-            raise Refused(404, f"file {file_id!r:.60}: no such file", code="file_not_found", param="file_id")
+            raise Refused(404, f"file {shown(file_id)}: no such file", code="file_not_found", param="file_id")
         return found
 
     def files(self) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ class Store:
 
     def _path(self, kind: str, name: str) -> Path:
         if not _ID.fullmatch(name):
-            raise Refused(404, f"{name!r:.60}: no such id", code="not_found")
+            raise Refused(404, f"{shown(name)}: no such id", code="not_found")
         return self.folder / kind / f"{name}.{'jsonl' if kind == 'episodes' else 'json'}"
 
     def _write(self, kind: str, name: str, value: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from starlette.responses import FileResponse, Response
 from palimpsest.serve.agent.inputs import shown_name
 from palimpsest.serve.agent.orders import needed
 from palimpsest.serve.agent.store import Store
-from palimpsest.serve.http import Refused, json_response
+from palimpsest.serve.http import Refused, json_response, shown
 
 _HEAD = 8 << 10
 _FIELD = 1 << 10
@@ -202,7 +202,7 @@ def _take(upload: _Upload, part: _Part, data: bytes, room: int, file: Any) -> No
     if part.filename is None and part.name != "file":
         if part.name != "purpose":
             raise Refused(
-                400, f"{part.name!r:.60}: fields are file and purpose", code="unknown_parameter", param=part.name
+                400, f"{shown(part.name)}: fields are file and purpose", code="unknown_parameter", param=part.name
             )
         value = upload.fields.setdefault(part.name, bytearray())
         value += data
