@@ -104,6 +104,18 @@ def test_the_command_shows_them_beside_one_evaluation(tmp_path: Path, palimpsest
     assert [each["matches"] for each in told["published"] if each["system"] == "Theirs"] == [True, False]
 
 
+def test_baselines_are_never_beside_published_figures(tmp_path: Path) -> None:
+    rows = [sample("p0", 1.0)]
+    for baseline in ("closed book", "whole document"):
+        rows.append(sample("p0", 0.0, name=f"2 chunks, {baseline}", baseline=baseline))
+    folder = write_evaluation(tmp_path / "e", rows)
+    (folder / "summary.json").write_text(json.dumps({"editions": {"x/2 chunks.json": EDITION}}), "utf-8")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml.safe_dump([ENTRY]), "utf-8")
+    beside = palimpsest.compare(folder, published=mine).published
+    assert [(each.set, each.ours) for each in beside if each.published.system == "Theirs"] == [("2 chunks", 100.0)]
+
+
 def test_an_evaluation_writes_down_the_edition_of_its_data(tmp_path: Path, tiny_model_folder: Path) -> None:
     data = tmp_path / "eval_1.jsonl"
     row = {"id": "p", "question": "Who?", "answers": ["Anna"], "context": "Anna ran."}

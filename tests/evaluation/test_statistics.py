@@ -19,6 +19,7 @@ from palimpsest.evaluation.statistics import (
     clustered_wilson,
     mcnemar,
     paired,
+    paired_interval,
     sign_flip,
     wilson,
 )
@@ -121,6 +122,74 @@ def test_an_interval_over_clusters_that_are_all_right_counts_clusters() -> None:
     assert clustered_wilson([1.0, 0.0, 1.0], range(3)) == pytest.approx(wilson(2, 3))
 
 
+TRIPLES = [place // 3 for place in range(72)]
+
+
+def test_more_right_never_lowers_an_interval_over_clusters() -> None:
+    """24 problems played three times: one right more, wherever it is, from none to all."""
+    rng = random.Random(1)
+    orders = [list(range(72)), [3 * group + draw for draw in range(3) for group in range(24)]]
+    orders += [rng.sample(range(72), 72) for _ in range(20)]
+    for order in orders:
+        values, ends = [0.0] * 72, []
+        for place in order:
+            ends.append(clustered_wilson(values, TRIPLES))
+            values[place] = 1.0
+        ends.append(clustered_wilson(values, TRIPLES))
+        lows, highs = zip(*ends, strict=True)
+        assert list(lows) == sorted(lows)
+        assert list(highs) == sorted(highs)
+
+
+@pytest.mark.parametrize("agreement", [0.3, 2.0, 1e4])
+@pytest.mark.parametrize(("groups", "size", "share"), [(24, 3, 0.02), (24, 3, 0.5), (20, 6, 0.1), (10, 20, 0.9)])
+def test_an_interval_over_clusters_covers(groups: int, size: int, share: float, agreement: float) -> None:
+    """Problems whose own shares are drawn (beta-binomial): from nearly of one mind to independent values."""
+    rng, hits, draws = np.random.default_rng(7), 0, 600
+    clusters = [place // size for place in range(groups * size)]
+    for _ in range(draws):
+        own = rng.beta(share * agreement, (1 - share) * agreement, groups)
+        values = (rng.random(groups * size) < np.repeat(own, size)).astype(float).tolist()
+        low, high = clustered_wilson(values, clusters)
+        hits += low <= share <= high
+    assert hits / draws >= 0.93
+
+
+def test_samples_that_agree_narrow_no_interval_and_others_do() -> None:
+    alike, apart = [1.0, 0.0] * 12, [float(place % 2) for place in range(96)]
+    four = [value for value in alike for _ in range(4)]
+    clusters = [place // 4 for place in range(96)]
+    assert clustered_wilson(four, clusters) == pytest.approx(wilson(12, 24))
+    low, high = clustered_wilson(apart, clusters)
+    assert high - low < 0.8 * (wilson(12, 24)[1] - wilson(12, 24)[0])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_no_flip_at_all_still_leaves_an_interval(value: float, size: int) -> None:
+    """As wide as that of as many right-or-wrong clusters."""
+    difference = paired([value] * 16, [value] * 16, [place // size for place in range(16)])
+    assert (difference.low, difference.high) == pytest.approx(paired_interval(0, 0, 16 // size))
+    assert difference.high > 0.1
+
+
+def test_few_flips_in_clusters_and_one_change_everywhere_leave_an_interval_too() -> None:
+    one = paired([0.0] * 72, [1.0, 1.0, 1.0] + [0.0] * 69, TRIPLES)
+    assert one.low < 0 < one.mean < one.high
+    everywhere = paired([0.0] * 40, [0.5] * 40)
+    assert everywhere.low < 0.5 < everywhere.high < 0.6
+
+
+def test_the_interval_of_few_flips_in_clusters_covers() -> None:
+    rng, hits, draws = random.Random(12), 0, 600
+    for _ in range(draws):
+        flipped = [rng.choices((1.0, -1.0, 0.0), (0.08, 0.02, 0.9))[0] for _ in range(24)]
+        change = [each for each in flipped for _ in range(3)]
+        difference = paired([float(each < 0) for each in change], [float(each > 0) for each in change], TRIPLES)
+        hits += difference.low <= 0.06 <= difference.high
+    assert hits / draws >= 0.93
+
+
 def test_a_paired_interval_is_narrower_than_two_intervals_of_its_own() -> None:
     """Two agents that fail on the same problems: what they share cancels."""
     rng = random.Random(4)
@@ -171,7 +240,8 @@ def test_fractions_and_clusters_are_tested_by_flipping_signs() -> None:
     right = [1.0] * 40
     assert paired([0.0, 1.0] * 20, right, [place // 4 for place in range(40)]).test == "sign_flip"
     same = paired(first, first)
-    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
+    assert (same.mean, same.p) == (0, 1)
+    assert -same.low == same.high > 0
 
 
 def test_signs_are_flipped_as_a_plain_loop_flips_them() -> None:

@@ -1,7 +1,7 @@
 """Intervals and tests for figures of evaluations.
 
     wilson              right or wrong, independent: score interval of a share (Wilson 1927)
-    clustered_wilson    right or wrong, in clusters: the same, of an effective number of values
+    clustered_wilson    right or wrong, in clusters: the same, of an effective number of values (Kish 1965)
     bootstrap           means of anything: percentile interval over resampled clusters (Efron 1979)
     cluster_error       standard error of a mean whose values come in clusters (Liang and Zeger 1986; Miller 2411.00640)
     paired              difference of two evaluations on the same problems, with its interval and p
@@ -22,6 +22,7 @@ Not covered: clusters in clusters; few clusters (below about 10 every interval h
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from palimpsest.seeding import derive_seed
 Z = 1.959964  # 95%
 RESAMPLES = 2000
 FLIPS = 10_000
+FEW = 10  # clusters that differ: below it a paired bootstrap draws none of them too often
 _ENUMERATED = 12  # clusters whose every pattern of signs is tried
 _BLOCK = 4_000_000  # draws held at once
 
@@ -57,19 +59,34 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 def clustered_wilson(values: Sequence[float], clusters: Clusters) -> tuple[float, float]:
     """Wilson's 95% interval of the mean of right-or-wrong `values` [N] that come in clusters.
 
-    Of as many independent values as have the same standard error (Franco et al. 2019); where all are alike and nothing
-    can be said of that, of as many as there are clusters.
+    Of N/D independent values, where the design effect D (Kish 1965; Franco et al. 2019) is the cluster-robust variance
+    over that of independent values. D is shrunk to that of clusters which are of one mind with the weight of Z**2
+    values, as Wilson's centre is to a half: where all values are alike, and little can be said of D, it is nearly that.
 
     >>> clustered_wilson([1.0, 1.0, 0.0, 0.0], "aabb") == wilson(1, 2)
     True
+    >>> of_24_in_threes = [[1.0] * right + [0.0] * (72 - right) for right in (0, 1)]
+    >>> [round(clustered_wilson(each, [n // 3 for n in range(72)])[1], 3) for each in of_24_in_threes]
+    [0.138, 0.144]
     """
-    share, most = float(np.mean(values)), len(values)
-    count = len(set(clusters))
-    error = cluster_error(values, clusters)
-    alike = not error or not 0.0 < share < 1.0
-    effective = count if alike or error is None else share * (1 - share) / error**2 * count / max(1, count - 1)
-    effective = min(max(effective, 1.0), most)
+    share, number = float(np.mean(values)), len(values)
+    error, groups = cluster_error(values, clusters), len(set(clusters))
+    if error is None:
+        return wilson(share, 1)
+    variance = (error * number) ** 2 * (groups - 1) / groups
+    effect = (variance + Z**2 * number / independent(clusters)) / (number * share * (1 - share) + Z**2)
+    effective = number / max(1.0, effect)
     return wilson(share * effective, effective)
+
+
+def independent(clusters: Clusters) -> float:
+    """How many independent values clusters of one mind are worth: their number where they are of one size (Kish 1965).
+
+    >>> independent("aabbcc"), independent("abbbbbbb")
+    (3.0, 1.28)
+    """
+    sizes = list(Counter(clusters).values())
+    return sum(sizes) ** 2 / sum(size * size for size in sizes)
 
 
 def bootstrap(values: Sequence[float], clusters: Clusters | None = None) -> tuple[float, float]:
@@ -107,7 +124,8 @@ class Difference:
     mean: float
     low: float
     high: float
-    """Ends of the 95% interval: Bonett and Price's where `test` is mcnemar, else a paired bootstrap."""
+    """Ends of the 95% interval: Bonett and Price's where `test` is mcnemar or fewer than `FEW` clusters differ, else a
+    paired bootstrap."""
     p: float
     """Two-sided: how often chance alone would make a difference so large."""
     test: str
@@ -135,8 +153,7 @@ def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters |
     if binary and independent:
         (low, high), p, test = paired_interval(better, worse, len(change)), mcnemar(better, worse), "mcnemar"
     else:
-        means = _resampled_means(change, clusters)
-        low, high = (float(end) for end in np.quantile(means, (0.025, 0.975)))
+        (low, high) = _interval_of_changes(change, clusters)
         p, test = sign_flip([float(each) for each in change], clusters), "sign_flip"
     return Difference(float(change.mean()), low, high, p, test, better, worse)
 
@@ -152,6 +169,23 @@ def paired_interval(better: int, worse: int, n: int) -> tuple[float, float]:
     gained, lost = (better + 1) / (n + 2), (worse + 1) / (n + 2)
     spread = Z * math.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
     return max(-1.0, gained - lost - spread), min(1.0, gained - lost + spread)
+
+
+def _interval_of_changes(change: Floats, clusters: Clusters | None) -> tuple[float, float]:
+    """95% interval of the mean of differences [N] in [-1, 1]: a bootstrap over clusters where enough of them differ.
+
+    Where few do, or all are alike, it is too narrow, down to no width: then Bonett and Price's of whole clusters, with
+    one more that wins everything and one that loses everything.
+    """
+    sums, counts = _by_cluster(change, clusters)
+    means = sums / counts
+    if np.count_nonzero(sums) >= FEW and np.ptp(means) > 0:
+        return bootstrap(change.tolist(), clusters)
+    size = counts.mean()
+    sums, counts = np.append(sums, [size, -size]), np.append(counts, [size, size])
+    mean = sums.sum() / counts.sum()
+    spread = Z * math.sqrt(np.square(sums - mean * counts).sum()) / counts.sum()
+    return max(-1.0, float(mean - spread)), min(1.0, float(mean + spread))
 
 
 def mcnemar(better: int, worse: int) -> float:

@@ -258,11 +258,11 @@ def compare(*folders: Folder, published: bool | Folder = False, errata: Folder |
 
 
 def _ours(comparison: Comparison) -> Iterator[Ours]:
-    editions = {side.name: side.editions for side in comparison.sides}
-    for cell, sides in comparison.figures.items():
-        for name, figures in sides.items():
-            edition = edition_of_set(cell.set, editions[name])
-            yield Ours(name, cell.set, _size(cell), figures.metrics, edition)
+    """What the agents reached; a baseline played another protocol than any published figure."""
+    for side in comparison.sides:
+        for cell in (cell for cell in comparison.cells if any(_cell(sample) == cell for sample in side.samples)):
+            figures, edition = comparison.figures[cell][side.name], edition_of_set(cell.set, side.editions)
+            yield Ours(side.name, cell.set, _size(cell), figures.metrics, edition)
 
 
 def _all_differ(seeds: Sequence[object]) -> bool:
