@@ -93,7 +93,7 @@ def test_several_questions_on_one_reading_are_graded_one_by_one(tmp_path: Path) 
     ("overrides", "message"),
     [
         (["reward.name=my_module:my_reward"], "may read the trajectory"),
-        (["reward.state.update=2"], "reward.state: rewards turns"),
+        (["reward.state.update=2"], "reward.state: counts in training alone"),
         (["reward.unsupported_penalty=0.5"], "reward.unsupported_penalty"),
         (["policy.name=prune"], "policy.name is no key of reward"),
         (["reward.name=f2"], "f2"),
@@ -104,6 +104,39 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(overrides: list[str]
     with pytest.raises(PalimpsestError, match=message):
         palimpsest.rescore(folder, overrides)
     assert not (folder / "rescored").exists()
+
+
+def test_layers_of_training_are_left_out_of_a_rescoring_as_of_the_evaluation(
+    tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
+) -> None:
+    (tmp_path / "errata.json").write_text(json.dumps(ERRATA), "utf-8")
+    budgets = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
+    layered = ["reward.unsupported_penalty=2", *budgets]
+    asked = [each for setting in layered for each in ("--set", setting)]
+    played = palimpsest(
+        *("eval", "--model", str(tiny_model_folder), "--chunks", "1", "--limit", "4", "--out", str(tmp_path / "e")),
+        *("--errata", str(tmp_path / "errata.json"), *asked),
+    )
+    assert played.returncode == 0, played.stderr
+    done = palimpsest("rescore", str(tmp_path / "e"))
+    assert done.returncode == 0, done.stderr
+    assert "left out, as they count in training alone: reward.unsupported_penalty=2" in done.stdout
+    assert read_samples(tmp_path / "e" / "rescored" / "boxed" / SAMPLES) == read_samples(tmp_path / "e" / SAMPLES)
+
+
+def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e")
+    log = folder / SAMPLES
+    lines = log.read_bytes().splitlines(keepends=True)
+    rows = [{"name": "2 chunks", "problems": 5, "samples": 1}]
+    (folder / "summary.json").write_text(json.dumps({"evaluations": rows, "baselines": []}), "utf-8")
+    log.write_bytes(b"".join([lines[0], b"x" + lines[1], *lines[2:]]))
+    with pytest.raises(RunError, match="1 lines can't be read; run the same palimpsest eval again first"):
+        palimpsest.rescore(folder)
+    log.write_bytes(log.read_bytes() + lines[1])  # as palimpsest eval plays it again
+    done = palimpsest.rescore(folder)
+    assert len(done.samples) == 5
+    assert any("1 lines can't be read; every episode of summary.json is in others" in line for line in done.told)
 
 
 def test_golds_of_several_objectives_are_not_in_the_log_and_that_is_said(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def rescore(
         columns += ["corrected", "95%", "of"]
     console = stdout()
     console.print(table(str(folder), columns, rows))
-    for line in done.beside.told:
+    for line in done.told:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     typer.echo(str(done.out), err=True)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.errors import RunError
+from palimpsest.evaluation.identity import difference
 from palimpsest.types import Outcome
 
 SAMPLES = "samples.jsonl"
@@ -279,12 +280,8 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     theirs = _identity(folder)
     if theirs is None:
         raise RunError(f"{path} is not readable: give another --out, or --force to begin again")
-    for key in sorted({*mine, *theirs}):
-        if mine.get(key) != theirs.get(key):
-            raise RunError(
-                f"{folder} holds another evaluation ({key} was {theirs.get(key)!r:.100}, is {mine.get(key)!r:.100}): "
-                "give another --out, or --force to begin again"
-            )
+    if differs := difference(theirs, mine):
+        raise RunError(f"{folder} holds another evaluation ({differs}): give another --out, or --force to begin again")
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:

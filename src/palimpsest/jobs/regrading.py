@@ -2,8 +2,9 @@
 
 Guaranteed: the same comparison, judge and cache as an evaluation takes, so that the same reward gives the same values;
 a sample that no one could grade, as its episode was lost or its question has no gold, stays ungraded with its reason;
-what would need more than the answer is refused by name.
-Not covered: rewards that read turns, memories or events, as those aren't in the log.
+what would need more than the answer is refused by name. Layers of a reward (penalties on turns) count in training
+alone, so that grading anew leaves them out as the evaluation did.
+Not covered: rewards of one's own, which may read turns, memories or events, as those aren't in the log.
 """
 
 from __future__ import annotations
@@ -45,21 +46,13 @@ def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_regradable(config: RewardConfig, samples: Sequence[Sample] = ()) -> None:
-    """Refuse a reward that needs more than what `samples` hold. Raises ConfigError or DataError."""
+    """Refuse a reward that needs more than what `samples` hold; layers, which are training's alone, don't count.
+    Raises ConfigError or DataError."""
     if is_own(config.name):
         raise ConfigError(
             f"reward.name={config.name}: a reward of your own may read the trajectory, which samples.jsonl doesn't "
             "hold; give a shipped reward, or play again with palimpsest eval"
         )
-    layers = {
-        "reward.state": config.state,
-        "reward.gates": config.gates,
-        "reward.unsupported_penalty": config.unsupported_penalty,
-        "reward.layers": config.layers,
-    }
-    for key, given in layers.items():
-        if given:
-            raise ConfigError(f"{key}: rewards turns of a trajectory, which samples.jsonl doesn't hold; drop it")
     several = next((sample for sample in samples if _objectives(sample) > 1), None)
     if config.name == "final_answer" and several is not None:
         raise DataError(

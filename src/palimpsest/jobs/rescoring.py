@@ -16,7 +16,8 @@ Not covered: what `jobs/regrading.py` refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.jobs.regrading import UNSET_URL, check_regradable, regraded, summaries_by_set, with_judge_address
 from palimpsest.jobs.sides import RESCORED
 from palimpsest.jobs.table import Table
+from palimpsest.reward.compose import training_layers
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class Rescoring:
     beside: Beside
     """Its judge's card and its score under other prompts, and what errata change."""
     out: Path
+    notes: tuple[str, ...] = ()
+    """What was left out, and what the log lacks."""
+
+    @property
+    def told(self) -> list[str]:
+        """Footnotes of the table."""
+        return [*self.notes, *self.beside.told]
 
     @property
     def table(self) -> Table:
@@ -74,7 +83,7 @@ class Rescoring:
         return Table.of(rows)
 
     def __repr__(self) -> str:
-        return "\n".join([f"{self.out}", str(self.table), *self.beside.told])
+        return "\n".join([f"{self.out}", str(self.table), *self.told])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -94,7 +103,7 @@ async def rescore_async(
     Raises ConfigError, DataError or RunError in a line.
     """
     folder = Path(folder)
-    samples, identity = _read(folder)
+    samples, identity, notes = _read(folder)
     config = _reward(folder, identity, overrides)
     overlay = read_errata(Path(errata)) if errata is not None else None
     check_regradable(config, samples)
@@ -102,7 +111,10 @@ async def rescore_async(
     _check_out(out)
     graded = await regraded(samples, config, folder)
     around = await beside([s for s in graded if s.baseline is None], config, folder, errata=overlay)
-    rescoring = Rescoring(config, tuple(graded), summaries_by_set(samples), summaries_by_set(graded), around, out)
+    if layers := training_layers(config):
+        notes.append(f"left out, as they count in training alone: {', '.join(layers)}")
+    before, now = summaries_by_set(samples), summaries_by_set(graded)
+    rescoring = Rescoring(config, tuple(graded), before, now, around, out, tuple(notes))
     _write(rescoring, folder, identity)
     return rescoring
 
@@ -110,21 +122,34 @@ async def rescore_async(
 rescore = blocking(rescore_async)
 
 
-def _read(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
+def _read(folder: Path) -> tuple[list[Sample], dict[str, Any], list[str]]:
+    """Samples, identity, and what is to be said of them. Raises RunError."""
     if not (folder / SAMPLES).is_file():
         raise RunError(f"{folder}: holds no {SAMPLES}: give the --out of palimpsest eval")
     samples, unreadable = read_samples(folder / SAMPLES)
-    if unreadable:
-        raise RunError(
-            f"{folder / SAMPLES}: {unreadable} lines can't be read; run the same palimpsest eval again first"
-        )
+    lost = f"{folder / SAMPLES}: {unreadable} lines can't be read"
+    if unreadable and not _is_whole(folder, samples):
+        raise RunError(f"{lost}; run the same palimpsest eval again first")
+    notes = [f"{lost}; every episode of {SUMMARY} is in others"] if unreadable else []
     if not samples:
         raise RunError(f"{folder / SAMPLES}: no episode has ended yet; run the same palimpsest eval again first")
     try:
         identity = json.loads((folder / IDENTITY).read_text("utf-8"))
     except (OSError, ValueError):
         identity = {}
-    return samples, identity if isinstance(identity, dict) else {}
+    return samples, identity if isinstance(identity, dict) else {}, notes
+
+
+def _is_whole(folder: Path, samples: Sequence[Sample]) -> bool:
+    """Whether every episode is there that the evaluation's figures are of."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        rows = [*summary["evaluations"], *summary["baselines"]]
+        drawn = {row["name"]: row["samples"] for row in rows}
+        expected = Counter({row["name"]: row["problems"] * row["samples"] for row in rows})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return expected <= Counter(sample.name for sample in samples if sample.draw < drawn.get(sample.name, 0))
 
 
 def _reward(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> RewardConfig:
@@ -137,9 +162,15 @@ def _reward(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> 
         stored = {}
     text = yaml.safe_dump({"reward": with_judge_address(stored)})
     config = parse_config(text, name=str(folder / IDENTITY), overrides=changes).reward
+    if layers := [each for each in training_layers(config) if _is_changed(each.partition("=")[0], changes)]:
+        raise ConfigError(f"{layers[0]}: counts in training alone, never in an evaluation's grade; drop it")
     if config.judge and config.judge.url == UNSET_URL:
         raise ConfigError(f"{folder}: its judge's address isn't kept: give --set reward.judge.url=http://HOST:PORT/v1")
     return config
+
+
+def _is_changed(layer: str, changes: Mapping[str, Any]) -> bool:
+    return any(key == layer or key.startswith(f"{layer}.") for key in changes)
 
 
 def _default_name(config: RewardConfig, overlay: Errata | None) -> str:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.evaluation.identity import leaves
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, read_samples
 from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.jobs.judge_card import parsed_card
@@ -169,7 +170,7 @@ def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
         yield from _run_settings(folder)
         return
     identity = {key: value for key, value in _json(folder / IDENTITY).items() if key != RESCORED}
-    yield from _leaves(identity, "")
+    yield from leaves(identity)
     model = _summary(folder).get("model")
     if isinstance(model, str):
         yield "model", model
@@ -187,7 +188,7 @@ def _run_settings(run: Path) -> Iterator[tuple[str, Any]]:
         values = load_config(run).model_dump(mode="json")
     except PalimpsestError:  # of another version: what it was configured as can't be told
         return
-    yield from _leaves(values, "run")
+    yield from leaves(values, "run")
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -203,12 +204,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and plain values."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else name)
-    else:
-        yield key, value

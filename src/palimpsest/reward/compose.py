@@ -83,15 +83,22 @@ def check_reward(config: RewardConfig) -> None:
         own.check_layer(layer.name, layer.options)
 
 
-def layers_told(config: RewardConfig) -> str | None:
-    """In words, which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
+def training_layers(config: RewardConfig) -> list[str]:
+    """The keys of `config` that are layers: training's alone, in no grade of an evaluation."""
+    penalty = config.final_answer.constraint_penalty
     standing = {
         "reward.state": config.state is not None,
         "reward.gates": config.gates is not None,
         f"reward.unsupported_penalty={config.unsupported_penalty:g}": config.unsupported_penalty > 0,
+        f"reward.final_answer.constraint_penalty={penalty:g}": penalty > 0,
         **{f"reward.layers={layer.name}": True for layer in config.layers},
     }
-    names = [name for name, stands in standing.items() if stands]
+    return [name for name, stands in standing.items() if stands]
+
+
+def layers_told(config: RewardConfig) -> str | None:
+    """In words, which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
+    names = training_layers(config)
     if not plugins.is_own(config.name) or not names:
         return None
     return f"training puts on top of reward.name={config.name}: {', '.join(names)}; evaluation doesn't"

@@ -1,0 +1,34 @@
+"""A refused resume names the keys that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from palimpsest.errors import RunError
+from palimpsest.evaluation.identity import difference
+from palimpsest.evaluation.samples import SampleLog
+
+LONG = {"source": "synthetic", "format": None, "files": ["a" * 40] * 9, "seed": 0}
+
+
+def test_a_log_of_another_configuration_names_the_key_deep_in_it(tmp_path: Path) -> None:
+    SampleLog(tmp_path, {"data": LONG}).close()
+    with pytest.raises(RunError, match=r"another evaluation \(data\.seed was 0, is 2\): give another --out"):
+        SampleLog(tmp_path, {"data": {**LONG, "seed": 2}})
+
+
+def test_long_values_are_shown_where_they_begin_to_differ() -> None:
+    told = difference({"prompt": "a" * 500 + "b" * 500}, {"prompt": "a" * 500 + "c" * 500})
+    assert told is not None
+    was, now = told.removeprefix("prompt was ").split(", is ")
+    assert was != now
+    assert len(told) < 200
+
+
+def test_at_most_a_few_keys_are_named() -> None:
+    assert difference({}, {str(n): n for n in range(5)}) == (
+        "0 was not there, is 0; 1 was not there, is 1; 2 was not there, is 2; 2 more keys differ"
+    )
+    assert difference({"a": {}}, {"a": {}}) is None
