@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from palimpsest.config.models import model_path
 from palimpsest.config.options import options_of
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.user_files import Document
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, PromptTooLong
+from palimpsest.events import DocumentTruncated
 from palimpsest.jobs.asking import MemoryChange, MemoryWatcher, asked_of
 from palimpsest.jobs.blocking import finish
 from palimpsest.jobs.budgets import fitted
@@ -26,6 +28,8 @@ from palimpsest.jobs.lending import Lending, follow
 from palimpsest.jobs.open_agent import OpenAgent, open_agent
 from palimpsest.jobs.settings import Agent, newest_checkpoint
 from palimpsest.measures.texts import sentences
+from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
+from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import POLICIES, admit_all, build_policy, policy_class
 from palimpsest.retrieval.search import check_token
@@ -197,8 +201,14 @@ class ServedAgent:
             prompt, _ = chat.prompt(problem.question, self.codec)
             return Plan(problem, chat, None, 0, len(prompt))
         problem = Problem.asking("question", asked, document.text)
+        if (tokens := question_length(problem, self.codec)) > (most := self._question_room(self._policies[model])):
+            raise PromptTooLong(f"messages: the question has {tokens} tokens with its instructions, at most {most} fit")
         policy = self._fitted(self._policies[model], problem, limit)
         prepared = policy.prepare(problem, self.codec)
+        if isinstance(policy, FullContextPolicy) and not isinstance(policy, SlidingWindowPolicy):
+            room = policy.room(problem, self.codec, self.window)
+            if prepared is not None and len(prepared) > room:
+                raise PromptTooLong(f"messages: the document has {len(prepared)} tokens, {model} takes {room} with it")
         chunks = getattr(prepared, "chunks", ())
         read = sum(map(len, chunks)) if chunks else len(self.codec.encode(document.text))
         return Plan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
@@ -231,10 +241,26 @@ class ServedAgent:
         read = document or Document("", ())
         if document is None:
             return {"quotes": [], "unsupported": [], "failure": failure(trajectory)}
+        cuts = [event.detail for event in trajectory.events if event.kind == DocumentTruncated.kind]
+        cut = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
         asked = asked_of(self._config, plan.problem, read, trajectory, self.codec)
         told = asked.to_json()
         kept = ("answer", "answers", "quotes", "unsupported")
-        return {name: told[name] for name in kept if name in told} | {"failure": asked.failure}
+        return {name: told[name] for name in kept if name in told} | {"failure": asked.failure} | cut
+
+    def _question_room(self, config: PolicyConfig) -> int:
+        """Tokens of the longest question that the policy takes in this window; an option that is set is the bound."""
+        if "question_tokens" not in options_of(policy_class(config.name)):
+            return self.window
+        if "question_tokens" in config.options:
+            return int(config.options["question_tokens"])
+
+        def beyond(tokens: int) -> bool:
+            asked = PolicyConfig(name=config.name, options={**config.options, "question_tokens": tokens})
+            chosen = fitted(asked, problems=[], codec=self.codec, max_context=self.window)
+            return build_policy(chosen).required_context(self.codec) > self.window
+
+        return bisect_left(range(1, self.window), True, key=beyond)
 
     def _fitted(self, config: PolicyConfig, problem: Problem, limit: int | None) -> MemoryPolicy:
         """The policy with budgets for this window; an answer has at most `limit` tokens."""
@@ -249,7 +275,10 @@ class ServedAgent:
 
     def _card(self, name: str, policy: MemoryPolicy, kind: str) -> Card:
         chunk = getattr(policy, "chunk_size", None)
-        longest = None if chunk is not None else self.window
+        longest = None if chunk is not None or isinstance(policy, SlidingWindowPolicy) else self.window
+        if longest is not None and isinstance(policy, FullContextPolicy):
+            longest -= policy.required_context(self.codec) - (policy.window_tokens or 1)
+            longest = min(longest, policy.window_tokens or longest)
         return Card(name, kind, self.window, chunk, getattr(policy, "memory_tokens", None), longest)
 
 

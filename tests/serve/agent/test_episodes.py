@@ -210,9 +210,78 @@ async def test_an_outcome_without_an_answer_is_an_error(script: Any, limits: Any
 
 async def test_a_question_beyond_its_budget_is_refused() -> None:
     client, _, _ = scripted(None)
-    answer = await client.post(PATH, json=about("why " * 500))
-    assert answer.status_code == 400
-    assert "question" in answer.json()["error"]["message"]
+    for model, most in (("palimpsest", "at most 60 fit"), ("palimpsest/overwrite", "at most 60 fit")):
+        answer = await client.post(PATH, json={**about("why " * 700), "model": model})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+        assert "question has " in error["message"]
+        assert most in error["message"]
+        assert "policy.options" not in error["message"]
+
+
+@pytest.mark.parametrize("model", ["palimpsest/recall", "palimpsest/full_context", "palimpsest/sliding_window"])
+async def test_a_question_has_the_tokens_that_its_refusal_tells(model: str) -> None:
+    client, service, _ = scripted(None)
+    agent = service.agents.current
+
+    async def asked(text: str) -> Any:
+        given = body("x", palimpsest={"document": "a", "question": text})
+        return await client.post(PATH, json={**given, "model": model})
+
+    refused = (await asked("why " * 2000)).json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+    most = int(refused["message"].split("at most ")[1].split()[0])
+    for tokens, status in ((most, 200), (most + 1, 400)):
+        text = "a a a"
+        while len(agent.codec.encode(text)) < tokens:
+            text += " a"
+        assert len(agent.codec.encode(text)) == tokens
+        assert (await asked(text)).status_code == status
+
+
+async def test_a_document_that_is_cut_is_told_or_refused() -> None:
+    client, _, _ = scripted(None)
+    cards = {each["id"]: each["max_model_len"] for each in (await client.get("/v1/models")).json()["data"]}
+    long = " ".join([FACTS] * 40)
+    document = {"palimpsest": {"document": long}}
+    tokens = (await client.post("/tokenize", json={"prompt": long})).json()["count"]
+    refused = await client.post(PATH, json={**body("Who?", **document), "model": "palimpsest/full_context"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert str(tokens) in error["message"]
+    cut = (await client.post(PATH, json={**body("Who?", **document), "model": "palimpsest/sliding_window"})).json()
+    assert cut["palimpsest"]["truncated"]["tokens"] == tokens
+    assert 0 < cut["palimpsest"]["truncated"]["kept"] < 1024
+    whole = (await client.post(PATH, json=body("Who?", **document))).json()
+    assert "truncated" not in whole["palimpsest"]
+    assert 0 < cards["palimpsest/full_context"] < 1024 < cards["palimpsest/sliding_window"]
+    fits = "a"
+    while (await client.post("/tokenize", json={"prompt": fits + " a"})).json()["count"] <= cards[
+        "palimpsest/full_context"
+    ]:
+        fits += " a"
+    fitting = body("Who?", palimpsest={"document": fits})
+    assert (await client.post(PATH, json={**fitting, "model": "palimpsest/full_context"})).status_code == 200
+
+
+async def test_an_episode_lingers_from_the_last_leave_on() -> None:
+    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=Limits(bounds=Bounds(linger_s=0.4)))
+    first = asyncio.create_task(client.post(PATH, json=about("Who?", stream=True)))
+    while not sampler.prompts:
+        await asyncio.sleep(0.01)
+    (episode,) = service.episodes._running.values()
+    service.episodes.join(episode)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    service.episodes.leave(episode)
+    await asyncio.sleep(0.3)
+    service.episodes.join(episode)
+    service.episodes.leave(episode)
+    await asyncio.sleep(0.2)  # beyond the first leave's time, not the last one's
+    assert episode.result is None
+    while episode.result is None:
+        await asyncio.sleep(0.01)
+    assert episode.result["outcome"] == "cancelled"
 
 
 async def test_a_reading_goes_on_at_the_turn_it_was_in(tmp_path: Path) -> None:

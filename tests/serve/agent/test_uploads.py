@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,73 @@ async def test_a_file_beyond_the_quota_is_refused_and_leaves_nothing(tmp_path: P
     assert (await client.post("/v1/files", files={"file": ("a", b"x" * 40)})).status_code == 200
     assert (await client.post("/v1/files", files={"file": ("b", b"y" * 40)})).status_code == 413
     assert len(list((tmp_path / "blobs").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "filename*=idna''%ff",
+        "filename*=undefined''abc",
+        'filename="a\0b"',
+        "filename*=utf-8''a%00b",
+        "filename*=a%00b''abc",
+        "filename*=utf-7''%2b2AA-",
+        "filename*=utf-8''%ff",
+        "filename*=utf-8''%ed%a0%80",
+        "filename*=raw_unicode_escape''%5cud800",
+        "filename*0*=unicode_escape''%5cud800",
+        "filename*=punycode''%ff-%ff",
+        "filename*=utf-8''\u20ac",
+        "filename=a; name*=idna''%ff",
+    ],
+)
+async def test_a_name_that_is_no_text_is_refused(tmp_path: Path, parameter: str) -> None:
+    client, _, _ = scripted(tmp_path)
+    named = "" if "name*=idna" in parameter and "filename=" in parameter else 'name="file"; '
+    data = f"--x\r\nContent-Disposition: form-data; {named}{parameter}\r\n\r\nAnna\r\n--x--\r\n".encode()
+    answer = await client.post("/v1/files", content=data, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_multipart")
+    assert not list((tmp_path / "blobs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("parameter", "name"), [("utf-8''%e2%82%ac.txt", "\u20ac.txt"), ("ISO-8859-1'en'%e9.txt", "\u00e9.txt")]
+)
+async def test_a_name_may_be_written_as_rfc_5987_does(tmp_path: Path, parameter: str, name: str) -> None:
+    client, _, _ = scripted(tmp_path)
+    head = f'Content-Disposition: form-data; name="file"; filename*={parameter}'
+    data = f"--x\r\n{head}\r\n\r\nAnna\r\n--x--\r\n".encode()
+    answer = await client.post("/v1/files", content=data, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert answer.json()["filename"] == name
+
+
+async def test_uploads_at_the_same_time_share_the_quota(tmp_path: Path) -> None:
+    client, service, _ = scripted(tmp_path)
+    service.store.quota = Quota(files=100)
+    begun = asyncio.Event()
+
+    async def slowly(letter: bytes) -> Any:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + letter
+        await begun.wait()
+        yield letter * 59 + b"\r\n--x--\r\n"
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    sent = [
+        asyncio.create_task(client.post("/v1/files", content=slowly(each), headers=headers))
+        for each in (b"a", b"b", b"c")
+    ]
+    await asyncio.sleep(0.05)
+    begun.set()
+    files = [await each for each in sent]
+    assert sorted(each.status_code for each in files) == [200, 413, 413]
+    assert sum(path.stat().st_size for path in (tmp_path / "blobs").iterdir()) == 60
+    assert service.store.room() == 40
+    kept = next(each.json()["id"] for each in files if each.status_code == 200)
+    await client.delete(f"/v1/files/{kept}")
+    assert service.store.room() == 100
+    assert (await client.post("/v1/files", content=slowly(b"d"), headers=headers)).status_code == 200
+    service.store.close()
+    assert Store(tmp_path, Quota(files=100)).room() == 40
 
 
 async def test_a_server_that_stores_nothing_takes_no_files_but_those_of_a_message() -> None:

@@ -105,13 +105,14 @@ class Agent(Protocol):
     def plan(
         self, model: str, questions: Sequence[str], document: Document | None, instructions: str, limit: int | None
     ) -> Plan:
-        """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError. Called on a thread."""
+        """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError, and PromptTooLong for a
+        question or a document beyond what the model takes. Called on a thread."""
         ...
 
     async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
 
     def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
-        """`answer`, `quotes`, `unsupported`, `failure`. Called on a thread."""
+        """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
         ...
 
 

@@ -134,7 +134,10 @@ def failure_of(result: dict[str, Any]) -> Refused | None:
     if status == 200:
         return None
     headers = {"Retry-After": "5"} if status == 503 else {}
-    return Refused(status, result.get("failure") or f"no answer: {result['outcome']}", code=code, headers=headers)
+    param = "messages" if code == "context_length_exceeded" else None
+    return Refused(
+        status, result.get("failure") or f"no answer: {result['outcome']}", code=code, param=param, headers=headers
+    )
 
 
 def usage(result: dict[str, Any]) -> dict[str, int]:
@@ -144,6 +147,16 @@ def usage(result: dict[str, Any]) -> dict[str, int]:
 
 def own_facts(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
     """What OpenAI's interface has no place for."""
-    names = ("outcome", "turns", "tokens_in", "tokens_sampled", "answer", "answers", "quotes", "unsupported")
+    names = (
+        "outcome",
+        "turns",
+        "tokens_in",
+        "tokens_sampled",
+        "answer",
+        "answers",
+        "quotes",
+        "unsupported",
+        "truncated",
+    )
     told = {name: result[name] for name in names if name in result}
     return {"episode": episode.id, "input": episode.rule, **told, "stored": episode.stored}

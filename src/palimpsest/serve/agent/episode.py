@@ -32,6 +32,8 @@ class Episode:
         """Responses in the background, for which it goes on without a follower."""
         self.task: asyncio.Task[None] | None = None
         self.followers = 0
+        self.lingers: asyncio.TimerHandle | None = None
+        """Ends it, unless a client comes back before."""
         self._changed = asyncio.Event()
 
     def tell(self, kind: str, text: str) -> None:

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from palimpsest.errors import ConfigError, DataError, PalimpsestError
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptTooLong
 from palimpsest.serve.agent.agents import Agent, Agents, Change, Plan, Told
 from palimpsest.serve.agent.answer_text import AnswerText, whole
 from palimpsest.serve.agent.episode import Episode
@@ -83,6 +83,7 @@ class Episodes:
         if (known := self._running.get(name)) is not None:
             self.counts["joined"] += 1
             self._hold(known, order, holder)
+            self._linger(known)
             return known
         if (ended := self.ended(name)) is not None:
             self.counts["stored"] += 1
@@ -140,12 +141,21 @@ class Episodes:
 
     def join(self, episode: Episode) -> None:
         episode.followers += 1
+        self._linger(episode)
 
     def leave(self, episode: Episode) -> None:
         """Of the last follower: it may come back for a while."""
         episode.followers -= 1
+        self._linger(episode)
+
+    def _linger(self, episode: Episode) -> None:
+        """Count anew from now, if nobody waits for it."""
+        if episode.lingers is not None:
+            episode.lingers.cancel()
+            episode.lingers = None
         if not episode.followers and episode.result is None and not episode.holders:
-            asyncio.get_running_loop().call_later(self.bounds.linger_s, self._cancel_unfollowed, episode)
+            loop = asyncio.get_running_loop()
+            episode.lingers = loop.call_later(self.bounds.linger_s, self._cancel_unfollowed, episode)
 
     def cancel(self, episode: Episode) -> None:
         if episode.task is not None and episode.result is None:
@@ -192,6 +202,8 @@ class Episodes:
                 return await self._played(episode, order, agent)
         except asyncio.CancelledError:
             return _CANCELLED
+        except PromptTooLong as error:
+            return _failed("out_of_context", str(error))
         except PalimpsestError as error:  # refused by its budgets, or the engine is lost
             refused = isinstance(error, ConfigError | DataError)
             return _failed("refused" if refused else "sampler_failed", str(error))

@@ -15,6 +15,7 @@ from palimpsest.serve.agent.agents import Agent, Agents, Draws
 from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.inputs import Input, input_of, shown_name
 from palimpsest.serve.agent.order import Order, request_key
+from palimpsest.serve.agent.parsing import Parsers
 from palimpsest.serve.agent.plain import PlainChat
 from palimpsest.serve.agent.requests import Ask, FilePart
 from palimpsest.serve.agent.store import Store
@@ -35,12 +36,14 @@ class Orders:
 
     def __init__(self, agents: Agents, episodes: Episodes, store: Store | None) -> None:
         self._agents, self._episodes, self._store = agents, episodes, store
+        self._parsers = Parsers()
 
     async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str]) -> Order:
         """Raises Refused."""
         agent = self._agents.current
         check_model(agent, ask.model)
-        given = await asyncio.to_thread(self._input, ask, agent)
+        files = bool(ask.own.file_ids) or any(each.files for each in ask.messages)
+        given = await (self._parsers.run if files else asyncio.to_thread)(self._input, ask, agent)
         key = headers.get("idempotency-key")
         request = request_key("key", key) if key else request_key(await asyncio.to_thread(_digest, body))
         again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0

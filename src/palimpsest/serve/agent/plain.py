@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from palimpsest.errors import ConfigError
+from palimpsest.errors import PromptTooLong
 from palimpsest.memory.overwrite import answered
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
@@ -37,6 +37,6 @@ class PlainChat(MemoryPolicy):
         prompt, template = self.prompt(problem.question, model.codec)
         room = min(self.answer_tokens, model.max_context - len(prompt))
         if room < 1:
-            raise ConfigError(f"messages: {len(prompt)} tokens leave no room in the window of {model.max_context}")
+            raise PromptTooLong(f"messages: {len(prompt)} tokens leave no room in the window of {model.max_context}")
         completion = await model.generate(prompt, name="answer", max_tokens=room)
         return answered(completion, model.codec, template.pieces[-1])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class Store:
         for name in ("", *_FOLDERS):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = FolderLock(folder)
+        self._files_lock = threading.Lock()
+        self._claimed = 0  # bytes of files that are being sent
+        self._blob_bytes = sum(
+            path.stat().st_size for path in (folder / "blobs").iterdir() if path.suffix != ".partial"
+        )
 
     def close(self) -> None:
         self._lock.release()
@@ -65,7 +71,10 @@ class Store:
         if known is not None:
             part.unlink()
             return known
-        os.replace(part, self.folder / "blobs" / digest)
+        with self._files_lock:
+            if not self.blob(digest).exists():
+                self._blob_bytes += size
+            os.replace(part, self.blob(digest))
         facts = {"id": file_id, "object": "file", "bytes": size, "created_at": int(time.time()), "filename": name}
         facts |= {"purpose": purpose, "status": "processed", "sha256": digest}
         self._write("files", file_id, facts)
@@ -89,12 +98,28 @@ class Store:
     def delete_file(self, file_id: str) -> None:
         digest = self.file(file_id)["sha256"]
         self._path("files", file_id).unlink(missing_ok=True)
-        if not any(each["sha256"] == digest for each in self.files()):
-            self.blob(digest).unlink(missing_ok=True)
+        with self._files_lock:
+            blob = self.blob(digest)
+            if blob.exists() and not any(each["sha256"] == digest for each in self.files()):
+                self._blob_bytes -= blob.stat().st_size
+                blob.unlink()
 
     def room(self) -> int:
         """Bytes that files may still take."""
-        return max(0, self.quota.files - _size(self.folder / "blobs"))
+        with self._files_lock:
+            return max(0, self.quota.files - self._blob_bytes - self._claimed)
+
+    def claim(self, count: int) -> bool:
+        """Take so many bytes of the quota for a file that is being sent; False where they aren't left."""
+        with self._files_lock:
+            fits = self._blob_bytes + self._claimed + count <= self.quota.files
+            self._claimed += count if fits else 0
+            return fits
+
+    def release(self, count: int) -> None:
+        """Give back what was claimed: the file is kept, and counts by itself, or is gone."""
+        with self._files_lock:
+            self._claimed -= count
 
     # ---- episodes
 

@@ -103,13 +103,34 @@ class Multipart:
             if name.strip().lower() == "content-disposition":
                 header = Header()
                 header["content-disposition"] = value.strip()
-                part = header.get_param("name", header="content-disposition")
-                self._part = _Part(str(part), header.get_filename())
+                named, filename = _text_of(header, "name"), _text_of(header, "filename")
+                self._part = None if named is None else _Part(named, filename)
         if self._part is None:
             raise _broken("a part has no name")
         self._state = "data"
         found.append((self._part, b""))  # one that is empty is there too
         return True
+
+
+_CHARSETS = ("utf-8", "iso-8859-1", "latin-1")
+
+
+def _text_of(header: Header, param: str) -> str | None:
+    """A parameter of a part's head, plain or as RFC 5987 writes it. Raises Refused for what is no text."""
+    try:
+        given = header.get_param(param, header="content-disposition")
+        if isinstance(given, tuple):  # (charset, language, bytes as Latin-1)
+            charset = (given[0] or "utf-8").lower()
+            if charset not in _CHARSETS:
+                raise _broken(f"{param}: charset {shown(charset)}, utf-8 and iso-8859-1 are read")
+            given = given[2].encode("latin-1").decode(charset)
+        if given is not None:
+            given.encode()  # a lone surrogate is no text
+    except (ValueError, LookupError):
+        raise _broken(f"{param} is no text in its charset") from None
+    if given is not None and "\0" in given:
+        raise _broken(f"{param} holds a NUL")
+    return given
 
 
 def _broken(why: str) -> Refused:
@@ -135,6 +156,8 @@ class _Upload:
     path: Path
     name: str | None = None
     size: int = 0
+    claimed: int = 0
+    """Bytes of the store's quota."""
     digest: Any = field(default_factory=hashlib.sha256)
     fields: dict[str, bytearray] = field(default_factory=dict)
 
@@ -149,13 +172,12 @@ class Files:
         store = needed(self._store)
         parts = Multipart(boundary_of(request.headers.get("content-type", "")))
         upload = _Upload(store.draft())
-        room = min(self._most, store.room())
         descriptor = os.open(upload.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 async for chunk in self._chunks(request):
                     for part, data in parts.feed(chunk):
-                        _take(upload, part, data, room, file)
+                        self._take(store, upload, part, data, file)
             if not parts.complete or upload.name is None:
                 raise _broken("it ends before its last boundary" if upload.name else "it holds no file")
             purpose = bytes(upload.fields.get("purpose", b"user_data")).decode("utf-8", "replace")
@@ -164,6 +186,21 @@ class Files:
             return json_response(_shown(added))
         finally:
             upload.path.unlink(missing_ok=True)
+            store.release(upload.claimed)
+
+    def _take(self, store: Store, upload: _Upload, part: _Part, data: bytes, file: Any) -> None:
+        if part.filename is None and part.name != "file":
+            _take_field(upload, part, data)
+            return
+        upload.name = part.filename or "file.txt"
+        if upload.size + len(data) > self._most or not store.claim(len(data)):
+            room = min(self._most, upload.size + store.room())
+            said = f"file: beyond the {room} bytes that are left for it; delete files"
+            raise Refused(413, said, code="file_too_large")
+        upload.claimed += len(data)
+        upload.size += len(data)
+        upload.digest.update(data)
+        file.write(data)
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
         stream = request.stream().__aiter__()
@@ -198,23 +235,15 @@ class Files:
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def _take(upload: _Upload, part: _Part, data: bytes, room: int, file: Any) -> None:
-    if part.filename is None and part.name != "file":
-        if part.name != "purpose":
-            raise Refused(
-                400, f"{shown(part.name)}: fields are file and purpose", code="unknown_parameter", param=part.name
-            )
-        value = upload.fields.setdefault(part.name, bytearray())
-        value += data
-        if len(value) > _FIELD:
-            raise Refused(400, f"{part.name}: exceeds {_FIELD} bytes", code="invalid_value", param=part.name)
-        return
-    upload.name = part.filename or "file.txt"
-    upload.size += len(data)
-    if upload.size > room:
-        raise Refused(413, f"file: beyond the {room} bytes that are left for it; delete files", code="file_too_large")
-    upload.digest.update(data)
-    file.write(data)
+def _take_field(upload: _Upload, part: _Part, data: bytes) -> None:
+    if part.name != "purpose":
+        raise Refused(
+            400, f"{shown(part.name)}: fields are file and purpose", code="unknown_parameter", param=part.name
+        )
+    value = upload.fields.setdefault(part.name, bytearray())
+    value += data
+    if len(value) > _FIELD:
+        raise Refused(400, f"{part.name}: exceeds {_FIELD} bytes", code="invalid_value", param=part.name)
 
 
 def _shown(facts: dict[str, Any]) -> dict[str, Any]:
