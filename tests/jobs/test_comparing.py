@@ -85,11 +85,26 @@ def test_several_draws_of_a_problem_are_paired_each_and_count_as_one_cluster(tmp
     ]
     comparison = palimpsest.compare(*paths)
     pairing = comparison.pairings["b"]
-    assert (pairing.problems, pairing.difference.test if pairing.difference else None) == (12, "sign_flip")
+    assert (pairing.problems, pairing.difference.test if pairing.difference else None) == (4, "sign_flip")
+    assert pairing.counted == "4 problems (12 episodes)"
     (figures,) = comparison.figures.values()
     assert (figures["a"].problems, figures["a"].samples, figures["a"].clusters) == (4, 3, 4)
     side = comparison.to_json()["sides"][0]
     assert (side["problems"], side["episodes"]) == (4, 12)
+
+
+def test_a_question_at_two_lengths_and_three_draws_is_counted_as_what_it_is(tmp_path: Path, palimpsest: Run) -> None:
+    rows = [
+        sample(f"p{n}", float(draw == 0), draw=draw, size=size, name=f"{size} chunks")
+        for n in range(4)
+        for size in (2, 4)
+        for draw in range(3)
+    ]
+    paths = [str(write_evaluation(tmp_path / name, rows)) for name in "ab"]
+    done = palimpsest("compare", *paths)
+    assert "over 8 problems (24 episodes, 4 independent), p" in done.stdout
+    (pairs,) = json.loads(palimpsest("compare", *paths, "--json").stdout)["pairs"]
+    assert (pairs["problems"], pairs["episodes"], pairs["independent"]) == (8, 24, 4)
 
 
 def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: Path) -> None:
@@ -221,7 +236,7 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
     paths = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER)
     first, again = palimpsest.compare(*paths).to_json(2), palimpsest.compare(*paths).to_json(2)
     assert json.dumps(first) == json.dumps(again)
-    assert first["format"] == 1
+    assert first["format"] == 2
     assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes", "published", "corrected"]
     (pair,) = first["pairs"]
     assert (pair["first"], pair["second"], pair["flipped"], len(pair["flips"])) == ("a", "b", 7, 2)

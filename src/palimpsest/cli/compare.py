@@ -134,7 +134,7 @@ def _told(name: str, first: str, pairing: Pairing) -> str:
     mean, ends, p = _difference(difference)
     tests = {"mcnemar": "McNemar's exact test", "sign_flip": "sign flips"}
     return (
-        f"{name} less {first}: {mean} points ({ends}) over {pairing.problems} problems, p {p} "
+        f"{name} less {first}: {mean} points ({ends}) over {pairing.counted}, p {p} "
         f"({tests[difference.test]}); {difference.better} better, {difference.worse} worse"
     )
 

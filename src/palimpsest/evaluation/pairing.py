@@ -40,7 +40,11 @@ class Pairing:
     """What can be said of two sides, problem by problem."""
 
     problems: int
-    """Paired: both sides graded them."""
+    """Paired, each once however often it was drawn: both sides graded one of its episodes at least."""
+    episodes: int
+    """Paired: draws of problems that both sides graded."""
+    independent: int
+    """Clusters of the problems: those that share a question (at several lengths) or a document are one."""
     difference: Difference | None
     """Second less first; None where nothing could be paired."""
     flips: tuple[Flip, ...]
@@ -53,6 +57,13 @@ class Pairing:
     """Of the same name on both sides, with another question or other golds: refused."""
     other_document: int
     """Paired, but another document was read."""
+
+    @property
+    def counted(self) -> str:
+        """What the difference is over, in words."""
+        told = [f"{self.episodes} episodes"] if self.episodes != self.problems else []
+        told += [f"{self.independent} independent"] if self.independent != self.problems else []
+        return f"{self.problems} problems" + (f" ({', '.join(told)})" if told else "")
 
     @property
     def warning(self) -> str | None:
@@ -81,7 +92,9 @@ def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
     graded = [key for key in same if ours[key].value is not None and theirs[key].value is not None]
     pairs = [(ours[key], theirs[key]) for key in graded]
     return Pairing(
-        problems=len(graded),
+        problems=len({(one.name, one.id) for one, _ in pairs}),
+        episodes=len(pairs),
+        independent=len(set(clusters_of([one for one, _ in pairs]))),
         difference=_difference(pairs) if pairs else None,
         flips=_flips(pairs),
         ungraded=len(same) - len(graded),

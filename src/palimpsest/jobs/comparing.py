@@ -26,7 +26,7 @@ from palimpsest.jobs.editions import edition_of_set
 from palimpsest.jobs.sides import Folder, Side, read_sides
 from palimpsest.jobs.table import Table
 
-FORMAT = 1
+FORMAT = 2
 """Of `to_json`: raised where a key goes or means something else; keys may be added."""
 
 
@@ -314,4 +314,4 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         if not pairing.problems:
             yield f"{name} and {first} have no graded problem in common: no difference can be told ({pairing.warning})"
         elif pairing.warning:
-            yield f"{name} against {first}: over the {pairing.problems} problems both graded; {pairing.warning}"
+            yield f"{name} against {first}: over {pairing.counted} that both graded; {pairing.warning}"
