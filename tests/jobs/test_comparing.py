@@ -136,6 +136,17 @@ def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> Non
     assert comparison.bands == ()
 
 
+def test_a_run_beside_an_evaluation_differs_by_what_was_set_alone(tmp_path: Path) -> None:
+    """The evaluation says nothing of a run: its keys would be dozens of lines with None."""
+    run, evaluation = tmp_path / "run", folder(tmp_path / "e", AFTER, {"reward": {"name": "sub_em"}})
+    folder(run / "evaluations" / "after" / "shard-1-of-1", BEFORE)
+    (run / "config.yaml").write_text(dump_config(parse_config("", overrides={"train.steps": 7, "seed": 3})), "utf-8")
+    differs = palimpsest.compare(run, evaluation).differs
+    assert differs["run.train.steps"] == (7, None)
+    assert differs["run.seed"] == (3, None)
+    assert {key for key in differs if key.startswith("run.")} == {"run.train.steps", "run.seed"}
+
+
 def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> None:
     paths = []
     for seed, right in enumerate((2, 4, 9)):

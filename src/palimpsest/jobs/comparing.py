@@ -23,7 +23,7 @@ from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.correcting import Correction, corrected_sides
 from palimpsest.jobs.editions import edition_of_set
-from palimpsest.jobs.sides import Folder, Side, read_sides
+from palimpsest.jobs.sides import Folder, Side, default_settings, read_sides
 from palimpsest.jobs.table import Table
 
 FORMAT = 2
@@ -123,10 +123,16 @@ class Comparison:
 
     @cached_property
     def differs(self) -> dict[str, tuple[Any, ...]]:
-        """[sides] values of every key of the configurations that isn't the same everywhere; None: not set."""
-        keys = dict.fromkeys(key for side in self.sides for key in side.settings)
+        """[sides] values of every key of the configurations that isn't the same everywhere; None: not set. A key that
+        some sides don't have (an evaluation has no `run.train.lr`) is left out where the others have its default."""
+        keys = [key for key in dict.fromkeys(key for side in self.sides for key in side.settings) if self._told(key)]
         values = {key: tuple(side.settings.get(key) for side in self.sides) for key in keys}
         return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+    def _told(self, key: str) -> bool:
+        given = [side.settings[key] for side in self.sides if key in side.settings]
+        default = default_settings().get(key.removeprefix("run."))
+        return len(given) == len(self.sides) or any(value not in (None, default) for value in given)
 
     @cached_property
     def bands(self) -> tuple[Band, ...]:
