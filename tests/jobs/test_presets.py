@@ -123,6 +123,18 @@ def test_what_the_user_says_goes_before_the_preset_and_is_told(tiny_model_folder
     ]
 
 
+def test_sets_stand_from_few_to_many_documents_and_baselines_after_the_agent(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """Not by tokens: the set of fewer documents has the longer ones here."""
+    many, few = eval_file(tmp_path, 100, 1), eval_file(tmp_path, 50, 1)
+    few.write_text(few.read_text().replace("Ann ran. ", "Ann ran far away. "))
+    done = library.evaluate(tiny_model_folder, [str(many), str(few)], overrides=BUDGETS, quiet=True)
+    names = [row[""] for row in done.table]
+    assert names[:2] == ["eval_50", "eval_100"]
+    assert [name for name in names if "closed" in name] == ["eval_50, closed book", "eval_100, closed book"]
+
+
 def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     app(["eval", "--presets"], standalone_mode=False)
     listed = capsys.readouterr().out.splitlines()

@@ -241,3 +241,24 @@ def test_golds_of_one_of_several_questions_cannot_be_corrected(tmp_path: Path) -
     (tmp_path / "errata.json").write_text(json.dumps(ERRATA), "utf-8")
     with pytest.raises(DataError, match="asks several questions"):
         palimpsest.rescore(write_evaluation(tmp_path / "e", [row]), errata=tmp_path / "errata.json")
+
+
+def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path: Path) -> None:
+    """Whatever the order in which their episodes ended."""
+    rows = []
+    for size in (400, 50, 6400, 100):
+        rows.append(sample("p", 1.0, size=size, name=f"eval_{size}, closed book", baseline="closed book"))
+        rows.append(sample("p", 1.0, size=size, name=f"eval_{size}"))
+    done = palimpsest.rescore(
+        write_evaluation(tmp_path / "e", rows, {"reward": {"name": "boxed"}}), ["reward.name=boxed"]
+    )
+    names = [f"eval_{size}" for size in (50, 100, 400, 6400)]
+    assert [each.name for each in done.summaries] == names + [f"{name}, closed book" for name in names]
+    assert [row[""] for row in done.table] == [each.name for each in done.summaries]
+
+
+def test_what_errata_leave_out_is_counted_in_what_the_score_is_of(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0), sample("p1", 0.0)], {"reward": {"name": "boxed"}})
+    errata = tmp_path / "errata.json"
+    errata.write_text(json.dumps([{"item": "p1", "reason": "r", "source": "s", "excluded": True}]), "utf-8")
+    assert "100.0 corrected, over 1 of 2" in palimpsest.rescore(folder, errata=errata).beside.told[-1]

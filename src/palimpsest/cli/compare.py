@@ -149,7 +149,9 @@ def _show_corrected(comparison: Comparison) -> None:
     for cell, sides in comparison.corrected.figures.items():
         for name, own in sides.items():
             share = f"{percent(own.accuracy.mean)} ({interval(own.accuracy)})"
-            lines.append(f"  corrected, {cell.label}, {name}: {share} over {own.graded} of {own.problems}")
+            published = comparison.figures[cell][name]
+            of = published.graded + published.ungraded
+            lines.append(f"  corrected, {cell.label}, {name}: {share} over {own.graded} of {of}")
     first = comparison.sides[0].name
     lines += [f"  corrected: {_told(name, first, pairing)}" for name, pairing in comparison.corrected.pairings.items()]
     for line in lines:

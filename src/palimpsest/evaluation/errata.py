@@ -77,6 +77,10 @@ class Corrected:
     unknown: tuple[str, ...]
     """Items of the overlay that no sample has."""
 
+    def episodes(self, name: str) -> int:
+        """Of the set of this name, those left out included."""
+        return sum(sample.name == name for part in (self.kept, self.excluded, self.stale) for sample in part)
+
     def to_json(self) -> dict[str, Any]:
         """What stands in summary.json beside the figures."""
         return {

@@ -72,6 +72,11 @@ class EvalSummary:
     clusters: int = 0
     """Documents or questions that the graded problems come from, where several share one: what the interval counts."""
 
+    @property
+    def length(self) -> tuple[int, float]:
+        """Sets sort by it from short to long: by their longest documents, where the data says none by tokens read."""
+        return max((each.size or 0 for each in self.sizes), default=0), self.tokens_per_document
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -53,10 +53,9 @@ class Beside:
             lines.append(f"  score by prompt: {scores}")
         if self.errata is not None:
             lines += self.errata.told
-            lines += [
-                f"  {each.name}: {_percent(each.accuracy)} corrected, over {each.graded} of {each.problems}"
-                for each in self.corrected
-            ]
+            for each in self.corrected:
+                of = self.errata.episodes(each.name)
+                lines.append(f"  {each.name}: {_percent(each.accuracy)} corrected, over {each.graded} of {of}")
         return lines
 
     def _left(self, prompt: str) -> str:

@@ -99,7 +99,7 @@ class Evaluation:
     config: RunConfig
     """With the budgets that were chosen for the model's window; of several policies the first's."""
     rows: tuple[Row, ...]
-    """The agent's: one a policy, set of problems and size; cheapest first."""
+    """The agent's: one a policy, set of problems and size; shortest first."""
     samples: tuple[Sample, ...]
     """The agent's."""
     out: Path | None = None

@@ -247,7 +247,7 @@ def _identity(sweep: Sweep, engine: Engine) -> dict[str, Any]:
 
 
 def _rows(planned: Sequence[Planned], samples: Samples, baselines: Baselines, prices: Prices | None) -> tuple[Row, ...]:
-    """The figures of each set: policies in their order, each from cheap to dear."""
+    """The figures of each set: policies in their order, each from short to long."""
     rows = []
     summaries = summaries_of([each.episodes for each in planned], samples)
     for each, summary in zip(planned, summaries, strict=True):
@@ -255,7 +255,7 @@ def _rows(planned: Sequence[Planned], samples: Samples, baselines: Baselines, pr
         fits = baselines.fits.get(each.data)
         rows.append(Row(summary, each.policy, each.data, each.episodes.baseline, each.problems, fits, cost))
     order = {policy: index for index, policy in enumerate(dict.fromkeys(each.policy for each in planned))}
-    return tuple(sorted(rows, key=lambda row: (order[row.policy], row.summary.tokens_per_document)))
+    return tuple(sorted(rows, key=lambda row: (order[row.policy], row.summary.length)))
 
 
 def _samples(planned: Sequence[Planned], samples: Samples) -> tuple[Sample, ...]:

@@ -117,8 +117,10 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
 
 
 def summaries_by_set(samples: Sequence[Sample]) -> tuple[EvalSummary, ...]:
-    """Figures of each set, in the order in which they come."""
+    """Figures of each set: the agents' from short to long, then those of each baseline."""
     sets: dict[str, list[Sample]] = {}
     for sample in samples:
         sets.setdefault(sample.name, []).append(sample)
-    return tuple(summarise(name, own, drawn=1 + max(each.draw for each in own)) for name, own in sets.items())
+    baselines = {name: own[0].baseline or "" for name, own in sets.items()}
+    figures = [summarise(name, own, drawn=1 + max(each.draw for each in own)) for name, own in sets.items()]
+    return tuple(sorted(figures, key=lambda each: (baselines[each.name], each.length)))
