@@ -188,7 +188,7 @@ def _and_parents(model: Path) -> Iterable[Path]:
 @cache
 def default_settings() -> Mapping[str, Any]:
     """Dotted key of a run's configuration to its default."""
-    return dict(_leaves(parse_config("").model_dump(mode="json"), ""))
+    return dict(leaves(parse_config("").model_dump(mode="json")))
 
 
 def _run_settings(run: Path) -> Iterator[tuple[str, Any]]:
