@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,46 @@ def test_html_is_what_a_reader_sees() -> None:
         "<svg><text>no</text></svg><!-- no -->end"
     )
     assert html_text(page) == "T\nHead\nOne two <3\nline\na\nb\nend"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<svg>" * 300_000 + "</b>" * 300_000,
+        "<svg>" * 200_000 + "<math></math>" * 100_000,
+        "<a" * 1_000_000,
+        "<!--" * 500_000,
+        "</" * 1_000_000,
+        "<" * 2_000_000,
+        "<script>" * 300_000,
+        "<a x='" * 300_000,
+        """<a b="'><a b='">""" * 200_000,
+        "&" * 2_000_000,
+        "<p>x" * 500_000,
+    ],
+    ids=lambda page: page[:12],
+)
+def test_html_made_to_be_slow_is_read_to_its_end(page: str) -> None:
+    """In about a second each; by Python's own parser, whose time grows with the square, it would be an hour."""
+    assert len(html_text(page)) <= len(page)
+
+
+def test_text_beside_marks_is_kept() -> None:
+    assert html_text("a < b <b>and</b> 3<4 <3 <a title='x>y' href=\"<p>\">link</a> <?php no ?> <!doctype html>end") == (
+        "a < b and 3<4 <3 link end"
+    )
+    assert html_text("<p>one<noscript>no<p>no</noscript>two<svg/>three<STYLE>p{}</sTyle>four<script>no") == (
+        "one\ntwo\nthree\nfour"
+    )
+
+
+def test_a_pipe_and_a_device_are_refused_and_a_folder_passes_them_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.txt")
+    for path in (str(tmp_path / "x.txt"), "/dev/zero", "/dev/null"):
+        with pytest.raises(DataError, match="give a file, or -"):
+            read_files([path])
+    (tmp_path / "a.txt").write_text("text")
+    assert read_files([tmp_path]).text == "text"
 
 
 def test_rows_are_passages_under_their_titles(tmp_path: Path) -> None:

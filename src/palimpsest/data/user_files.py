@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from html import unescape
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -124,6 +126,7 @@ def _folder(path: str) -> Iterator[tuple[str, str]]:
         for place, folders, files in os.walk(path)
         if not _hides(folders)
         for name in files
+        if os.path.isfile(os.path.join(place, name))
         if name.lower().endswith(known) and not name.startswith(".")
     )
     if not names:
@@ -138,7 +141,20 @@ def _hides(folders: list[str]) -> bool:
     return False
 
 
+def _refuse_endless(path: Path) -> None:
+    """Raise DataError for a device, and a pipe that nobody may ever write to; a shell's own (/dev/fd/63) is read."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return  # whoever opens it says why
+    pipe = stat.S_ISFIFO(mode)
+    if not stat.S_ISREG(mode) and not (pipe and str(path).startswith(("/dev/", "/proc/"))):
+        what = "a pipe" if pipe else "no file of text"
+        raise DataError(f"{path}: {what}; give a file, or - and < for standard input")
+
+
 def _text(path: Path) -> str:
+    _refuse_endless(path)
     try:
         return text_of(path, path.read_bytes())
     except OSError as error:
@@ -168,53 +184,75 @@ def _decoded(path: Path, data: bytes) -> str:
 # --- HTML -------------------------------------------------------------------------------------------------------------
 
 
-_UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math", "iframe", "object"})
+_UNSEEN = frozenset({"noscript", "template", "svg", "math", "iframe", "object"})
 _INLINE = frozenset(
     {"a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "dfn", "em", "font", "i", "kbd", "label", "mark", "q", "s"}
     | {"samp", "small", "span", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr"}
 )
 
 
-class _Seen(HTMLParser):
-    """Collects what a reader of a page sees."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.lines: list[str] = [""]
-        self._unseen: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag in _UNSEEN:
-            self._unseen.append(tag)
-        elif tag not in _INLINE:
-            self.lines.append("")
-
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        if tag not in _INLINE:
-            self.lines.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._unseen:
-            del self._unseen[self._unseen.index(tag) :]
-        elif tag not in _INLINE:
-            self.lines.append("")
-
-    def handle_data(self, data: str) -> None:
-        if not self._unseen:
-            self.lines[-1] += data
+_RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}
+"""Elements whose content is no markup, and what ends them."""
+_TAG = re.compile(r"</?([a-zA-Z][^\s/>]{0,31})")
+_IN_TAG = re.compile(r"""["'>]""")
 
 
 def html_text(page: str) -> str:
-    """What a reader of a page sees, a line a block.
+    """What a reader of a page sees, a line a block; in time that grows with its length alone, whatever it holds.
+
+    Python's own parser takes time that grows with its square for a page made to that end (CVE-2025-6069).
 
     >>> html_text("<title>T</title><script>x()</script><p>One <b>two</b>&amp;</p><ul><li>three")
     'T\\nOne two&\\nthree'
     """
-    seen = _Seen()
-    seen.feed(page)
-    seen.close()
-    lines = (" ".join(line.split()) for line in seen.lines)
+    pieces, unseen, place = list[str](), list[str](), 0
+    while (start := page.find("<", place)) >= 0:
+        if not unseen:
+            pieces.append(unescape(page[place:start]))
+        tag = _TAG.match(page, start)
+        if tag is None and page[start + 1 : start + 2] not in ("!", "?", "/"):
+            pieces.append("" if unseen else "<")
+            place = start + 1
+            continue
+        place = _end_of_tag(page, start)
+        if tag is None:
+            continue
+        name = tag[1].lower()
+        if page[start + 1] != "/":
+            place = _content(page, start, place, name, unseen)
+        elif name in unseen[-1:]:
+            unseen.pop()
+        if name not in _INLINE:
+            pieces.append("\n")
+    if not unseen:
+        pieces.append(unescape(page[place:]))
+    lines = (" ".join(line.split()) for line in "".join(pieces).split("\n"))
     return "\n".join(line for line in lines if line)
+
+
+def _end_of_tag(page: str, start: int) -> int:
+    """Where what begins with `<` at `start` is over: after its `>`, those in quotes aside; a comment's after `-->`."""
+    if page.startswith("<!--", start):
+        end = page.find("-->", start + 4)
+        return len(page) if end < 0 else end + 3
+    place = start + 1
+    while found := _IN_TAG.search(page, place):
+        place = found.end()
+        if found[0] == ">":
+            return place
+        closing = page.find(found[0], place)
+        place = len(page) if closing < 0 else closing + 1
+    return len(page)
+
+
+def _content(page: str, start: int, place: int, name: str, unseen: list[str]) -> int:
+    """Where to read on after the start tag of `name`: what no reader sees is opened, or passed over."""
+    if name in _RAW:
+        end = _RAW[name].search(page, place)
+        return len(page) if end is None else end.start()
+    if name in _UNSEEN and page[place - 2 : place] != "/>":
+        unseen.append(name)
+    return place
 
 
 # --- JSON lines, PDF --------------------------------------------------------------------------------------------------
