@@ -134,6 +134,20 @@ def redacted(text: str, *secrets: str | None) -> str:
     return text
 
 
+def told_error(answer: Any, *secrets: str | None) -> str | None:
+    """The error that a reply of status 200 holds in place of choices, at most 300 characters and without the
+    secrets; None where there is none.
+
+    >>> told_error({"error": {"message": "upstream is busy"}}), told_error({"choices": [], "error": None})
+    ('upstream is busy', None)
+    """
+    error = answer.get("error") if isinstance(answer, dict) and not answer.get("choices") else None
+    if not error:
+        return None
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return f"{redacted(str(text), *secrets):.300}"
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that a service asks to wait; the form with a date is passed over.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palimpsest.errors import ConfigError
+from palimpsest.text.printable import printable
 
 if TYPE_CHECKING:
     from palimpsest.evaluation.pairing import Flip, Pairing
@@ -86,10 +87,12 @@ def _show(comparison: Comparison, flips: int) -> None:
     made.columns[1].no_wrap = False
     console.print(made)
     for name, pairing in comparison.pairings.items():
-        console.print(_told(name, comparison.sides[0].name, pairing), markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            printable(_told(name, comparison.sides[0].name, pairing)), markup=False, highlight=False, soft_wrap=True
+        )
     _show_corrected(comparison)
     for note in comparison.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
     _show_differs(comparison)
     show_published(comparison.published)
@@ -155,7 +158,7 @@ def _show_corrected(comparison: Comparison) -> None:
     first = comparison.sides[0].name
     lines += [f"  corrected: {_told(name, first, pairing)}" for name, pairing in comparison.corrected.pairings.items()]
     for line in lines:
-        stdout().print(line, markup=False, highlight=False, soft_wrap=True)
+        stdout().print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_bands(comparison: Comparison) -> None:
@@ -172,7 +175,6 @@ def _show_bands(comparison: Comparison) -> None:
 
 def _show_differs(comparison: Comparison) -> None:
     from palimpsest.cli.show import stdout, table
-    from palimpsest.text.printable import printable
 
     rows = [[key, *(printable(f"{value!s:.40}") for value in values)] for key, values in comparison.differs.items()]
     if rows:
@@ -182,11 +184,12 @@ def _show_differs(comparison: Comparison) -> None:
 
 def _show_flips(name: str, flipped: Sequence[Flip], most: int) -> None:
     from palimpsest.cli.show import stdout
-    from palimpsest.text.printable import printable
 
     console = stdout()
     shown = min(most, len(flipped))
-    console.print(f"\n{name}: {len(flipped)} flipped, {shown} shown", style="bold", markup=False, highlight=False)
+    console.print(
+        f"\n{printable(name)}: {len(flipped)} flipped, {shown} shown", style="bold", markup=False, highlight=False
+    )
     for flip in flipped[:most]:
         lines = [
             f"{flip.set}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; gold {', '.join(flip.golds)}",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.text.printable import printable
+
 if TYPE_CHECKING:
     from palimpsest.jobs.rescoring import Rescoring
 
@@ -42,7 +44,7 @@ def rescore(
     console = stdout()
     console.print(table(str(folder), columns, rows))
     for line in done.told:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     typer.echo(str(done.out), err=True)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from palimpsest.evaluation.summary import Score
+from palimpsest.text.printable import printable
 
 
 def stdout(width: int = 120) -> Console:
@@ -19,11 +21,18 @@ def stdout(width: int = 120) -> Console:
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A table whose first column is text and whose others are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    made = Table(
+        title=Text(printable(title)),
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+    )
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
+        made.add_column(Text(printable(column)), justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 

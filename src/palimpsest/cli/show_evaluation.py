@@ -14,6 +14,7 @@ from palimpsest.jobs.baselines import READING, WHOLE_DOCUMENT
 from palimpsest.jobs.evaluated import Evaluation, Row
 from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.progress.terminal import Terminal
+from palimpsest.text.printable import printable
 
 Cell = Callable[[Row], str | None]
 
@@ -86,12 +87,12 @@ def show_evaluation(evaluation: Evaluation) -> None:
         measured = {name: cell for name, cell in MEMORY.items() if any(cell(row) for row in remembering)}
         console.print(_table("what the memory held", {"": _name, **measured}, remembering))
     if evaluation.measures_reading:
-        console.print(f"{READING}: {', '.join(evaluation.measures_reading)}", markup=False)
+        console.print(printable(f"{READING}: {', '.join(evaluation.measures_reading)}"), markup=False)
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
     for line in evaluation.beside.told:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     _tell_ungraded(evaluation)
 
 

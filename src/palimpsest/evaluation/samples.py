@@ -284,6 +284,15 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
         raise RunError(f"{folder} holds another evaluation ({differs}): give another --out, or --force to begin again")
 
 
+def read_identity(folder: Path) -> dict[str, Any]:
+    """The identity a log was begun under, empty where there is none. Raises RunError for one that can't be read."""
+    if not (folder / IDENTITY).exists():
+        return {}
+    if (identity := _identity(folder)) is None:
+        raise RunError(f"{folder / IDENTITY}: can't be read as JSON, so what was played isn't known; restore it")
+    return identity
+
+
 def _identity(folder: Path) -> dict[str, Any] | None:
     """The identity a log was begun under, None if it can't be read."""
     try:

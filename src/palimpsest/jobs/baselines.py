@@ -12,7 +12,7 @@ Not covered: several samples of a baseline; problems that begin with a memory, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.run import EvalSet
+from palimpsest.evaluation.samples import SampleKey
 from palimpsest.jobs.budgets import SMALL_WINDOW, fitted
 from palimpsest.memory.full_context import FullContextPolicy
 from palimpsest.memory.registry import admit_all, build_policy
@@ -56,9 +57,15 @@ class Baselines:
 
 
 def plan_baselines(
-    named: Sets, config: RunConfig, played: Sequence[PolicyConfig], engine: Engine, tell: Callable[[str], None]
+    named: Sets,
+    config: RunConfig,
+    played: Sequence[PolicyConfig],
+    engine: Engine,
+    tell: Callable[[str], None],
+    done: Container[SampleKey] = (),
 ) -> Baselines:
-    """The baselines of `named` sets beside the policies `played`, and in words what they are and cost."""
+    """The baselines of `named` sets beside the policies `played`, and in words what they are and cost; `done`: which
+    episodes need not be played."""
     everything = [problem for problems in named.values() for problem in problems]
     if any(problem.memory for problem in everything):
         tell("no baselines: problems begin with a memory, which a baseline has no place for")
@@ -77,7 +84,9 @@ def plan_baselines(
             if own and policy is not None and _POLICIES[baseline] not in asked:
                 episodes = EvalSet(f"{name}, {baseline}", own, policy, baseline=baseline)
                 planned.append(Planned(episodes, _POLICIES[baseline], name, len(problems)))
-                tokens += sum(length or 0 for length in lengths) if baseline == WHOLE_DOCUMENT else 0
+                if baseline == WHOLE_DOCUMENT:
+                    left = zip(problems, lengths, strict=True)
+                    tokens += sum(size or 0 for each, size in left if (episodes.name, each.id, 0) not in done)
     if planned:
         tell(_told([each.episodes for each in planned], tokens))
     return Baselines(tuple(planned), fits)

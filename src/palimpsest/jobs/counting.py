@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from palimpsest.evaluation.run import EvalSet
-from palimpsest.evaluation.samples import SAMPLES, Sample, read_samples
+from palimpsest.evaluation.samples import SAMPLES, Sample, SampleKey, read_samples
 from palimpsest.progress.progress import Progress, Tick
 
 
@@ -28,14 +28,21 @@ class Counted:
         self._tick(note=f"score {100 * fmean(self._values):.1f}" if self._values else None)
 
 
+def finished(out: Path | None) -> dict[SampleKey, Sample]:
+    """Episodes in the log at `out` that need not be played again."""
+    logged = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
+    return {sample.key: sample for sample in logged if sample.is_final}
+
+
 @contextmanager
 def counting(sets: Sequence[EvalSet], out: Path | None, progress: Progress) -> Iterator[Counted]:
     """What was played before counts as done."""
-    keys = {key for each in sets for key in each.keys}
-    logged = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
-    before = [sample for sample in logged if sample.is_final and sample.key in keys]
+    drawn = {(each.name, problem.id): each.samples for each in sets for problem in each.problems}
+    before = [sample for sample in finished(out).values() if sample.draw < drawn.get((sample.name, sample.id), 0)]
+    if before:
+        progress.message(f"{len(before):,} of {sum(drawn.values()):,} episodes are there already")
     began = time.monotonic()
-    with progress.count("episodes", len(keys), done=len(before)) as tick:
+    with progress.count("episodes", sum(drawn.values()), done=len(before)) as tick:
         counted = Counted(tick, before)
         yield counted
         counted.seconds = time.monotonic() - began

@@ -20,6 +20,9 @@ from palimpsest.jobs.beside import Beside
 from palimpsest.jobs.editions import editions_of
 from palimpsest.jobs.table import Table
 
+_DEAREST = 1e12
+"""Per million tokens; beyond it costs would leave the range of numbers that JSON has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -30,8 +33,9 @@ class Prices:
     sampled: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.read, self.sampled) < 0:
-            raise ConfigError(f"prices {self.read:g} and {self.sampled:g} a million tokens: expected 0 or more")
+        for name, price in (("read (--price-in)", self.read), ("sampled (--price-out)", self.sampled)):
+            if not 0 <= price <= _DEAREST:  # nan is in no range
+                raise ConfigError(f"price of tokens {name} is {price:g} a million: expected from 0 to {_DEAREST:g}")
 
     def of(self, samples: Sequence[Sample]) -> float:
         """What these episodes cost, prefixes counted each time they are read."""

@@ -23,7 +23,7 @@ from palimpsest.jobs.beside import beside, errata_for
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
-from palimpsest.jobs.counting import counting
+from palimpsest.jobs.counting import counting, finished
 from palimpsest.jobs.evaluated import Evaluation, Prices, Row
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
@@ -143,7 +143,7 @@ async def evaluate_sweep_async(
     changed = _changed(sweep)
     planned = _planned(sweep, named, engine)
     _announce(progress, engine, sweep.policies, skipped, changed)
-    baselines = _baselines(sweep, named, engine, progress)
+    baselines = _baselines(sweep, named, engine, progress, None if force else out)
     move_aside(out if force else None, progress.message)
     sets = [each.episodes for each in (*planned, *baselines.planned)]
     with counting(sets, out, progress) as counted:
@@ -205,10 +205,10 @@ def _planned(sweep: Sweep, named: Sets, engine: Engine) -> list[Planned]:
     return planned
 
 
-def _baselines(sweep: Sweep, named: Sets, engine: Engine, progress: Progress) -> Baselines:
+def _baselines(sweep: Sweep, named: Sets, engine: Engine, progress: Progress, out: Path | None) -> Baselines:
     if not sweep.baselines:
         return Baselines()
-    return plan_baselines(named, sweep.config, sweep.policies, engine, progress.message)
+    return plan_baselines(named, sweep.config, sweep.policies, engine, progress.message, finished(out))
 
 
 async def _play(

@@ -29,7 +29,7 @@ from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.errata import Errata, read_errata
-from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, encoded, read_samples, write_json
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, encoded, read_identity, read_samples, write_json
 from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.jobs.beside import Beside, beside
 from palimpsest.jobs.blocking import blocking
@@ -133,11 +133,7 @@ def _read(folder: Path) -> tuple[list[Sample], dict[str, Any], list[str]]:
     notes = [f"{lost}; every episode of {SUMMARY} is in others"] if unreadable else []
     if not samples:
         raise RunError(f"{folder / SAMPLES}: no episode has ended yet; run the same palimpsest eval again first")
-    try:
-        identity = json.loads((folder / IDENTITY).read_text("utf-8"))
-    except (OSError, ValueError):
-        identity = {}
-    return samples, identity if isinstance(identity, dict) else {}, notes
+    return samples, read_identity(folder), notes
 
 
 def _is_whole(folder: Path, samples: Sequence[Sample]) -> bool:

@@ -24,7 +24,7 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation.identity import leaves
-from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, read_samples
+from palimpsest.evaluation.samples import SAMPLES, Sample, read_identity, read_samples
 from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
@@ -146,7 +146,7 @@ def _reward(folder: Path) -> RewardConfig | None:
             return load_config(folder).reward
         except PalimpsestError:  # of another version
             return None
-    stored = _json(folder / IDENTITY).get("reward")
+    stored = read_identity(folder).get("reward")
     try:
         return stored_reward(stored) if isinstance(stored, dict) else None
     except ValidationError:
@@ -171,7 +171,7 @@ def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
     if (folder / CONFIG).is_file():
         yield from _run_settings(folder)
         return
-    identity = {key: value for key, value in _json(folder / IDENTITY).items() if key != RESCORED}
+    identity = {key: value for key, value in read_identity(folder).items() if key != RESCORED}
     yield from leaves(identity)
     model = _summary(folder).get("model")
     if isinstance(model, str):

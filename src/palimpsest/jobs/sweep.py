@@ -27,6 +27,10 @@ from palimpsest.types import Problem
 DRAWN = ("synthetic", "synthetic_search")
 
 
+MOST_SAMPLES = 10_000
+"""Of each problem: so many keys are held in memory, times the problems."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """All that an evaluation plays."""
@@ -56,6 +60,8 @@ class Sweep:
         temperature = self.config.eval_sampling.temperature
         if type(self.samples) is not int or self.samples < 1:
             raise ConfigError(f"samples={self.samples!r}: expected a whole number from 1")
+        if self.samples > MOST_SAMPLES:
+            raise ConfigError(f"samples={self.samples}: expected at most {MOST_SAMPLES:,} of a problem")
         if self.samples > 1 and temperature == 0:
             raise ConfigError(
                 f"samples={self.samples}: at temperature 0 every sample of a problem is the same; set "

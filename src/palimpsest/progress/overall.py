@@ -95,6 +95,8 @@ class Overall:
     @property
     def eta(self) -> float | None:
         """Seconds that are left; None where nothing is known."""
+        if self.fraction == 1.0:
+            return 0.0
         if not any(self._measured) and not all(stage.seconds_each for stage in self._stages):
             return None
         left = [

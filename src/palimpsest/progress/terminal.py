@@ -1,7 +1,8 @@
 """Progress on stderr: on a terminal one line that changes in place, elsewhere a plain line now and then.
 
 Guaranteed: a plain line is printed where something moved since the last one, and at most every ten seconds but for the
-first and the last part of a stage; text of models and documents is shown as it is, never read as markup.
+first and the last part of a stage; text of models and documents is never read as markup, and what would
+steer a terminal in it is escaped.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ class Terminal(Display):
 
     def print(self, text: str) -> None:
         """A line."""
-        Console(file=self._stream or sys.stderr).print(text, markup=False, highlight=False, soft_wrap=True)
+        Console(file=self._stream or sys.stderr).print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
 
     def open_line(self, overall: Overall) -> Line:
         """In place on a terminal, plain lines elsewhere."""
         stream = self._stream or sys.stderr
         live = stream.isatty() if self._live is None else self._live
         return _Bar(overall, stream) if live else _Log(overall, stream)
+
+
+def _escaped(text: str) -> str:
+    """`text` with what would steer a terminal escaped; its lines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class _Words(ProgressColumn):
@@ -66,7 +72,7 @@ class _Bar:
         self._bars.update(self._task, completed=self._overall.fraction)
 
     def message(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
+        self._bars.console.print(_escaped(text), markup=False, highlight=False)
 
     def close(self) -> None:
         self.show()
@@ -88,7 +94,7 @@ class _Log:
             self._print()
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(_escaped(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         self._print()

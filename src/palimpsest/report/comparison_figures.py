@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
 from palimpsest.report.plots import STYLES, figure_and_axes
+from palimpsest.text.printable import printable
 
 FORMATS = ("svg", "png")
 _FEW = 8  # lines whose names stand in two columns
@@ -67,14 +68,14 @@ def accuracy_by_length(lines: Lines, axis: Axis, form: str) -> bytes:
             linestyle=line,
             linewidth=2,
             elinewidth=0.8,
-            label=label,
+            label=_label(label),
         )
     if axis.multiplies:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(list(axis.names)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: axis.names.get(x, "")))
-    axes.set_xlabel(axis.label)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _label(axis.names.get(x, ""))))
+    axes.set_xlabel(_label(axis.label))
     _finish(figure, axes, len(lines))
     return _written(figure, form)
 
@@ -86,12 +87,17 @@ def accuracy_by_cost(lines: Lines, form: str) -> bytes:
         color, marker, line = _style(place)
         known = [point for point in points if point.tokens > 0]
         x, y = [point.tokens for point in known], [point.mean for point in known]
-        axes.plot(x, y, color=color, marker=marker, linestyle=line, linewidth=1, label=label)
+        axes.plot(x, y, color=color, marker=marker, linestyle=line, linewidth=1, label=_label(label))
     if any(point.tokens > 0 for points in lines.values() for point in points):
         axes.set_xscale("log")
     axes.set_xlabel("tokens processed per problem: prompts and replies of all calls")
     _finish(figure, axes, len(lines))
     return _written(figure, form)
+
+
+def _label(name: str) -> str:
+    """A foreign name as it is drawn: no character that XML refuses, no formula."""
+    return printable(name).replace("$", r"\$")
 
 
 def _style(place: int) -> tuple[str, str, str]:

@@ -35,6 +35,7 @@ from palimpsest.endpoints import (
     redacted,
     retry_after,
     token_from,
+    told_error,
 )
 from palimpsest.errors import JudgeError
 
@@ -146,6 +147,8 @@ class ChatClient:
     def _text(self, answer: Reply) -> str:
         try:
             body = answer.json()
+            if error := told_error(body, self._key):
+                raise Again(f"the judge answered an error: {error}")
             choice: Any = body["choices"][0]
             text, ended = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, TypeError, LookupError, AttributeError):

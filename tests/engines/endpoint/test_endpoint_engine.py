@@ -32,6 +32,15 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
 
 
+def test_an_error_in_a_reply_of_status_200_is_told_in_the_servers_words(tiny_model_folder: Path) -> None:
+    said = reply(200, {"error": {"message": "upstream is busy " + "x" * 1000, "code": 502}})
+    server = Server(fault=lambda number: said if number >= PROBES else None)
+    with endpoint_server(server), pytest.raises(PalimpsestError, match="upstream is busy") as refused:
+        asked(opened(server, tiny_model_folder))
+    assert "KeyError" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
 def config_of(url: str, tokenizer: Path | None, model: str = MODEL, **settings: Any) -> RunConfig:
     named = {} if tokenizer is None else {"tokenizer": str(tokenizer)}
     section = {"name": "endpoint", "url": url, "timeout_s": 20.0, "attempts": 3, **named, **settings}

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from palimpsest.endpoints import Again
+from palimpsest.endpoints import Again, told_error
 from palimpsest.errors import SamplerError
 from palimpsest.text.codec import Codec
 from palimpsest.text.neutral import messages_of
@@ -102,6 +102,8 @@ class Form:
 
     def read(self, answer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> Answered:
         """What was answered to it. Raises Again, or SamplerError where another attempt would bring the same."""
+        if error := told_error(answer):
+            raise Again(f"the endpoint answered an error: {error}")
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}
             ended = choice.get("finish_reason")
