@@ -67,7 +67,9 @@ def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
     done = palimpsest("eval", *words, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert (
-        f"{folder / 'eval_200.json'} is missing and left out; palimpsest data download memagent-eval-200" in done.stderr
+        f"{folder} lacks eval_200.json, eval_400.json, eval_800.json, eval_1600.json, eval_3200.json, eval_6400.json, "
+        "left out; palimpsest data download memagent-eval-N for each N, or palimpsest data build --source "
+        "hotpot_dev.json --documents 200,400,800,1600,3200,6400 --split eval=128 --layout text --out NEW" in done.stderr
     )
     assert "not as the preset says: overwrite.chunk_size=" in done.stderr  # in a window of 512 tokens
     assert "eval_50" in done.stdout

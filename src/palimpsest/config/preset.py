@@ -14,9 +14,8 @@ Guaranteed: an unknown key, a wrong value, a file name with another field than {
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
-from itertools import product
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -48,7 +47,7 @@ class FileSet(Strict):
     tasks: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     make: str
-    """The command that makes one, or where it comes from."""
+    """The command that makes one, or where it comes from; with {sizes}, every size that is asked for, one for all."""
     corpus: str | None = None
     """File beside them whose documents their numbers refer to."""
 
@@ -61,11 +60,21 @@ class FileSet(Strict):
                 raise ValueError(f"sets.files={name}: the name of a file, with {{task}} and {{size}} alone as fields")
         return files
 
-    def each(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """(names of a file, the best first; the command that makes it)."""
-        for task, size in product(self.tasks or ("",), self.sizes or (0,)):
-            values = {"task": task, "size": size}
-            yield tuple(name.format(**values) for name in self.files), self.make.format(**values)
+    def each(self, folder: Path | None = None) -> Iterator[tuple[tuple[str, ...], str]]:
+        """(names of a file, the best first; the command that makes it, and all others of its task not in `folder`)."""
+        for task in self.tasks or ("",):
+            files = {size: self._names(task, size) for size in self.sizes or (0,)}
+            wanted = [size for size, names in files.items() if not (folder and _any_in(folder, names))]
+            for size, names in files.items():
+                sizes = ",".join(map(str, wanted or [size]))
+                yield names, self.make.format(task=task, size=size, sizes=sizes)
+
+    def _names(self, task: str, size: int) -> tuple[str, ...]:
+        return tuple(name.format(task=task, size=size) for name in self.files)
+
+
+def _any_in(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
 
 
 class Preset(Strict):

@@ -18,7 +18,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
 
-_NAMED = 4  # missing files that are named one by one
+_NAMED = 4  # commands for missing files that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Chosen:
     folder: Path
     files: tuple[Path, ...]
     missing: tuple[tuple[str, str], ...]
-    """(file, the command that makes it) of what isn't there."""
+    """(file, the command that makes it, several may share one) of what isn't there."""
     corpus: Path | None
     """File whose documents the numbers of others refer to."""
 
@@ -41,10 +41,13 @@ class Chosen:
             f"preset {self.name}, after {self.preset.source.paper}: {differs} differences from the published protocol, "
             f"palimpsest eval --preset {self.name} --show lists them"
         ]
-        for file, make in self.missing[:_NAMED]:
-            lines.append(f"{self.folder / file} is missing and left out; {make}")
-        if len(self.missing) > _NAMED:
-            names = ", ".join(file for file, _ in self.missing[_NAMED:])
+        commands: dict[str, list[str]] = {}
+        for file, make in self.missing:
+            commands.setdefault(make, []).append(file)
+        for make, files in list(commands.items())[:_NAMED]:
+            lines.append(f"{self.folder} lacks {', '.join(files)}, left out; {make}")
+        if len(commands) > _NAMED:
+            names = ", ".join(file for files in list(commands.values())[_NAMED:] for file in files)
             lines.append(f"missing and left out, too: {names}")
         return lines
 
@@ -68,7 +71,7 @@ def choose(name: str, folders: Sequence[str] | None) -> Chosen:
     folder = Path(folders[0])
     files, missing, corpora = list[Path](), list[tuple[str, str]](), list[Path]()
     for each in preset.sets:
-        for names, make in each.each():
+        for names, make in each.each(folder):
             there = [folder / name for name in names if (folder / name).is_file()][:1]
             files += there
             missing += [] if there else [(names[0], make)]
