@@ -122,6 +122,7 @@ def test_what_the_user_says_goes_before_the_preset_and_is_told(tiny_model_folder
         "overwrite.answer_tokens=8 in place of 1024",
         "eval_sampling.temperature=0.0 in place of 0.7",
         "limit=1",
+        "eval_50: 1 problems in place of 128",
     ]
 
 

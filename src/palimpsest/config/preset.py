@@ -88,6 +88,8 @@ class Preset(Strict):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Dotted keys of the configuration."""
     sets: tuple[FileSet, ...] = Field(min_length=1)
+    problems: int | None = None
+    """Of each file, as published; None: not one number."""
     needs: dict[str, str] = Field(default_factory=dict)
     """Keys that only the user can set, and what they are."""
     differences: tuple[str, ...]

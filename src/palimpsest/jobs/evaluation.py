@@ -140,7 +140,7 @@ async def evaluate_sweep_async(
     named = _problems(sweep, skipped)
     engine = await asyncio.to_thread(open_engine, sweep.config, objective=None)
     sweep = _with_budgets(sweep, [problem for own in named.values() for problem in own], engine)
-    changed = _changed(sweep)
+    changed = _changed(sweep, named)
     planned = _planned(sweep, named, engine)
     _announce(progress, engine, sweep.policies, skipped, changed)
     baselines = _baselines(sweep, named, engine, progress, None if force else out)
@@ -312,12 +312,15 @@ def _without(policy: PolicyConfig, options: Container[str]) -> PolicyConfig:
     return PolicyConfig(name=policy.name, options={k: v for k, v in policy.options.items() if k not in options})
 
 
-def _changed(sweep: Sweep) -> list[str]:
+def _changed(sweep: Sweep, named: Sets) -> list[str]:
     """What is played otherwise than the preset says."""
     if sweep.chosen is None:
         return []
     samples, limit = (sweep.samples if sweep.samples > 1 else None), sweep.config.data.limit
-    return changes(sweep.chosen.preset, sweep.policies, sweep.config, samples=samples, limit=limit)
+    told = changes(sweep.chosen.preset, sweep.policies, sweep.config, samples=samples, limit=limit)
+    published = sweep.chosen.preset.problems
+    others = {name: len(own) for name, own in named.items() if published and len(own) != published}
+    return told + [f"{name}: {count} problems in place of {published}" for name, count in others.items()]
 
 
 def _with_budgets(sweep: Sweep, problems: Sequence[Problem], engine: Engine) -> Sweep:
