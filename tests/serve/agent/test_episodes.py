@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,7 @@ async def test_a_store_that_fails_ends_the_episode_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, line: str
 ) -> None:
     client, service, _ = scripted(tmp_path)
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)  # a server of this process turns it off
     failing(monkeypatch, line, tmp_path)
     whole = await asyncio.wait_for(client.post(PATH, json=about("Who?")), 20)
     assert (whole.status_code, whole.json()["error"]["code"]) == (507, "store_failed")
