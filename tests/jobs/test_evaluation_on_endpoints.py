@@ -174,7 +174,8 @@ def test_an_evaluation_killed_three_times_is_the_same_as_undisturbed(
         server.delay = 0.0
         assert palimpsest(*command(server, tiny_model_folder, out, "--limit", "12", *LIMIT)).returncode == 0
     assert sorted((out / "samples.jsonl").read_bytes().splitlines()) == finished(whole)
-    assert (out / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+    of_the_last_call = {"seconds": 0.0, "episodes_played": 0}
+    assert summary(out) | of_the_last_call == summary(whole) | of_the_last_call
 
 
 def lines(out: Path) -> int:
