@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from palimpsest.data.user_files import html_text, read_files
+from palimpsest.data.user_files import html_text, read_files, text_of
 from palimpsest.errors import DataError
 
 
@@ -139,6 +139,16 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
     with pytest.raises(DataError, match=name) as caught:
         read_files([tmp_path / name])
     assert said in str(caught.value)
+
+
+def test_bytes_of_a_name_that_a_file_here_has_are_not_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of the server names its file; what stands under that name here is nobody's affair."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_bytes(b"1\n2\n3\n\xff")
+    with pytest.raises(DataError, match=r"not UTF-8 at byte 0 \(line 1\)"):
+        text_of(Path("notes.txt"), b"\xe9")
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from io import BytesIO
 from pathlib import Path
 
 from palimpsest.config.extras import install_line
-from palimpsest.data.encoding import WIDE, convert, not_utf8
+from palimpsest.data.encoding import WIDE, convert
 from palimpsest.errors import DataError
 
 STDIN = "-"
@@ -174,11 +174,10 @@ def _decoded(path: Path, data: bytes) -> str:
     if b"\0" in data:
         raise DataError(f"{path}: not text, it holds NUL bytes; convert it to text first")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        if path.is_file():
-            not_utf8(path)
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise convert(path, f"not UTF-8 at byte {error.start} (line {line})", "WINDOWS-1252") from None
 
 
 # --- HTML -------------------------------------------------------------------------------------------------------------
