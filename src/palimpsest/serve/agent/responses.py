@@ -182,6 +182,8 @@ class Responses:
     def _watch(self, record: dict[str, Any], episode: Episode) -> None:
         """Keep with the response how its episode failed: an end that isn't kept with the episode."""
 
+        self._unkept[record["id"]] = episode  # between its end and what is kept of it somebody may ask
+
         async def watch() -> None:
             result = await episode.ended()
             store = needed(self._store)
@@ -189,10 +191,12 @@ class Responses:
             if known is not None and not (result["outcome"] == "cancelled" and self._episodes.draining):
                 with suppress(OSError):  # the episode's own log line says that the store fails
                     store.put("responses", record["id"], {**known, "ended": result, "rule": episode.rule})
+                    self._unkept.pop(record["id"], None)
                     return
-                self._unkept[record["id"]] = episode
                 if len(self._unkept) > _UNKEPT:
                     del self._unkept[next(iter(self._unkept))]
+            else:
+                self._unkept.pop(record["id"], None)
 
         task = asyncio.create_task(watch())
         self._watching.add(task)
