@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from palimpsest.retrieval.bm25 import Bm25Index
-from support.retrieval import SOURCE, process
+from support.retrieval import process
+from support.serving_process import SOURCE
 
 PASSAGES = [{"id": str(i), "title": f"City {i}", "text": f"place{i} lies by river{i % 3}"} for i in range(30)]
 

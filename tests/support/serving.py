@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,7 @@ from palimpsest.serve.agent.app import AgentService, Limits
 from palimpsest.serve.agent.store import Store
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.agents import base_codec
-
-SOURCE = Path(__file__).parents[2] / "src"
+from support.serving_process import serving_process
 
 
 @dataclass
@@ -89,21 +85,8 @@ def body(content: Any, **more: Any) -> dict[str, Any]:
     return {"model": "palimpsest", "messages": [{"role": "user", "content": content}], **more}
 
 
-@contextmanager
-def server(store: Path, *options: str, model: str = "embedded") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def server(
+    store: Path, *options: str, model: str = "embedded"
+) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
     """`palimpsest serve`, and its address."""
-    command = [sys.executable, "-m", "palimpsest.cli.main", "serve", model, "--port", "0", "--store", str(store)]
-    child = subprocess.Popen(
-        [*command, *options],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout
-        found = re.search(r"http://\S+(?=/v1)", child.stdout.readline())
-        assert found
-        yield found.group(), child
-    finally:
-        child.kill()
-        child.wait()
+    return serving_process(["serve", model, "--port", "0", "--store", str(store), *options], "/v1")

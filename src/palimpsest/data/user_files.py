@@ -120,25 +120,15 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _folder(path: str) -> Iterator[tuple[str, str]]:
-    known = (*_READERS, *_PLAIN)
-    names = sorted(
-        os.path.join(place, name)
-        for place, folders, files in os.walk(path)
-        if not _hides(folders)
-        for name in files
-        if os.path.isfile(os.path.join(place, name))
-        if name.lower().endswith(known) and not name.startswith(".")
-    )
+    known, names = (*_READERS, *_PLAIN), list[str]()
+    for place, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # the walk doesn't enter the others
+        shown = (os.path.join(place, name) for name in files if not name.startswith("."))
+        names += [name for name in shown if name.lower().endswith(known) and os.path.isfile(name)]
     if not names:
         raise DataError(f"{path}: holds no file of these kinds: {', '.join(known)}; name the files themselves")
-    for name in names:
+    for name in sorted(names):
         yield name, _text(Path(name))
-
-
-def _hides(folders: list[str]) -> bool:
-    """Leave hidden folders out of a walk; never true."""
-    folders[:] = [name for name in folders if not name.startswith(".")]
-    return False
 
 
 def _refuse_endless(path: Path) -> None:
