@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from support.listening import listening
 
 Raw = tuple[int, bytes, dict[str, str]]
 """Status, body and headers."""
@@ -165,14 +167,6 @@ def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
 
         def log_message(self, *_: Any) -> None: ...
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listening.daemon_threads = True
-    thread = threading.Thread(target=lambda: listening.serve_forever(poll_interval=0.01))
-    thread.start()
-    server.url = f"http://127.0.0.1:{listening.server_port}/v1"
-    try:
+    with listening(Handler) as port:
+        server.url = f"http://127.0.0.1:{port}/v1"
         yield server
-    finally:
-        listening.shutdown()
-        listening.server_close()
-        thread.join()
