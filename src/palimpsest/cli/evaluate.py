@@ -56,7 +56,7 @@ def evaluate(
     price_in: Annotated[float | None, typer.Option(min=0, help="Of a million tokens read.")] = None,
     price_out: Annotated[float | None, typer.Option(min=0, help="Of a million tokens sampled.")] = None,
     columns: Columns = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for samples.jsonl and summary.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for samples.jsonl, summary.json and episodes.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A published protocol by name, on the folder of its files: --data DIR.")
     ] = None,
@@ -90,7 +90,8 @@ def evaluate(
 
     Several policies, files and numbers of documents are played in every combination, a row each. With --out, one line
     an episode goes to samples.jsonl as it finishes, and the figures to summary.json; run again, it plays only what has
-    no grade yet.
+    no grade yet. Episodes that went wrong are kept token for token in episodes.jsonl.zst
+    (--set evaluation.record=none|wrong|all).
 
     \b
     Examples:

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from palimpsest.cli.show import interval, percent, stdout, table
+from palimpsest.evaluation.episodes import EPISODES
 from palimpsest.evaluation.samples import SAMPLES
 from palimpsest.evaluation.transcripts import TRANSCRIPTS
 from palimpsest.jobs.baselines import READING, WHOLE_DOCUMENT
@@ -89,7 +90,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     if evaluation.measures_reading:
         console.print(printable(f"{READING}: {', '.join(evaluation.measures_reading)}"), markup=False)
     if evaluation.out is not None:
-        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS)]
+        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS, EPISODES)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
     for line in evaluation.beside.told:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

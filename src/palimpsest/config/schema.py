@@ -253,6 +253,10 @@ class EvaluationConfig(Strict):
     """JSON list of known errors of the data, `palimpsest eval` alone: figures are told as published and corrected."""
     transcripts_mb: float = Field(8.0, ge=0)
     """Megabytes that transcripts.txt of an evaluation has at the most: its episodes as text, for grep; 0: none."""
+    record: Literal["none", "wrong", "all"] = "wrong"
+    """Episodes that episodes.jsonl.zst of an evaluation keeps token for token; wrong: value below 1, or ungraded."""
+    record_mb: float = Field(64.0, gt=0)
+    """Megabytes that it has at the most."""
     processes: int = Field(2, ge=1)
     """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
     it decides which sequences are batched together, so that results repeat."""

@@ -18,6 +18,7 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
+from palimpsest.evaluation.episodes import EpisodeFile
 from palimpsest.evaluation.samples import Sample, SampleKey, SampleLog
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.evaluation.transcripts import Transcripts
@@ -74,6 +75,8 @@ class Arena:
     """That turns may have."""
     transcripts: Transcripts | None = None
     """Where episodes are written as text."""
+    episodes: EpisodeFile | None = None
+    """Where episodes are written token for token."""
 
 
 async def evaluate(
@@ -213,6 +216,8 @@ async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -
     grade = await graded(arena.grader, problem, trajectory)
     if arena.transcripts is not None:
         arena.transcripts.add(group.name, problem, trajectory, grade)
+    if arena.episodes is not None:
+        arena.episodes.add(problem, trajectory, grade)
     measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
     return _sample(group, problem, trajectory, grade, measures, arena.codec)
 

@@ -8,7 +8,7 @@ Each line says the evaluation, the problem, the turn and the piece of its prompt
 one stands there once. A prompt whose pieces have no names is written whole.
 
 Guaranteed: the file never exceeds its limit, episodes stand in it whole, one that has no room is left out and the last
-line says so; a line that a kill or a full disk tore is cut off when the file is opened again; control characters are
+line says so; a line that a kill or a full disk tore is cut off when the next episode is written; control characters are
 escaped.
 Not covered: the order of episodes, which is that in which they end; an episode played again stands there again.
 """
@@ -34,10 +34,12 @@ class Transcripts:
         self.path = folder / TRANSCRIPTS
         self._limit, self._codec = int(megabytes * 1_000_000), codec
         self._more = f"Further episodes are left out: evaluation.transcripts_mb={megabytes:g}\n".encode()
-        self._full = _whole_lines(self.path).endswith(self._more)
+        self._full: bool | None = None
 
     def add(self, name: str, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
         """Write an episode, if it has room."""
+        if self._full is None:  # only the holder of the log plays, so no other process is writing
+            self._full = _whole_lines(self.path).endswith(self._more)
         if self._full:
             return
         lines = transcript(problem, trajectory, grade, self._codec)

@@ -20,6 +20,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.credit.rules import build_rule
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Endpoint, Engine
+from palimpsest.evaluation.episodes import EpisodeFile
 from palimpsest.evaluation.run import Arena, EvalSet, Measure, Samples, play_sets
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.transcripts import Transcripts
@@ -94,6 +95,7 @@ class Evaluator:
             measure=self.measure,
             roles=cast.roles,
             transcripts=self._transcripts(out),
+            episodes=self._episodes(out, on_warning),
         )
         playing = play_sets(
             longest_first(sets),
@@ -109,6 +111,10 @@ class Evaluator:
     def _transcripts(self, out: Path | None) -> Transcripts | None:
         megabytes = self.config.evaluation.transcripts_mb
         return Transcripts(out, megabytes, self.engine.codec) if out is not None and megabytes else None
+
+    def _episodes(self, out: Path | None, tell: Callable[[str], None] | None) -> EpisodeFile | None:
+        kept, megabytes = self.config.evaluation.record, self.config.evaluation.record_mb
+        return None if out is None or kept == "none" else EpisodeFile(out, kept, megabytes, tell)
 
     async def _open_cast(self) -> Cast:
         return await asyncio.to_thread(open_roles, self.config, self.engine.codec)

@@ -33,6 +33,7 @@ import zstandard
 
 from palimpsest.errors import DataError
 from palimpsest.events import Event, event_of
+from palimpsest.rollout.frames import frame_spans
 from palimpsest.rollout.record_format_1 import as_format_2
 from palimpsest.text.storable import storable
 from palimpsest.types import (
@@ -254,18 +255,15 @@ def read_groups(path: str | Path) -> Recording:
 
 def _frames(data: bytes) -> Iterator[bytes | None]:
     """Content of each frame; None, and nothing more, for one that is cut or whose checksum is wrong."""
-    while data:
-        reader = zstandard.ZstdDecompressor().decompressobj()
+    whole = 0
+    for start, end in frame_spans(data):
         try:
-            content = reader.decompress(data)
+            yield zstandard.ZstdDecompressor().decompressobj().decompress(data[start:end])
         except zstandard.ZstdError:
-            yield None
-            return
-        if not reader.eof:
-            yield None
-            return
-        yield content
-        data = reader.unused_data
+            break
+        whole = end
+    if whole < len(data):
+        yield None
 
 
 def _plain_lines(data: bytes) -> Iterator[bytes | None]:

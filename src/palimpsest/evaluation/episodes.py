@@ -1,0 +1,103 @@
+"""Episodes of an evaluation, token for token, so that one that failed can be looked at: `episodes.jsonl.zst`.
+
+A record as a run's (rollout/record.py), an episode a frame, written before its line in samples.jsonl. `group_id` is
+NAME/ID of the sample, `rollout` its draw.
+
+Guaranteed: the file never exceeds its limit, episodes stand in it whole, the first that has no room ends it and that is
+told once; a process killed anywhere leaves whole frames and at most one torn one, which is cut off before the next is
+written; of an episode that was played again the last counts, and one that stands there is written again whatever its
+new value; whoever isn't let into the log (samples.py) doesn't touch this file.
+Not covered: the order of episodes, which is that in which they end; power loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import orjson
+import zstandard
+
+from palimpsest import files
+from palimpsest.rollout.frames import frame_spans
+from palimpsest.rollout.record import Recording, encode_groups, read_groups
+from palimpsest.types import Grade, Group, Problem, Trajectory
+
+EPISODES = "episodes.jsonl.zst"
+Kept = Literal["wrong", "all"]
+"""Which episodes: those whose value is below 1 or that have none, or all."""
+EpisodeKey = tuple[str, int]
+"""Group id and rollout."""
+
+
+class EpisodeFile:
+    """The record of one evaluation. It is opened by the first episode, which only the holder of the log plays."""
+
+    def __init__(self, folder: Path, kept: Kept, megabytes: float, tell: Callable[[str], None] | None = None) -> None:
+        """`tell`: is told once that the file is full."""
+        self.path = folder / EPISODES
+        self._kept, self._megabytes, self._tell = kept, megabytes, tell
+        self._held: set[EpisodeKey] | None = None
+        self._full = False
+
+    def add(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
+        """Write an episode, if it is to be kept and has room."""
+        if self._held is None:
+            self._held = _whole_frames(self.path)
+        key = (trajectory.group_id, trajectory.rollout)
+        right = grade.value is not None and grade.value >= 1
+        if self._full or (self._kept == "wrong" and right and key not in self._held):
+            return
+        frame = encode_groups([Group(problem, (trajectory,), (grade,))])
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size + len(frame) > self._megabytes * 1_000_000:
+            self._full = True
+            self._say_full()
+            return
+        with files.naming(self.path), self.path.open("ab") as file:
+            file.write(frame)
+        self._held.add(key)
+
+    def _say_full(self) -> None:
+        if self._tell is not None:
+            self._tell(f"{self.path}: full, further episodes are left out (evaluation.record_mb={self._megabytes:g})")
+
+
+def read_episodes(path: Path) -> Recording:
+    """The record of an evaluation: a group a problem with its draws, in the order in which problems first ended. Raises
+    DataError."""
+    recording = read_groups(path)
+    return Recording(merged(recording.groups), recording.torn)
+
+
+def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """One group a group id, of each rollout the last, in the order of rollouts."""
+    problems: dict[str, Problem] = {}
+    played: dict[str, dict[int, tuple[Trajectory, Grade]]] = {}
+    for group in groups:
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+            problems[trajectory.group_id] = group.problem
+            played.setdefault(trajectory.group_id, {})[trajectory.rollout] = (trajectory, grade)
+    return tuple(
+        Group(problems[name], *map(tuple, zip(*(each for _, each in sorted(draws.items())), strict=True)))
+        for name, draws in played.items()
+    )
+
+
+def _whole_frames(path: Path) -> set[EpisodeKey]:
+    """The episodes that the file holds; what follows the last whole frame is cut off."""
+    data = path.read_bytes() if path.exists() else b""
+    held, whole = set[EpisodeKey](), 0
+    for start, end in frame_spans(data):
+        try:
+            lines = zstandard.decompress(data[start:end]).splitlines()
+            held |= {(row["group_id"], row["rollout"]) for row in map(orjson.loads, lines)}
+        except (zstandard.ZstdError, orjson.JSONDecodeError, LookupError, TypeError):
+            break  # damaged: nothing behind it can be read either
+        whole = end
+    if whole < len(data):
+        with files.naming(path):
+            os.truncate(path, whole)
+    return held

@@ -1,0 +1,152 @@
+"""The episodes of an evaluation are kept token for token: bounded, whole, each once, whatever ends the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.config.load import dump_config
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.episodes import EPISODES, EpisodeFile, Kept, read_episodes
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES
+from palimpsest.jobs.quickstart_config import quickstart_config
+from palimpsest.jobs.shards import Shard
+from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
+from support.tasks import Told
+
+SMALL = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+
+
+def episode(name: str, draw: int = 0, tokens: Sequence[int] = (5, 6)) -> tuple[Problem, Trajectory]:
+    turn = Turn((1, 2, 3), Completion(tuple(tokens), (-0.5,) * len(tokens), StopReason.STOP), 0, "answer")
+    return Problem(name, "Where?", ("Rome",)), Trajectory(name, f"set/{name}", draw, (turn,), Outcome.ANSWERED, "Oslo")
+
+
+def written(folder: Path, kept: Kept, *episodes: tuple[str, int, float | None], megabytes: float = 1.0) -> list[str]:
+    """Write episodes (problem, draw, value); what was told."""
+    told = list[str]()
+    file = EpisodeFile(folder, kept, megabytes, told.append)
+    for name, draw, value in episodes:
+        file.add(*episode(name, draw), Grade(value, None if value is not None else "lost"))
+    return told
+
+
+def held(folder: Path) -> list[tuple[str, int, float | None]]:
+    """(group id, rollout, value) of each episode that a reader finds."""
+    recording = read_episodes(folder / EPISODES)
+    assert recording.torn is None
+    return [
+        (trajectory.group_id, trajectory.rollout, grade.value)
+        for group in recording.groups
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
+    ]
+
+
+def test_wrong_and_ungraded_episodes_are_kept_or_all(tmp_path: Path) -> None:
+    episodes = [("p", 0, 1.0), ("q", 0, 0.0), ("p", 1, 0.5), ("r", 0, None)]
+    for kept in ("wrong", "all"):
+        (tmp_path / kept).mkdir()
+    written(tmp_path / "wrong", "wrong", *episodes)
+    written(tmp_path / "all", "all", *episodes)
+    assert held(tmp_path / "wrong") == [("set/q", 0, 0.0), ("set/p", 1, 0.5), ("set/r", 0, None)]
+    assert sorted(held(tmp_path / "all"), key=str) == sorted(
+        ((f"set/{name}", draw, value) for name, draw, value in episodes), key=str
+    )
+
+
+def test_of_an_episode_played_again_the_last_counts_even_where_it_is_right_now(tmp_path: Path) -> None:
+    written(tmp_path, "wrong", ("p", 0, None), ("q", 0, 0.0))
+    written(tmp_path, "wrong", ("p", 0, 1.0), ("q", 1, 0.0))
+    assert held(tmp_path) == [("set/p", 0, 1.0), ("set/q", 0, 0.0), ("set/q", 1, 0.0)]
+
+
+def test_the_file_never_exceeds_its_limit_and_that_is_told_once(tmp_path: Path) -> None:
+    episodes = [(f"p{number}", 0, 0.0) for number in range(50)]
+    told = written(tmp_path, "wrong", *episodes, megabytes=0.002)
+    assert told == [f"{tmp_path / EPISODES}: full, further episodes are left out (evaluation.record_mb=0.002)"]
+    assert 1000 < (tmp_path / EPISODES).stat().st_size <= 2000
+    kept = held(tmp_path)
+    assert kept == [(f"set/{name}", draw, value) for name, draw, value in episodes[: len(kept)]]
+
+
+def test_a_file_cut_anywhere_goes_on_behind_its_last_whole_episode(tmp_path: Path) -> None:
+    written(tmp_path, "wrong", ("p", 0, 0.0))
+    first = (tmp_path / EPISODES).stat().st_size
+    written(tmp_path, "wrong", ("q", 0, 0.0))
+    whole = (tmp_path / EPISODES).read_bytes()
+    for cut in range(len(whole)):
+        (tmp_path / EPISODES).write_bytes(whole[:cut])
+        again = [("p", 0, 0.0), ("q", 0, 0.0)][cut >= first :]
+        written(tmp_path, "wrong", ("right", 0, 1.0), *again)
+        assert (tmp_path / EPISODES).read_bytes() == whole
+
+
+def test_a_damaged_file_goes_on_where_a_reader_would_stop(tmp_path: Path) -> None:
+    written(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+    data = bytearray((tmp_path / EPISODES).read_bytes())
+    data[-6] ^= 1  # in the second frame
+    (tmp_path / EPISODES).write_bytes(data)
+    written(tmp_path, "wrong", ("r", 0, 0.0))
+    assert held(tmp_path) == [("set/p", 0, 0.0), ("set/r", 0, 0.0)]
+
+
+def evaluated(model: Path, out: Path, record: str, **options: Any) -> palimpsest.Evaluation:
+    given = {"baselines": False, "limit": 2, "chunks": 2, "quiet": True, **options}
+    warm = {"eval_sampling.temperature": 1.0} if options.get("samples") else {}
+    overrides = {**SMALL, **warm, "evaluation.record": record}
+    return palimpsest.evaluate(str(model), "synthetic", out=out, overrides=overrides, **given)
+
+
+def test_an_evaluation_keeps_what_it_played_and_its_log_and_identity_stay_the_same(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    for record in ("none", "wrong", "all"):
+        evaluated(tiny_model_folder, tmp_path / record, record)
+    for name in (SAMPLES, IDENTITY):
+        assert len({(tmp_path / record / name).read_bytes() for record in ("none", "wrong", "all")}) == 1
+    assert not (tmp_path / "none" / EPISODES).exists()
+    groups = read_episodes(tmp_path / "all" / EPISODES).groups
+    samples = evaluated(tiny_model_folder, tmp_path / "none", "none")
+    assert {(group.trajectories[0].group_id, group.trajectories[0].answer) for group in groups} == {
+        (f"{sample.name}/{sample.id}", sample.answer) for sample in samples
+    }
+
+
+def test_draws_and_baselines_stand_beside_each_other(tmp_path: Path, tiny_model_folder: Path) -> None:
+    result = evaluated(tiny_model_folder, tmp_path, "all", samples=2, baselines=True, limit=1)
+    expected = {(f"{s.name}/{s.id}", s.draw) for s in (*result.samples, *result.baseline_samples)}
+    assert {(name, draw) for name, draw, _ in held(tmp_path)} == expected
+    assert any(name.startswith("2 chunks, closed book/") for name, _ in expected)
+
+
+def test_an_evaluation_that_was_killed_keeps_each_episode_once(tmp_path: Path, tiny_model_folder: Path) -> None:
+    evaluated(tiny_model_folder, tmp_path, "all", chunks=[1, 2])
+    before = held(tmp_path)
+    whole, data = (tmp_path / SAMPLES).read_bytes(), (tmp_path / EPISODES).read_bytes()
+    (tmp_path / SAMPLES).write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    (tmp_path / EPISODES).write_bytes(data[:-9])  # as if it had died in the last
+    evaluated(tiny_model_folder, tmp_path, "all", chunks=[1, 2])
+    assert sorted(held(tmp_path)) == sorted(before)
+
+
+def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_folder: Path) -> None:
+    small = ["evaluation.multiples=[1]", "data.curriculum=null", "data.synthetic.chunks=1", "evaluation.problems=2"]
+    small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
+    config = quickstart_config("memagent", [f"model.path={tiny_model_folder}", *small, "evaluation.record=all"], seed=0)
+    shards = [
+        Shard("memagent", dump_config(config), str(tiny_model_folder), ("agent",), str(tmp_path), at, 2)
+        for at in (0, 1)
+    ]
+    for shard in shards:
+        shard.run(Told())
+    assert [len(held(shard.path)) for shard in shards] == [1, 1]
+
+
+@pytest.mark.parametrize(("key", "value"), [("record", "some"), ("record_mb", 0), ("record_mb", -1)])
+def test_a_setting_that_means_nothing_is_refused(key: str, value: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=f"evaluation.{key}"):
+        palimpsest.evaluate(str(tiny_model_folder), "synthetic", overrides={f"evaluation.{key}": value}, out=tmp_path)
