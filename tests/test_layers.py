@@ -36,7 +36,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engines.losses", "engines.embedded", "engines.scale", "engines.vllm", "engines.endpoint"),
     ("engines.open",),
     ("runs", "training", "imitate", "evaluation"),
-    ("base", "serve", "view", "report", "bench"),
+    ("view",),
+    ("base", "serve", "report", "bench"),
     ("jobs",),
     ("cli",),
 )

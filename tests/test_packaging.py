@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import palimpsest
 from palimpsest.config.extras import DISTRIBUTION, line_for
+from palimpsest.view.page_files import page_files
 from support.source import IMPORTS
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +50,16 @@ def test_the_version_stands_in_the_package_alone() -> None:
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (Path(palimpsest.__file__).parent / "py.typed").is_file()
+
+
+def test_the_viewers_page_is_a_part_of_the_package() -> None:
+    """The wheel holds everything under the package, so nothing may be left out of it by a pattern."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["src/palimpsest"]}
+    ignored = [line for line in (ROOT / ".gitignore").read_text("utf-8").splitlines() if line and line[0] != "/"]
+    files = page_files()
+    assert {"index.html", "page.css", "main.js"} <= files.keys()
+    assert not [name for name in files for pattern in ignored if fnmatch(name, f"*{pattern.rstrip('/')}*")]
 
 
 def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:

@@ -35,6 +35,7 @@ COMMANDS = (
     ["recipes", "keys"],
     ["data", "inspect"],
     ["retrieval", "serve"],
+    ["view"],
     ["judge", "check"],
     ["bench", "all"],
     ["bench", "rollout"],

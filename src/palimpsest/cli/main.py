@@ -36,6 +36,7 @@ from palimpsest.cli import (
     retrieval,
     serve,
     train,
+    view,
 )
 from palimpsest.errors import Interrupted, PalimpsestError
 from palimpsest.runs.signals import Interrupts
@@ -97,6 +98,7 @@ app.command("compare", short_help="Put evaluations side by side.")(compare.compa
 app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
 app.command("rescore", short_help="Grade an evaluation anew, without its model.")(rescore.rescore)
 app.command("serve", short_help="Serve an agent to clients of OpenAI's interface.")(serve.serve)
+app.command("view", short_help="Look at runs and episodes in a browser.")(view.view)
 app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)

@@ -62,11 +62,15 @@ def append_row(file: Path, row: Mapping[str, Any], *, checksum: bool = True) -> 
 def read_lines(file: str | Path) -> list[Line]:
     """The lines of a file, damaged ones included; a missing file has none."""
     try:
-        data = Path(file).read_bytes()
+        return lines_of(Path(file).read_bytes())
     except FileNotFoundError:
         return []
+
+
+def lines_of(data: bytes, *, sealed: bool = False) -> list[Line]:
+    """The lines in a part of a file; `sealed`: whether rows before it have checksums, so that these must have them."""
     lines = [(line, _object(line)) for line in BytesIO(data)]
-    sealed = any(row is not None and CHECKSUM in row for _, row in lines)
+    sealed = sealed or any(row is not None and CHECKSUM in row for _, row in lines)
     return [Line(line, _checked(row, sealed)) for line, row in lines]
 
 

@@ -10,6 +10,7 @@ Not covered: TLS (put a proxy before it); limits per client.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hmac
 import ipaddress
@@ -87,9 +88,12 @@ Handler = Callable[[Request], Any]
 class Guard:
     """Stands before every route: asks for the token, turns what is refused into JSON, counts."""
 
-    def __init__(self, token: str | None, *, form: ErrorForm = plain_error, pages: bool = True) -> None:
-        """`pages`: whether pages in a browser may ask where there is no token."""
-        self._token, self._form, self._pages = token, form, pages
+    def __init__(
+        self, token: str | None, *, form: ErrorForm = plain_error, pages: bool = True, basic: bool = False
+    ) -> None:
+        """`pages`: whether pages in a browser may ask where there is no token; `basic`: whether a browser is asked for
+        the token as a password (RFC 7617), under any name."""
+        self._token, self._form, self._pages, self._basic = token, form, pages, basic
         self.statuses: Counter[int] = Counter()
 
     def app(self, routes: Sequence[tuple[str, str, Handler]]) -> Starlette:
@@ -135,10 +139,24 @@ class Guard:
     def _check(self, request: Request) -> None:
         if self._token:
             given = request.headers.get("authorization", "")
+            if self._basic:
+                given = _without_name(given)
             if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-                raise Refused(401, "send the token of this server as 'Authorization: Bearer TOKEN'")
+                asked = {"WWW-Authenticate": 'Basic realm="palimpsest", charset="UTF-8"'} if self._basic else {}
+                raise Refused(401, "send the token of this server as 'Authorization: Bearer TOKEN'", headers=asked)
         elif not self._pages:
             _check_page(request.headers.get("host", ""), request.headers.get("origin"))
+
+
+def _without_name(given: str) -> str:
+    """The password that a browser sends, as a bearer's token; anything else as it is."""
+    kind, _, coded = given.partition(" ")
+    if kind.lower() != "basic":
+        return given
+    try:
+        return f"Bearer {base64.b64decode(coded, validate=True).decode().partition(':')[2]}"
+    except ValueError:
+        return ""
 
 
 def _check_page(host: str, origin: str | None) -> None:

@@ -1,0 +1,51 @@
+"""`palimpsest view`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from palimpsest.errors import ConfigError
+
+
+def view(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN|EVAL|FILE]...", help="Runs, evaluations, folders of them, records; default: runs."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address; other than loopback needs --key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7800,
+    key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the key a browser is asked for.")
+    ] = None,
+) -> None:
+    """Look at runs, evaluations and episodes in a browser, until SIGINT or SIGTERM.
+
+    Reads files and writes none, so it can stand beside a run that trains.
+
+    \b
+    Examples:
+      palimpsest view runs/quickstart
+      palimpsest view runs evals --port 7801
+      palimpsest view runs/first/trajectories/step-000040.jsonl.zst
+      KEY=... palimpsest view runs --host 0.0.0.0 --key-env KEY
+    """
+    from palimpsest.jobs.viewing import View
+    from palimpsest.jobs.viewing import view as serve_view
+
+    key = None if key_env is None else os.environ.get(key_env)
+    if key_env is not None and not key:
+        raise ConfigError(f"--key-env {key_env}: that environment variable is empty or isn't set; put the key there")
+    serve_view(View(tuple(paths or ()), host, port, key), on_ready=_tell)
+
+
+def _tell(url: str) -> None:
+    """The address is the one line on stdout."""
+    typer.echo(f"viewer at {url}/")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""What the viewer shows, computed from the files of runs, evaluations and records; `page/` draws it."""

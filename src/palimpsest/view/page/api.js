@@ -1,0 +1,45 @@
+// What the page asks for: of the server, or, in an exported file, of what is embedded under that path.
+
+function embedded() {
+  const holder = document.getElementById("embedded");
+  return holder ? JSON.parse(holder.textContent) : null;
+}
+
+const kept = embedded();
+
+export const exported = kept !== null;
+
+export async function get(path) {
+  if (kept) {
+    if (path in kept) return kept[path];
+    throw new Error("this file was exported without it: " + path);
+  }
+  let answer;
+  try {
+    answer = await fetch(path, { headers: { accept: "application/json" } });
+  } catch {
+    throw new Error("the viewer doesn't answer: start palimpsest view again");
+  }
+  const value = await answer.json().catch(() => ({ error: "the viewer answered " + answer.status }));
+  if (!answer.ok) {
+    const error = new Error(value.error || "the viewer answered " + answer.status);
+    error.status = answer.status;
+    throw error;
+  }
+  return value;
+}
+
+// Calls `action` every `seconds` while the page is in sight; the function that comes back stops it.
+export function every(seconds, action) {
+  let stopped = false, timer = 0;
+  async function again() {
+    if (stopped) return;
+    if (!document.hidden) await Promise.resolve(action()).catch(() => null);
+    if (!stopped) timer = setTimeout(again, seconds * 1000);
+  }
+  timer = setTimeout(again, seconds * 1000);
+  return () => {
+    stopped = true;
+    clearTimeout(timer);
+  };
+}

@@ -1,0 +1,92 @@
+// Elements from values. Foreign text enters the page here, always as text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, each] of Object.entries(value)) element.style.setProperty(key, each);
+    else if (name in element && typeof value === "boolean") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  add(element, children);
+  return element;
+}
+
+function add(element, children) {
+  for (const child of children) {
+    if (child === null || child === undefined || child === false) continue;
+    if (Array.isArray(child)) add(element, child);
+    else element.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
+  }
+}
+
+// el("a", { href: "#/", class: "x", onclick: f, style: { width: "3px" } }, "text", node, [more])
+export function el(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+// The same for the tags of SVG.
+export function svg(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+// Control, bidirectional and invisible characters as escapes, so that no text can disguise itself.
+export function visible(text) {
+  return text.replace(HIDDEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+}
+
+export function clear(element) {
+  element.replaceChildren();
+  return element;
+}
+
+// A number for reading: 0.6591, 12,345, 1.2e-6; a dash for none.
+export function num(value, digits) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (digits !== undefined) return value.toFixed(digits);
+  const size = Math.abs(value);
+  if (value === 0) return "0";
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  if (size < 0.001 || size >= 1e7) return value.toExponential(2);
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return String(Number(value.toPrecision(4)));
+}
+
+// Seconds in words: 48 s, 3 min, 2 h 10 min, 3 days.
+export function duration(seconds) {
+  if (seconds < 90) return Math.max(0, Math.round(seconds)) + " s";
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 90) return minutes + " min";
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return hours + " h" + (minutes % 60 ? " " + (minutes % 60) + " min" : "");
+  return Math.round(hours / 24) + " days";
+}
+
+export function ago(seconds) {
+  return seconds === null || seconds === undefined ? "–" : duration(Date.now() / 1000 - seconds) + " ago";
+}
+
+// Each status and outcome by a sign and a word, so that colour isn't needed.
+const SIGNS = { running: "▶", waiting: "◌", finished: "✓", stopped: "■", dead: "✕", gone: "⌀", file: "▤" };
+
+export function badge(word) {
+  return el("span", { class: "badge badge-" + word }, el("span", { "aria-hidden": "true" }, (SIGNS[word] || "•") + " "), word);
+}
+
+// A line of values without axes.
+export function sparkline(values, label) {
+  const width = 160, height = 28;
+  if (!values || values.length < 2) return el("span", { class: "faint" }, "–");
+  const low = Math.min(...values), high = Math.max(...values), range = high - low || 1;
+  const points = values.map((value, at) => [(at * width) / (values.length - 1), 2 + (height - 4) * (1 - (value - low) / range)]);
+  const last = points[points.length - 1];
+  return svg(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${width + 4} ${height}`, width: width + 4, height, role: "img", "aria-label": label },
+    svg("polyline", { points: points.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" ") }),
+    svg("circle", { cx: last[0].toFixed(1), cy: last[1].toFixed(1), r: 2.5 }),
+  );
+}

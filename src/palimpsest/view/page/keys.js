@@ -1,0 +1,40 @@
+// Keys of the present screen. They do nothing while one types into a field.
+
+import { el } from "./dom.js";
+
+let bound = [];
+
+export function on(key, help, action) {
+  bound.push({ key, help, action });
+}
+
+export function forget() {
+  bound = [];
+}
+
+export function listen() {
+  document.addEventListener("keydown", (event) => {
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.target.isContentEditable;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape" && typing) event.target.blur();
+    if (typing) return;
+    if (event.key === "?") return help();
+    const found = bound.find((each) => each.key === event.key);
+    if (found) {
+      event.preventDefault();
+      found.action(event);
+    }
+  });
+}
+
+export function help() {
+  const open = document.querySelector("dialog.keys");
+  if (open) return open.close();
+  const rows = [...bound, { key: "?", help: "this list" }].map((each) =>
+    el("tr", null, el("td", null, el("kbd", null, each.key)), el("td", null, each.help)),
+  );
+  const shut = el("button", { type: "button", onclick: () => dialog.close() }, "Close");
+  const dialog = el("dialog", { class: "keys", onclose: () => dialog.remove() }, el("h2", null, "Keys"), el("table", null, rows), shut);
+  document.body.append(dialog);
+  dialog.showModal();
+}

@@ -1,0 +1,101 @@
+// Which screen is shown: the one its address names.
+
+import { clear, el } from "./dom.js";
+import { exported, get } from "./api.js";
+import { link, parse } from "./place.js";
+import { forget, help, listen } from "./keys.js";
+import { show as showRuns } from "./screens/runs.js";
+
+const SCREENS = { runs: showRuns };
+
+let stop = null;
+let turn = 0;
+
+async function draw() {
+  const mine = ++turn;
+  const place = await resolved(parse(location.hash));
+  const holder = el("div", { class: "screen" });
+  if (mine !== turn) return;
+  if (stop) stop();
+  stop = null;
+  forget();
+  const main = clear(document.getElementById("main"));
+  header(place);
+  main.append(holder);
+  try {
+    if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
+    const ended = await SCREENS[place.screen](holder, place);
+    if (mine === turn) stop = ended || null;
+    else if (ended) ended();
+  } catch (error) {
+    clear(holder).append(trouble(error));
+  }
+}
+
+// An address without a run means the only one that is shown.
+async function resolved(place) {
+  const single = ["group", "episode"].includes(place.screen) && !place.run;
+  if (!single) return place;
+  const runs = (await get("/api/runs").catch(() => ({ runs: [] }))).runs;
+  if (runs.length !== 1) return place;
+  const steps = await get("/api/runs/" + encodeURIComponent(runs[0].key) + "/steps").catch(() => []);
+  return { ...place, run: runs[0].key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
+}
+
+function trouble(error) {
+  const back = el("a", { href: link({ screen: "runs" }) }, "All runs");
+  return el("div", { class: "notice notice-bad", role: "alert" }, el("p", null, el("strong", null, error.message)), el("p", null, back));
+}
+
+function header(place) {
+  const top = clear(document.getElementById("top"));
+  const trail = [el("a", { class: "brand", href: link({ screen: "runs" }) }, "palimpsest")];
+  const at = { run: place.run, step: place.step, group: place.group, rollout: place.rollout };
+  if (place.run && SCREENS.run) trail.push(el("a", { href: link({ ...at, screen: "run" }) }, place.run));
+  if (place.step && SCREENS.episodes) trail.push(el("a", { href: link({ ...at, screen: "episodes" }) }, place.step === "all" ? "episodes" : "step " + place.step));
+  if (place.group !== null && SCREENS.group) trail.push(el("a", { href: link({ ...at, screen: "group" }) }, "group " + place.group));
+  if (place.rollout !== null) trail.push(el("a", { href: link({ ...at, screen: "episode" }) }, "rollout " + place.rollout));
+  if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
+  if (place.screen === "compare") trail.push(el("span", null, "comparison"));
+  const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
+  top.append(
+    el("nav", { class: "crumbs", "aria-label": "Where this is" }, crumbs),
+    el("span", { class: "grow" }),
+    el("button", { type: "button", class: "quiet", title: "Keys (?)", onclick: help }, "Keys"),
+    el("button", { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours }, "◐", el("span", { class: "hidden" }, " Light or dark")),
+  );
+  document.title = ["palimpsest", place.run, place.step && "step " + place.step].filter(Boolean).join(" · ");
+}
+
+const COLOURS = "palimpsest-colours";
+
+function switchColours() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.colours || (dark ? "dark" : "light");
+  setColours(now === "dark" ? "light" : "dark");
+}
+
+function setColours(name) {
+  document.documentElement.dataset.colours = name;
+  try {
+    localStorage.setItem(COLOURS, name);
+  } catch {
+    // a page without storage forgets it
+  }
+  dispatchEvent(new Event("colours"));
+}
+
+function begin() {
+  try {
+    const name = localStorage.getItem(COLOURS);
+    if (name === "dark" || name === "light") document.documentElement.dataset.colours = name;
+  } catch {
+    // the same
+  }
+  if (exported) document.documentElement.dataset.exported = "yes";
+  listen();
+  addEventListener("hashchange", draw);
+  draw();
+}
+
+begin();

@@ -1,0 +1,173 @@
+"""What is said of a run, an evaluation or a file as a whole: status, configuration, how far it is.
+
+Guaranteed: a configuration of another version, a damaged summary and a folder that is gone give fewer facts, told in
+`trouble`, never an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from palimpsest.evaluation.identity import leaves
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
+from palimpsest.runs.origin import EVENTS, resume_command
+from palimpsest.runs.rows import whole
+from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
+from palimpsest.view.metrics_view import events_since, names_of, rows_since, seconds_left, spark
+from palimpsest.view.sources import Kind, NotThere, Source
+from palimpsest.view.status import Status, status_of_run
+from palimpsest.view.tailing import Tails
+
+REWARD = "reward/mean"
+_SUMMARY = "summary.json"
+_ALIVE_SECONDS = 120.0
+"""An evaluation without a summary whose log has grown since counts as running."""
+
+
+class Facts:
+    """Facts of sources, with their rows remembered. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.tails = Tails()
+        self._configs: dict[Path, tuple[int, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def row(self, source: Source) -> dict[str, Any]:
+        """A line of the list of runs."""
+        known = {
+            "key": source.key,
+            "kind": source.kind,
+            "name": source.name,
+            "updated": updated(source),
+            "alarm": None,
+        }
+        if source.kind is not Kind.RUN:
+            return {
+                **known,
+                "status": _status_of_files(source),
+                "recipe": None,
+                "step": None,
+                "steps": None,
+                "reward": [],
+            }
+        metrics, config = self.tails.rows(source.path / METRICS), self.config(source)
+        return {
+            **known,
+            "status": self.status(source),
+            "recipe": config.get("recipe"),
+            "step": whole(metrics[-1], "step", 0) if metrics else 0,
+            "steps": steps_of(config),
+            "reward": spark(metrics, REWARD),
+        }
+
+    def all(self, source: Source) -> dict[str, Any]:
+        """Everything that is said of a source as a whole."""
+        if not source.path.exists():
+            raise NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
+        row = self.row(source)
+        known = {**row, "path": str(source.path), "config": dict(leaves(self.config(source)))}
+        known["summary"] = read_object(source.path / _SUMMARY) if source.path.is_dir() else None
+        if source.kind is not Kind.RUN:
+            return known
+        timings = self.tails.rows(source.path / TIMINGS)
+        return {
+            **known,
+            "metrics": names_of(self.tails.rows(source.path / METRICS)),
+            "checkpoints": [path.name for path in checkpoint_paths(source.path / CHECKPOINTS)],
+            "seconds_left": seconds_left(timings, row["step"], row["steps"]),
+            "resume": resume_command(source.path),
+            "records": (source.path / TRAJECTORIES).is_dir(),
+        }
+
+    def status(self, source: Source) -> Status:
+        """Of a run."""
+        steps = steps_of(self.config(source))
+        rows = [self.tails.rows(source.path / name) for name in (METRICS, EVENTS)]
+        return status_of_run(source.path, rows[0], rows[1], steps)
+
+    def config(self, source: Source) -> dict[str, Any]:
+        """A run's configuration, or an evaluation's identity, as its file says; empty where that can't be read."""
+        path = source.path / (CONFIG if source.kind is Kind.RUN else IDENTITY)
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return {}
+        with self._lock:
+            if self._configs.get(path, (None,))[0] != changed:
+                self._configs[path] = changed, _config_in(path)
+            return self._configs[path][1]
+
+    def metrics(self, source: Source, since: int, keys: Collection[str] | None) -> dict[str, Any]:
+        path = self._there(source) / METRICS
+        return {**rows_since(self.tails.rows(path), since, keys), "file": self.tails.identity(path)}
+
+    def timings(self, source: Source, since: int) -> dict[str, Any]:
+        path = self._there(source) / TIMINGS
+        return {**rows_since(self.tails.rows(path), since), "file": self.tails.identity(path)}
+
+    def events(self, source: Source, since: int) -> dict[str, Any]:
+        path = self._there(source) / EVENTS
+        return {**events_since(self.tails.rows(path), since), "file": self.tails.identity(path)}
+
+    def _there(self, source: Source) -> Path:
+        if not source.path.exists():
+            raise NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
+        return source.path
+
+
+def steps_of(config: Mapping[str, Any]) -> int | None:
+    """How many steps a run is to have; None where its configuration doesn't say."""
+    train = config.get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
+    return steps if type(steps) is int else None
+
+
+def updated(source: Source) -> float | None:
+    """When anything was last written, in seconds since 1970; None of what is gone."""
+    names = (METRICS, EVENTS, CONFIG, SAMPLES)
+    paths = [source.path / name for name in names] if source.kind is not Kind.RECORD else [source.path]
+    return max(filter(None, map(_changed, paths)), default=None)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object in a file; None where there is none."""
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _status_of_files(source: Source) -> Status:
+    if not source.path.exists():
+        return Status.GONE
+    if source.kind is Kind.RECORD:
+        return Status.FILE
+    if (source.path / _SUMMARY).is_file():
+        return Status.FINISHED
+    changed = _changed(source.path / SAMPLES) or 0.0
+    return Status.RUNNING if time.time() - changed < _ALIVE_SECONDS else Status.STOPPED
+
+
+def _config_in(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes()
+        found = orjson.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

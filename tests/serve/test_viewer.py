@@ -1,0 +1,123 @@
+"""The viewer's server: what it answers, to whom, and that it never writes."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from palimpsest.serve.viewer import HEADERS, ViewerService
+from palimpsest.view.answers import Answers
+from palimpsest.view.page_files import page_files
+from palimpsest.view.sources import Library
+from support.view_folders import group, run_folder, state_of
+
+ROWS = [{"step": step, "reward/mean": 0.5} for step in (1, 2)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_folder(tmp_path / "first", ROWS, records={1: [group("a")]})
+
+
+async def ask(run: Path, path: str, token: str | None = None, **options: Any) -> httpx.Response:
+    service = ViewerService(Answers(Library([run])), token=token)
+    transport = httpx.ASGITransport(service.app(), raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7800") as client:
+            return await client.request(options.pop("method", "GET"), path, **options)
+    finally:
+        service.close()
+
+
+async def test_the_page_and_all_its_files_are_served(run: Path) -> None:
+    page = await ask(run, "/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    for name in page_files():
+        kind = {"js": "javascript", "css": "css", "html": "html"}[name.rpartition(".")[2]]
+        answer = await ask(run, f"/page/{name}")
+        assert kind in answer.headers["content-type"], name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../answers.py",
+        "/page/%2e%2e/answers.py",
+        "/page/..%2fanswers.py",
+        "/page//etc/passwd",
+        "/page/",
+        "/api/runs/%2e%2e/config.yaml",
+        "/api/runs/first/../../config.yaml",
+        "/config.yaml",
+        "/api/",
+        "/api/runs/first/metrics?since=zzz",
+    ],
+)
+async def test_no_path_leads_elsewhere_and_unknown_ones_are_told_in_json(path: str, run: Path) -> None:
+    answer = await ask(run, path)
+    assert answer.status_code == 404
+    assert list(answer.json()) == ["error"]
+
+
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/api/runs", "/nowhere", "/api/nowhere"])
+async def test_every_answer_forbids_other_origins(path: str, run: Path) -> None:
+    answer = await ask(run, path)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+async def test_nothing_but_reading_is_answered(method: str, run: Path) -> None:
+    assert (await ask(run, "/api/runs", method=method)).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "headers", [{"host": "evil.example"}, {"host": "evil.example:7800"}, {"origin": "http://evil.example"}]
+)
+async def test_pages_of_other_sites_are_refused(headers: dict[str, str], run: Path) -> None:
+    for path in ("/", "/api/runs", "/page/main.js"):
+        assert (await ask(run, path, headers=headers)).status_code == 403
+
+
+async def test_with_a_key_every_path_asks_a_browser_for_it(run: Path) -> None:
+    for path in ("/", "/api/runs", "/page/main.js", "/nowhere"):
+        refused = await ask(run, path, token="secret")
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic ")
+    for given, status in (("any:secret", 200), (":secret", 200), ("secret:", 401), ("any:other", 401)):
+        coded = base64.b64encode(given.encode()).decode()
+        answer = await ask(run, "/api/runs", token="secret", headers={"authorization": f"Basic {coded}"})
+        assert answer.status_code == status, given
+    bearer = {"authorization": "Bearer secret"}
+    assert (await ask(run, "/api/runs", token="secret", headers=bearer)).status_code == 200
+    assert (await ask(run, "/api/runs", token="secret", headers={"authorization": "Basic %%"})).status_code == 401
+
+
+async def test_a_run_that_goes_while_it_is_shown_is_a_404_that_says_so(run: Path) -> None:
+    service = ViewerService(Answers(Library([run])))
+    transport = httpx.ASGITransport(service.app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/api/runs/first")).status_code == 200
+        run.rename(run.with_name("moved"))
+        answer = await client.get("/api/runs/first")
+    service.close()
+    assert answer.status_code == 404
+    assert "moved or deleted" in answer.json()["error"]
+
+
+ROUTES = ("", "/metrics", "/timings", "/events")
+
+
+async def test_every_route_leaves_the_folder_as_it_was(run: Path) -> None:
+    before = state_of(run)
+    for path in ("/", "/api/runs", *(f"/api/runs/first{route}" for route in ROUTES)):
+        assert (await ask(run, path)).status_code == 200, path
+    assert state_of(run) == before

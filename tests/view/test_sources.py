@@ -1,0 +1,75 @@
+"""What is found under the paths a user gives, and what is said of a path with nothing in it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from palimpsest.errors import RunError
+from palimpsest.view.sources import Kind, Library, NotThere
+from support.view_folders import evaluation_folder, group, run_folder, sample
+
+
+def test_a_folder_of_runs_shows_every_run_and_evaluation_below_it(tmp_path: Path) -> None:
+    run_folder(tmp_path / "runs" / "first", records={1: [group("a")]})
+    run_folder(tmp_path / "runs" / "first" / "cold-start")
+    evaluation_folder(tmp_path / "runs" / "eval", [sample("set", "a", 1.0)])
+    (tmp_path / "runs" / ".hidden").mkdir()
+    found = Library([tmp_path / "runs"]).sources()
+    assert {(each.name, each.kind) for each in found} == {
+        ("first", Kind.RUN),
+        ("first/cold-start", Kind.RUN),
+        ("eval", Kind.EVALUATION),
+    }
+
+
+def test_a_file_inside_a_run_means_what_it_belongs_to(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first", records={1: [group("a")]})
+    record = run / "trajectories" / "step-000001.jsonl.zst"
+    kinds = {
+        given: Library([given]).sources()[0].kind for given in (run, run / "config.yaml", run / "trajectories", record)
+    }
+    assert kinds == {
+        run: Kind.RUN,
+        run / "config.yaml": Kind.RUN,
+        run / "trajectories": Kind.RUN,
+        record: Kind.RECORD,
+    }
+
+
+def test_runs_of_one_name_have_keys_of_their_own_that_stay(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        run_folder(tmp_path / place / "first")
+    library = Library([tmp_path / "a" / "first", tmp_path / "b" / "first"])
+    keys = {source.path.parent.name: source.key for source in library.sources()}
+    assert keys == {"a": "first", "b": "first-2"}
+    shutil.rmtree(tmp_path / "a")
+    assert library.source("first-2").path.parent.name == "b"
+    assert library.source("first").path == tmp_path / "a" / "first"  # gone, and known still
+
+
+def test_a_run_that_begins_while_its_folder_is_shown_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palimpsest.view.sources._AGAIN_SECONDS", 0.0)
+    run_folder(tmp_path / "one")
+    library = Library([tmp_path])
+    run_folder(tmp_path / "another")
+    assert {source.name for source in library.sources()} == {"one", "another"}
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt", "metrics.jsonl"])
+def test_a_path_with_nothing_to_look_at_is_refused_in_a_line_with_the_fix(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match="; give") as refused:
+        Library([tmp_path / name])
+    assert str(tmp_path / name) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_key_is_told(tmp_path: Path) -> None:
+    run_folder(tmp_path / "one")
+    with pytest.raises(NotThere, match="two"):
+        Library([tmp_path]).source("two")
