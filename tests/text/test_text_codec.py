@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,19 @@ def test_a_template_without_each_slot_once_is_refused(message: str, tiny_codec: 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Any) -> None:
     with pytest.raises(ModelError, match="no tokenizer"):
         Codec.load(tmp_path)
+
+
+def test_a_codec_for_reading_decodes_and_encodes_as_the_whole_one(tmp_path: Path, tiny_codec: Codec) -> None:
+    tiny_codec.save(tmp_path)
+    whole, bare = Codec.load(tmp_path), Codec.for_reading(tmp_path)
+    ids = [*whole.encode("Anna lives in Rome.<|im_end|>"), *sorted(whole.control_ids)]
+    assert bare.control_ids == whole.control_ids
+    assert bare.decode(ids) == whole.decode(ids)
+    assert bare.decode(ids, control=False) == whole.decode(ids, control=False)
+    assert bare.encode("Anna <|im_end|>") == whole.encode("Anna <|im_end|>")
+    assert bare.strip_stop(ids) == whole.strip_stop(ids)
+
+
+def test_a_folder_without_a_tokenizer_is_refused_for_reading_too(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"expected a folder with tokenizer\.json"):
+        Codec.for_reading(tmp_path)

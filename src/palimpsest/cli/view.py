@@ -21,6 +21,9 @@ def view(
     ] = None,
     host: Annotated[str, typer.Option(help="Address; other than loopback needs --key-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7800,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or hub id that decodes episodes; default: what the run's files name.")
+    ] = None,
     key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the key a browser is asked for.")
     ] = None,
@@ -34,6 +37,7 @@ def view(
       palimpsest view runs/quickstart
       palimpsest view runs evals --port 7801
       palimpsest view runs/first/trajectories/step-000040.jsonl.zst
+      palimpsest view episodes.jsonl --tokenizer Qwen/Qwen3-4B
       KEY=... palimpsest view runs --host 0.0.0.0 --key-env KEY
     """
     from palimpsest.jobs.viewing import View
@@ -42,7 +46,7 @@ def view(
     key = None if key_env is None else os.environ.get(key_env)
     if key_env is not None and not key:
         raise ConfigError(f"--key-env {key_env}: that environment variable is empty or isn't set; put the key there")
-    serve_view(View(tuple(paths or ()), host, port, key), on_ready=_tell)
+    serve_view(View(tuple(paths or ()), host, port, key, tokenizer), on_ready=_tell)
 
 
 def _tell(url: str) -> None:

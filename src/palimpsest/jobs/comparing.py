@@ -7,7 +7,6 @@ Not covered: a correction of p for many comparisons; a test between more than tw
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +15,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from palimpsest.errors import ConfigError
+from palimpsest.evaluation.cells import Cell as Cell
+from palimpsest.evaluation.cells import cell_of
 from palimpsest.evaluation.errata import read_errata
 from palimpsest.evaluation.pairing import Flip, Pairing, pair
 from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
@@ -28,34 +29,6 @@ from palimpsest.jobs.table import Table
 
 FORMAT = 2
 """Of `to_json`: raised where a key goes or means something else; keys may be added."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Cell:
-    """A part of the problems: a set, at one length where it has several."""
-
-    set: str
-    size: int
-
-    @property
-    def label(self) -> str:
-        """In words; -1 stands for no size."""
-        return self.set if self.size < 0 or str(self.size) in self.set else f"{self.set}, size {self.size}"
-
-    @property
-    def task(self) -> str:
-        """A set's name without the length that stands in it: cells of one task are points of one line.
-
-        >>> Cell("1 chunk", 1).task, Cell("4 chunks", 4).task, Cell("agent@16", 64).task
-        ('chunks', 'chunks', 'agent')
-        >>> Cell("eval_50", 50).task, Cell("eval_50_hard", 50).task, Cell("musique", -1).task
-        ('eval', 'eval__hard', 'musique')
-        >>> Cell("eval_50, closed book", 50).task, Cell("1 chunk, closed book", 1).task
-        ('eval, closed book', 'chunks, closed book')
-        """
-        several = re.sub(r"^1 (chunk|objective)\b", r"1 \1s", self.set)
-        without_point = re.sub(r"@\d+$", "", several)  # a quickstart's points are multiples of the length trained on
-        return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).replace("_,", ",").strip(" _-@.|") or self.set
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +63,7 @@ class Comparison:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Those of any side, task by task, shorter ones first."""
-        cells = {_cell(sample) for side in self.sides for sample in (*side.samples, *side.baselines)}
+        cells = {cell_of(sample) for side in self.sides for sample in (*side.samples, *side.baselines)}
         return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
 
     @cached_property
@@ -266,7 +239,7 @@ def compare(*folders: Folder, published: bool | Folder = False, errata: Folder |
 def _ours(comparison: Comparison) -> Iterator[Ours]:
     """What the agents reached; a baseline played another protocol than any published figure."""
     for side in comparison.sides:
-        for cell in (cell for cell in comparison.cells if any(_cell(sample) == cell for sample in side.samples)):
+        for cell in (cell for cell in comparison.cells if any(cell_of(sample) == cell for sample in side.samples)):
             figures, edition = comparison.figures[cell][side.name], edition_of_set(cell.set, side.editions)
             yield Ours(side.name, cell.set, _size(cell), figures.metrics, edition)
 
@@ -275,12 +248,8 @@ def _all_differ(seeds: Sequence[object]) -> bool:
     return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
 
 
-def _cell(sample: Sample) -> Cell:
-    return Cell(sample.name, -1 if sample.size is None else sample.size)
-
-
 def _of(side: Side, cell: Cell) -> list[Sample]:
-    return [sample for sample in (*side.samples, *side.baselines) if _cell(sample) == cell]
+    return [sample for sample in (*side.samples, *side.baselines) if cell_of(sample) == cell]
 
 
 def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:

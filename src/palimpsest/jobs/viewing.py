@@ -13,6 +13,7 @@ from palimpsest.serve.bounded import ConnectionLimits
 from palimpsest.serve.http import Server, bound, check_host
 from palimpsest.serve.viewer import ViewerService
 from palimpsest.view.answers import Answers
+from palimpsest.view.row_cache import default_folder
 from palimpsest.view.sources import Library
 
 RUNS = Path("runs")
@@ -28,6 +29,8 @@ class View:
     host: str = "127.0.0.1"
     port: int = 7800
     key: str | None = None
+    tokenizer: str | None = None
+    """Decodes everything, in place of what the files name."""
 
 
 def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
@@ -38,7 +41,8 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths))
-    with bound(asked.host, asked.port) as taken, closing(ViewerService(Answers(library), token=asked.key)) as service:
+    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder())
+    with bound(asked.host, asked.port) as taken, closing(ViewerService(answers, token=asked.key)) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
         on_ready(server.url)
         server.run_here()

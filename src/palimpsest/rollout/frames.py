@@ -7,7 +7,7 @@ isn't one. Not covered: damage inside a block, which only decompressing finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import zstandard
 
@@ -24,14 +24,22 @@ def frame_spans(data: bytes) -> Iterator[tuple[int, int]]:
     >>> [zstandard.decompress(two[start:end]) for start, end in frame_spans(two + b"torn")]
     [b'first', b'second']
     """
-    start, view = 0, memoryview(data)
-    while (end := _frame_end(view, start)) is not None:
+    view, start = memoryview(data), 0
+
+    def read(at: int, count: int) -> bytes:
+        return bytes(view[at : at + count])
+
+    while (end := frame_end(read, start, len(data))) is not None:
         yield start, end
         start = end
 
 
-def _frame_end(data: memoryview, start: int) -> int | None:
-    head = data[start : start + _HEADER]
+def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int | None:
+    """Where the frame that begins at `start` ends; None if none does, or if it is cut.
+
+    `read(at, count)` gives what there is of so many bytes, of `size` in all.
+    """
+    head = read(start, _HEADER)
     try:
         at = start + zstandard.frame_header_size(head)
         checksum = _CHECKSUM if zstandard.get_frame_parameters(head).has_checksum else 0
@@ -39,9 +47,10 @@ def _frame_end(data: memoryview, start: int) -> int | None:
         return None
     last = False
     while not last:
-        block = int.from_bytes(data[at : at + _BLOCK_HEADER], "little")
-        if at + _BLOCK_HEADER > len(data):
+        header = read(at, _BLOCK_HEADER)
+        if len(header) < _BLOCK_HEADER:
             return None
-        last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
-        at += _BLOCK_HEADER + (1 if kind == _RLE else size)
-    return at + checksum if at + checksum <= len(data) else None
+        block = int.from_bytes(header, "little")
+        last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
+        at += _BLOCK_HEADER + (1 if kind == _RLE else length)
+    return at + checksum if at + checksum <= size else None

@@ -249,7 +249,7 @@ def read_groups(path: str | Path) -> Recording:
         if frame is None:
             torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was left out"
             break
-        groups += _groups_of(path, frame)
+        groups += groups_in(path, frame)
     return Recording(tuple(groups), torn)
 
 
@@ -278,7 +278,8 @@ def _plain_lines(data: bytes) -> Iterator[bytes | None]:
     yield data
 
 
-def _groups_of(path: Path, frame: bytes) -> list[Group]:
+def groups_in(path: Path, frame: bytes) -> list[Group]:
+    """The groups in the lines of a frame, or in those of a part of a plain file. Raises DataError, naming the file."""
     rows = [_parse(path, line) for line in frame.splitlines() if line.strip()]
     groups: list[Group] = []
     start = 0

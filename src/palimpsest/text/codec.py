@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,16 @@ def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     return Build.from_str(json.dumps(state))
 
 
+class _Bare:
+    """What a codec needs of a tokenizer where no conversation is rendered."""
+
+    eos_token_id: int | None = None
+    chat_template: str | None = None
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self.backend_tokenizer = backend
+
+
 class Codec:
     """Token ids to text and back for one model."""
 
@@ -58,7 +69,6 @@ class Codec:
             raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: a tokenizer.json is needed")
         self.tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
-        self._data = without_added_tokens(backend)
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
         stops = {tokenizer.eos_token_id, *self.control_ids.intersection(ends), *self._after_a_reply()}
         for token in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "</s>"):
@@ -90,6 +100,25 @@ class Codec:
             if not codec.encode("a"):
                 raise ModelError(f"model {path}: no tokenizer: it has no tokens for a letter; save it with the model")
         return codec
+
+    @classmethod
+    def for_reading(cls, folder: Path) -> Codec:
+        """Of a folder with a tokenizer.json, for what was sampled already: in milliseconds, as no chat template is
+        tried. It renders no conversation and knows none of the ends that only a template or a model's folder names.
+
+        Raises ModelError.
+        """
+        from tokenizers import Tokenizer as Build
+
+        file = folder / "tokenizer.json"
+        with refusing(f"model {folder}: its tokenizer can't be loaded"):
+            if not file.is_file():
+                raise ModelError(f"model {folder}: no tokenizer; expected a folder with tokenizer.json")
+            return cls(_Bare(Build.from_file(str(file))))
+
+    @cached_property
+    def _data(self) -> Tokenizer:
+        return without_added_tokens(self.tokenizer.backend_tokenizer)
 
     def save(self, folder: Path) -> None:
         """Write what `load` reads: the tokenizer, and the ends of a turn unless the folder names its own."""

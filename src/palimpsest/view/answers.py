@@ -1,37 +1,56 @@
 """What the page asks for, as values that JSON can hold: a function of a path and a query, without a server.
 
-The paths stand in `Answers.__init__`; an export asks for them in advance and keeps what they gave.
+The paths stand in `_PATHS`; an export asks for them in advance and keeps what they gave.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from palimpsest.evaluation.identity import leaves
+from palimpsest.runs.run_folder import METRICS
+from palimpsest.view.alarms import to_json
+from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view
+from palimpsest.view.decoding import Decoders
+from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
+from palimpsest.view.records import MOST_MEASURED, Records, record_path, steps_of
+from palimpsest.view.row_cache import RowCache
 from palimpsest.view.run_facts import Facts
 from palimpsest.view.sources import Kind, Library, NotThere, Source
 
 Query = Mapping[str, str]
-Answer = Callable[..., Any]
+
+_PATHS = (
+    (r"/api/runs", "_runs"),
+    (r"/api/runs/([^/]+)", "_run"),
+    (r"/api/runs/([^/]+)/metrics", "_metrics"),
+    (r"/api/runs/([^/]+)/timings", "_timings"),
+    (r"/api/runs/([^/]+)/events", "_events"),
+    (r"/api/runs/([^/]+)/alarms", "_alarms"),
+    (r"/api/runs/([^/]+)/items", "_items"),
+    (r"/api/runs/([^/]+)/steps", "_steps"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/episodes", "_episodes"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/measures", "_measures"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/decoder", "_decoder"),
+    (r"/api/compare", "_compare"),
+)
+"""Pattern to the method that answers it."""
 
 
 class Answers:
     """The API over a library. Threads may share it."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, *, tokenizer: str | None = None, cache: Path | None = None) -> None:
+        """`tokenizer`: decodes everything in place of what the files name; `cache`: folder for rows of large files."""
         self.library = library
         self.facts = Facts()
-        self._routes: list[tuple[re.Pattern[str], Answer]] = [
-            (re.compile(pattern), answer)
-            for pattern, answer in (
-                (r"/api/runs", self._runs),
-                (r"/api/runs/([^/]+)", self._run),
-                (r"/api/runs/([^/]+)/metrics", self._metrics),
-                (r"/api/runs/([^/]+)/timings", self._timings),
-                (r"/api/runs/([^/]+)/events", self._events),
-            )
-        ]
+        self.decoders = Decoders(self.facts, tokenizer)
+        self.records = Records(self.decoders, None if cache is None else RowCache(cache))
+        self.samples = Samples()
+        self._routes = [(re.compile(pattern), getattr(self, name)) for pattern, name in _PATHS]
 
     def get(self, path: str, query: Query | None = None) -> Any:
         """The answer to a path. Raises NotThere for one that is none, and for what isn't there any more."""
@@ -44,7 +63,9 @@ class Answers:
         return {"runs": [self.facts.row(source) for source in self.library.sources()]}
 
     def _run(self, query: Query, key: str) -> Any:
-        return self.facts.all(self.library.source(key))
+        source = self.library.source(key)
+        evaluated = any(path.is_file() for path in logs_of(source).values())
+        return {**self.facts.all(source), "evaluated": evaluated, "recorded": bool(steps_of(source))}
 
     def _metrics(self, query: Query, key: str) -> Any:
         keys = query["keys"].split(",") if query.get("keys") else None
@@ -55,6 +76,62 @@ class Answers:
 
     def _events(self, query: Query, key: str) -> Any:
         return self.facts.events(self._training(key), number(query, "since", 0))
+
+    def _alarms(self, query: Query, key: str) -> Any:
+        source = self.library.source(key)
+        return to_json(self.facts.alarms(source)) if source.kind is Kind.RUN else []
+
+    def _items(self, query: Query, key: str) -> Any:
+        source = self.library.source(key)
+        logs = self.samples.of(source)
+        if not logs:
+            raise NotThere(
+                f"{source.name} holds no evaluation; palimpsest eval --model {source.path} --out DIR makes one"
+            )
+        return evaluation_view(logs, self._places(source))
+
+    def _steps(self, query: Query, key: str) -> Any:
+        return steps_of(self.library.source(key))
+
+    def _episodes(self, query: Query, key: str, step: str) -> Any:
+        return self.records.episodes(self.library.source(key), step, max(0, number(query, "from", 0)))
+
+    def _measures(self, query: Query, key: str, step: str) -> Any:
+        groups = [
+            int(each) for each in query.get("groups", "").split(",")[:MOST_MEASURED] if re.fullmatch(r"\d{1,9}", each)
+        ]
+        return self.records.measures(self.library.source(key), step, groups)
+
+    def _decoder(self, query: Query, key: str, step: str) -> Any:
+        return {"why": self.decoders.of(self.library.source(key)).why}
+
+    def _compare(self, query: Query) -> Any:
+        keys = list(dict.fromkeys(each for each in query.get("keys", "").split(",") if each))
+        if not FEWEST <= len(keys) <= MOST:
+            raise NotThere(f"compare: {len(keys)} given; choose {FEWEST} to {MOST}")
+        return comparison_view([self._side(self.library.source(key)) for key in keys])
+
+    def _side(self, source: Source) -> Side:
+        samples = self.samples.all(source)[0] if source.kind is not Kind.RECORD else []
+        metrics = self.facts.tails.rows(source.path / METRICS) if source.kind is Kind.RUN else ()
+        episodes = {
+            (gid.rpartition("/")[0], gid.rpartition("/")[2], draw): {"step": step, "group": group, "rollout": rollout}
+            for (step, gid, draw), (group, rollout) in self._places(source).items()
+        }
+        settings = dict(leaves(self.facts.config(source)))
+        return Side(source.key, source.name, settings, metrics, samples, episodes)
+
+    def _places(self, source: Source) -> dict[tuple[str, str, int], tuple[int, int]]:
+        """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded."""
+        found = {}
+        for step in logs_of(source):
+            try:
+                record_path(source, step)
+            except NotThere:
+                continue
+            for row in self.records.index(source, step).rows().rows:
+                found[step, row["gid"], row["draw"]] = (row["group"], row["rollout"])
+        return found
 
     def _training(self, key: str) -> Source:
         source = self.library.source(key)

@@ -21,6 +21,7 @@ from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.origin import EVENTS, resume_command
 from palimpsest.runs.rows import whole
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
+from palimpsest.view.alarms import Alarm, Watched, alarms
 from palimpsest.view.metrics_view import events_since, names_of, rows_since, seconds_left, spark
 from palimpsest.view.sources import Kind, NotThere, Source
 from palimpsest.view.status import Status, status_of_run
@@ -59,8 +60,10 @@ class Facts:
                 "reward": [],
             }
         metrics, config = self.tails.rows(source.path / METRICS), self.config(source)
+        worst = next((alarm for alarm in self.alarms(source) if alarm.severity != "advice"), None)
         return {
             **known,
+            "alarm": None if worst is None else {"severity": worst.severity, "key": worst.key, "text": worst.text},
             "status": self.status(source),
             "recipe": config.get("recipe"),
             "step": whole(metrics[-1], "step", 0) if metrics else 0,
@@ -86,6 +89,21 @@ class Facts:
             "resume": resume_command(source.path),
             "records": (source.path / TRAJECTORIES).is_dir(),
         }
+
+    def alarms(self, source: Source) -> list[Alarm]:
+        """Of a run, the worst first."""
+        timings = self.tails.rows(source.path / TIMINGS)
+        times = [changed for name in (METRICS, EVENTS) if (changed := _changed(source.path / name)) is not None]
+        return alarms(
+            Watched(
+                self.tails.rows(source.path / METRICS),
+                timings,
+                self.status(source),
+                max(times, default=None),
+                resume_command(source.path),
+                _memory_tokens(self.config(source)),
+            )
+        )
 
     def status(self, source: Source) -> Status:
         """Of a run."""
@@ -128,6 +146,13 @@ def steps_of(config: Mapping[str, Any]) -> int | None:
     train = config.get("train")
     steps = train.get("steps") if isinstance(train, dict) else None
     return steps if type(steps) is int else None
+
+
+def _memory_tokens(config: Mapping[str, Any]) -> int | None:
+    policy = config.get("policy")
+    options = policy.get("options") if isinstance(policy, dict) else None
+    tokens = options.get("memory_tokens") if isinstance(options, dict) else None
+    return tokens if type(tokens) is int else None
 
 
 def updated(source: Source) -> float | None:

@@ -126,7 +126,6 @@ def _walked(folder: Path, depth: int) -> Iterator[tuple[Kind, Path]]:
         yield Kind.RUN, folder
     elif (folder / SAMPLES).is_file():
         yield Kind.EVALUATION, folder
-        return
     if depth == 0:
         return
     for inner in _folders(folder):

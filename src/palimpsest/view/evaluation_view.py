@@ -1,0 +1,159 @@
+"""An evaluation as items by samples: each problem with its draws, string metrics beside the judge's verdict.
+
+Guaranteed: lines that can't be read are counted; what isn't graded is shown as such, never as wrong; the problems about
+which judge and strings disagree come first, then those whose draws do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest.evaluation.cells import Cell, cell_of
+from palimpsest.evaluation.samples import SAMPLES, Sample, read_samples
+from palimpsest.evaluation.summary import accuracy_of
+from palimpsest.view.sources import Kind, NotThere, Source
+
+JUDGE = "judge"
+STRINGS = ("em", "sub_em", "f1", "string_match_all")
+_RIGHT = 0.5
+_TEXT = 400
+
+
+class Samples:
+    """The samples of sources, read once while their files stay the same. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: dict[Path, tuple[tuple[int, int], list[Sample], int]] = {}
+
+    def of(self, source: Source) -> list[tuple[str, list[Sample], int]]:
+        """(name of the log, samples, unreadable lines) of each log: an evaluation's own, or a quickstart's."""
+        return [(name, *self._of(path)) for name, path in logs_of(source).items()]
+
+    def all(self, source: Source) -> tuple[list[Sample], int]:
+        """The samples of all logs, and the lines that can't be read."""
+        logs = self.of(source)
+        return [sample for _, samples, _ in logs for sample in samples], sum(lost for *_, lost in logs)
+
+    def _of(self, path: Path) -> tuple[list[Sample], int]:
+        try:
+            state = path.stat()
+            with self._lock:
+                known = self._read.get(path)
+                if known is None or known[0] != (state.st_size, state.st_mtime_ns):
+                    known = ((state.st_size, state.st_mtime_ns), *read_samples(path))
+                    self._read[path] = known
+        except OSError:
+            raise NotThere(f"{path.parent.name}/{path.name} was moved or deleted while it was shown") from None
+        return known[1], known[2]
+
+
+def logs_of(source: Source) -> Mapping[str, Path]:
+    """The logs of an evaluation or of a quickstart's, by the step that its episodes stand under."""
+    if source.kind is Kind.EVALUATION:
+        return {"all": source.path / SAMPLES}
+    if source.kind is not Kind.RUN:
+        return {}
+    found = sorted(source.path.glob(f"evaluations/*/*/{SAMPLES}"))
+    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in found if ".old-" not in path.parent.name}
+
+
+EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
+"""(step, group id, draw) to (group, rollout) of an episode that was recorded."""
+
+
+def evaluation_view(logs: Sequence[tuple[str, Sequence[Sample], int]], places: EpisodePlaces) -> dict[str, Any]:
+    """What the API says of an evaluation."""
+    items: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    first: dict[tuple[str, str, str], Sample] = {}
+    for log, samples, _ in logs:
+        for sample in samples:
+            key = (log, sample.name, sample.id)
+            first.setdefault(key, sample)
+            items.setdefault(key, []).append(_draw(sample, log, places))
+    rows = [
+        {**_item(first[key], key[0]), "draws": draws, "disagree": disagreement(draws)} for key, draws in items.items()
+    ]
+    rows.sort(key=lambda row: -row["disagree"])
+    return {
+        "rows": rows,
+        "cells": _cells([sample for _, samples, _ in logs for sample in samples]),
+        "judged": any(JUDGE in sample.metrics for _, samples, _ in logs for sample in samples),
+        "strings": [name for name in STRINGS if any(name in s.metrics for _, samples, _ in logs for s in samples)],
+        "unreadable": sum(lost for *_, lost in logs),
+    }
+
+
+def disagreement(draws: Sequence[Mapping[str, Any]]) -> int:
+    """2 where judge and strings differ on a draw, 1 where draws differ in value, 0 where all agree.
+
+    >>> disagreement([{"value": 1.0, "judge": 1.0, "metrics": {"sub_em": 0.0}}])
+    2
+    >>> disagreement([{"value": 1.0, "judge": None, "metrics": {}}, {"value": 0.0, "judge": None, "metrics": {}}])
+    1
+    """
+    for draw in draws:
+        strings = [draw["metrics"][name] >= _RIGHT for name in ("em", "sub_em") if name in draw["metrics"]]
+        if draw["judge"] is not None and strings and (draw["judge"] >= _RIGHT) != any(strings):
+            return 2
+    return int(len({draw["value"] for draw in draws}) > 1)
+
+
+def _item(sample: Sample, log: str) -> dict[str, Any]:
+    return {
+        "log": log,
+        "set": sample.name,
+        "id": sample.id,
+        "size": sample.size,
+        "question": sample.question[:_TEXT],
+        "golds": [gold[:_TEXT] for gold in sample.answers[:4]],
+        "baseline": sample.baseline,
+    }
+
+
+def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
+    place = places.get((log, f"{sample.name}/{sample.id}", sample.draw))
+    return {
+        "draw": sample.draw,
+        "answer": None if sample.answer is None else sample.answer[:_TEXT],
+        "value": sample.value,
+        "reason": sample.reason,
+        "outcome": sample.outcome,
+        "judge": sample.metrics.get(JUDGE),
+        "metrics": {name: sample.metrics[name] for name in STRINGS if name in sample.metrics},
+        "measures": sample.measures,
+        "memory": None if sample.memory is None else sample.memory[:_TEXT],
+        "turns": sample.turns,
+        "tokens": sample.tokens,
+        "episode": None if place is None else {"step": log, "group": place[0], "rollout": place[1]},
+    }
+
+
+def _cells(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Accuracy of each part, shorter ones first within a task."""
+    parts: dict[tuple[Cell, str | None], list[Sample]] = {}
+    for sample in samples:
+        parts.setdefault((cell_of(sample), sample.baseline), []).append(sample)
+    told = []
+    for (cell, baseline), own in sorted(
+        parts.items(), key=lambda each: (each[0][0].task, each[0][0].size, each[0][1] or "")
+    ):
+        accuracy = accuracy_of(own)
+        told.append(
+            {
+                "set": cell.set,
+                "task": cell.task,
+                "size": None if cell.size < 0 else cell.size,
+                "label": cell.label,
+                "baseline": baseline,
+                "episodes": len(own),
+                "ungraded": sum(sample.value is None for sample in own),
+                "mean": accuracy.mean,
+                "low": accuracy.low,
+                "high": accuracy.high,
+            }
+        )
+    return told

@@ -1,0 +1,136 @@
+"""Items by samples, and two or more sides beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.evaluation.pairing import pair
+from palimpsest.rollout.record import encode_groups
+from palimpsest.types import Group
+from palimpsest.view.answers import Answers
+from palimpsest.view.comparison_view import Side, comparison_view, curve
+from palimpsest.view.sources import Library, NotThere
+from support.view_folders import evaluation_folder, group, run_folder, sample
+
+JUDGED = [
+    sample("set", "right", 1.0, metrics={"judge": 1.0, "em": 1.0, "sub_em": 1.0}),
+    sample("set", "generous", 1.0, metrics={"judge": 1.0, "em": 0.0, "sub_em": 0.0}),
+    sample("set", "severe", 0.0, metrics={"judge": 0.0, "em": 0.0, "sub_em": 1.0}),
+    sample("set", "wavers", 1.0, metrics={"judge": 1.0, "em": 1.0}),
+    sample("set", "wavers", 0.0, draw=1, metrics={"judge": 0.0, "em": 0.0}),
+    sample("set", "lost", None, reason="the judge didn't answer"),
+]
+
+
+def items(path: Path) -> Any:
+    return Answers(Library([path])).get(f"/api/runs/{path.name}/items")
+
+
+def test_disagreements_of_judge_and_strings_come_first_then_draws_that_differ(tmp_path: Path) -> None:
+    told = items(evaluation_folder(tmp_path / "eval", JUDGED))
+    assert [(row["id"], row["disagree"]) for row in told["rows"][:3]] == [("generous", 2), ("severe", 2), ("wavers", 1)]
+    assert [draw["value"] for draw in told["rows"][2]["draws"]] == [1.0, 0.0]
+    assert told["judged"]
+    lost = next(row for row in told["rows"] if row["id"] == "lost")
+    assert lost["draws"][0]["value"] is None
+    assert told["cells"][0]["ungraded"] == 1
+
+
+def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    path = evaluation_folder(tmp_path / "eval", JUDGED)
+    with (path / "samples.jsonl").open("ab") as file:
+        file.write(b"{damaged\n")
+    assert items(path)["unreadable"] == 1
+
+
+def test_a_sample_leads_to_its_episode_where_that_was_recorded(tmp_path: Path) -> None:
+    path = evaluation_folder(tmp_path / "eval", [sample("set", "a", 0.0), sample("set", "b", 1.0)])
+    made = group("a", (0.0,))
+    named = Group(made.problem, tuple(_named(t, "set/a") for t in made.trajectories), made.grades)
+    (path / "episodes.jsonl.zst").write_bytes(encode_groups([named]))
+    places = {row["id"]: row["draws"][0]["episode"] for row in items(path)["rows"]}
+    assert places == {"a": {"step": "all", "group": 0, "rollout": 0}, "b": None}
+
+
+def _named(trajectory: Any, group_id: str) -> Any:
+    from dataclasses import replace
+
+    return replace(trajectory, group_id=group_id)
+
+
+def test_a_quickstarts_evaluations_are_the_runs_items(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first")
+    evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1", [sample("set", "a", 1.0)])
+    evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1.old-1", [sample("set", "b", 1.0)])
+    assert [(row["log"], row["id"]) for row in items(run)["rows"]] == [("after.shard-1-of-1", "a")]
+
+
+def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(NotThere, match="palimpsest eval --model"):
+        items(run_folder(tmp_path / "first"))
+
+
+def side(name: str, seed: int = 0, rate: float = 0.1, **more: Any) -> Side:
+    metrics = [{"step": step, "reward/mean": step / 10 + seed} for step in range(1, 4)]
+    return Side(name, name, {"seed": seed, "data.seed": seed, "optim.rate": rate}, metrics, **more)
+
+
+def test_only_what_differs_is_told() -> None:
+    told = comparison_view([side("a"), side("b", rate=0.2), side("c", rate=0.2)])
+    assert told["differs"] == {"optim.rate": [0.1, 0.2, 0.2]}
+
+
+def test_sides_that_differ_by_their_seeds_alone_are_one_band() -> None:
+    bands = curve([side("a", 0), side("b", 1), side("c", 0, rate=0.2)], "reward/mean")
+    assert [band["keys"] for band in bands] == [["a", "b"], ["c"]]
+    assert bands[0]["steps"] == [1, 2, 3]
+    assert bands[0]["mean"] == pytest.approx([0.6, 0.7, 0.8])
+    assert (bands[0]["low"], bands[0]["high"]) == ([0.1, 0.2, 0.3], [1.1, 1.2, 1.3])
+
+
+def test_a_long_curve_has_few_points_that_cover_every_step() -> None:
+    rows = [{"step": step, "reward/mean": 1.0} for step in range(1, 5001)]
+    (band,) = curve([Side("a", "a", {}, rows)], "reward/mean")
+    assert len(band["steps"]) <= 500
+    assert band["steps"][-1] == 5000
+
+
+def test_accuracy_by_length_has_the_paired_intervals_of_the_problems_both_graded() -> None:
+    first = [sample("set", f"p{n}", float(n < 8), size=4) for n in range(10)]
+    second = [sample("set", f"p{n}", float(n < 2), size=4) for n in range(10)]
+    told = comparison_view([side("a", samples=first), side("b", samples=[*second, sample("set", "more", 1.0)])])
+    (cell,) = told["cells"]
+    assert (cell["sides"]["a"]["mean"], cell["sides"]["b"]["n"]) == (0.8, 11)
+    expected = pair(first, second).difference
+    assert expected is not None
+    difference = cell["pairs"]["b"]["difference"]
+    assert (difference["mean"], difference["low"], difference["high"]) == (expected.mean, expected.low, expected.high)
+    assert "only on the second side" in told["notes"][0]
+
+
+def test_flips_are_the_problems_with_another_value_and_lead_to_both_episodes() -> None:
+    where = {("set", "p", 0): {"step": "all", "group": 3, "rollout": 0}}
+    one = side("a", samples=[sample("set", "p", 1.0), sample("set", "q", 1.0)], episodes=where)
+    other = side("b", samples=[sample("set", "p", 0.0, answer="ale"), sample("set", "q", 1.0)])
+    (flip,) = comparison_view([one, other])["flips"]
+    assert (flip["id"], flip["sides"]["a"]["value"], flip["sides"]["b"]["answer"]) == ("p", 1.0, "ale")
+    assert (flip["sides"]["a"]["episode"]["group"], flip["sides"]["b"]["episode"]) == (3, None)
+
+
+def test_another_question_under_the_same_name_is_no_flip() -> None:
+    one = side("a", samples=[sample("set", "p", 1.0)])
+    other = side("b", samples=[sample("set", "p", 0.0, question="Something else?")])
+    assert comparison_view([one, other])["flips"] == []
+
+
+def test_a_comparison_takes_two_to_six(tmp_path: Path) -> None:
+    for number in range(7):
+        run_folder(tmp_path / f"r{number}", [{"step": 1, "reward/mean": 0.5}])
+    told = Answers(Library([tmp_path]))
+    assert len(told.get("/api/compare", {"keys": "r0,r1"})["sides"]) == 2
+    for keys in ("", "r0", "r0,r0", ",".join(f"r{number}" for number in range(7))):
+        with pytest.raises(NotThere, match="choose 2 to 6"):
+            told.get("/api/compare", {"keys": keys})
