@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class PalimpsestError(Exception):
@@ -73,6 +76,23 @@ def being_cancelled() -> bool:
     """Whether the running task is to end; if not, a CancelledError is one that foreign code raised by itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]], what: str) -> T:
+    """Do `work`, then close what was opened for it, which a message calls `what`.
+
+    Where both fail, the error of `work` is raised and the other is a note of it: what was lost closes badly.
+    """
+    try:
+        done = await work
+    except BaseException as error:
+        try:
+            await close()
+        except Exception as second:  # noqa: BLE001  a border: whatever it is, the first error matters more
+            error.add_note(f"closing {what} failed, too: {type(second).__name__}: {second}")
+        raise
+    await close()
+    return done
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -5,7 +5,8 @@ all, a folder is published by one rename. Each function is one step of a protoco
 
 Guaranteed on a local POSIX file system: after `write_file`, `drafted` or `publish_folder` returns, the content survives
 the death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves. An
-error of the system names the file or folder it was met at.
+error of the system names the file or folder it was met at. What lies under another name is never touched: hidden ones
+here have `palimpsest` in them, so that they are nobody else's.
 Not covered: network file systems without atomic rename; disks that acknowledge a flush they didn't do.
 """
 
@@ -23,8 +24,8 @@ from typing import TextIO
 
 from palimpsest.errors import DataError
 
-_PARTIAL = ".partial"
-_TRASH = ".trash-"
+_PARTIAL = ".palimpsest-partial"
+_TRASH = ".palimpsest-trash-"
 
 
 @contextmanager
@@ -38,9 +39,18 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def hidden_name(path: Path) -> Path:
+    """Where what will be `path` lies until it is whole.
+
+    >>> hidden_name(Path("data/train.jsonl")).as_posix()
+    'data/.train.jsonl.palimpsest-partial'
+    """
+    return path.with_name(f".{path.name}{_PARTIAL}")
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Put `data` at `path`, replacing what was there in one step."""
-    partial = path.with_name(f".{path.name}{_PARTIAL}")
+    partial = hidden_name(path)
     try:
         write_plain(partial, data)
         sync(partial)
@@ -56,7 +66,7 @@ def drafted(path: Path) -> Iterator[TextIO]:
     """A file for text that is called `path` once it is whole; its folder is made. Raises DataError before any work."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder; give the path of a file")
-    draft = path.with_name(f".{path.name}{_PARTIAL}")
+    draft = hidden_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = draft.open("w", encoding="utf-8", errors="replace", newline="\n")
@@ -163,7 +173,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def hidden_folder(path: Path) -> Path:
     """An empty hidden folder beside `path`, to be filled and then published under that name."""
-    hidden = path.with_name(f".{path.name}{_PARTIAL}")
+    hidden = hidden_name(path)
     if hidden.exists():
         remove_tree(hidden)
     hidden.mkdir(parents=True)

@@ -47,7 +47,7 @@ def run(path: Path, config: RunConfig | None = None, *, resume: bool = False, st
 
 def _dies_at(save: Any, step: int) -> Any:
     async def call(folder: Path) -> dict[str, str]:
-        if folder.name == f".step-{step:06d}.partial":
+        if folder.name == f".step-{step:06d}.palimpsest-partial":
             raise KeyboardInterrupt
         hashes: dict[str, str] = await save(folder)
         return hashes

@@ -129,13 +129,13 @@ def test_a_range_beyond_the_end_is_either_the_whole_file_or_begun_anew(server: S
     server.answers = [700_000, *[503] * 5]
     with pytest.raises(DataError, match="gave up"):
         fetch(server, tmp_path / "file.json")
-    partial = tmp_path / ".file.json.partial"
+    partial = tmp_path / ".file.json.palimpsest-partial"
     partial.write_bytes(CONTENT)  # all of it came, and then the process was killed
     assert fetch(server, tmp_path / "file.json").sha256 == DIGEST
     server.answers = [700_000, *[503] * 5]
     with pytest.raises(DataError, match="gave up"):
         fetch(server, tmp_path / "other.json")
-    (tmp_path / ".other.json.partial").write_bytes(CONTENT + b"more")
+    (tmp_path / ".other.json.palimpsest-partial").write_bytes(CONTENT + b"more")
     assert fetch(server, tmp_path / "other.json").sha256 == DIGEST
 
 

@@ -132,10 +132,10 @@ def test_of_exports_to_one_place_one_wins(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_hidden_folder_of_somebody_s_is_not_touched(run: Path, tmp_path: Path) -> None:
-    (tmp_path / ".model.partial").mkdir()
-    (tmp_path / ".model.partial" / "mine").write_text("mine")
+    (tmp_path / ".model.palimpsest-partial").mkdir()
+    (tmp_path / ".model.palimpsest-partial" / "mine").write_text("mine")
     export(run, tmp_path / "model")
-    assert (tmp_path / ".model.partial" / "mine").read_text() == "mine"
+    assert (tmp_path / ".model.palimpsest-partial" / "mine").read_text() == "mine"
 
 
 def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

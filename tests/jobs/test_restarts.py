@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,7 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.errors import EngineError
 from palimpsest.jobs import composing
 from palimpsest.jobs.training import train
+from palimpsest.runs.rows import read_rows
 from palimpsest.types import Completion
 from support.small_run import small_run
 
@@ -74,3 +77,30 @@ def test_lost_processes_are_started_again_so_many_times(
             train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     assert Lossy.folders == [tmp_path / "run"] * len(Lossy.folders)
     assert len(Lossy.folders) == (2 if ends else 3)
+
+
+class Warns(EmbeddedEngine):
+    """Warns of each publication, as of a server that left the pool."""
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None, folder: Path | None) -> None:
+        super().__init__(config, objective=objective)
+        learner = self.learner
+        assert learner is not None
+        publish, numbers = learner.publish, count()
+
+        async def published() -> int:
+            warnings.warn(f"a server left at {next(numbers)}", stacklevel=1)
+            return await publish()
+
+        learner.publish = published  # type: ignore[method-assign]
+
+
+def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composing, "open_engine", Warns)
+    with pytest.warns(UserWarning, match="a server left at 1"):
+        train("memagent-quickstart", small_run(tiny_model_folder, steps=2), out=tmp_path / "run", quiet=True)
+    events = read_rows(tmp_path / "run/events.jsonl")
+    told = [event["message"] for event in events if "a server" in event.get("message", "")]
+    assert told == [f"a server left at {number}" for number in range(3)]

@@ -167,6 +167,14 @@ def test_on_a_terminal_there_is_one_line_and_messages_stand_above_it() -> None:
     assert "steps 2/20" in shown
 
 
+def test_a_run_that_goes_on_shows_at_once_what_was_done_before() -> None:
+    stream = io.StringIO()
+    steps = Terminal(stream, live=True).steps(20)
+    steps.resumed(12)
+    steps.close()
+    assert " 60% steps 12/20" in stream.getvalue()
+
+
 def test_on_a_terminal_what_was_done_before_is_shown_from_the_beginning_of_a_stage() -> None:
     stream = io.StringIO()
     plan = [Stage("evaluation", 8, 1.0)]

@@ -187,10 +187,10 @@ def test_an_index_is_built_in_the_current_folder_if_that_is_empty(
 def test_a_link_that_an_older_removal_left_behind_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").touch()
-    (tmp_path / ".trash-index").symlink_to(tmp_path / "kept", target_is_directory=True)
+    (tmp_path / ".palimpsest-trash-index").symlink_to(tmp_path / "kept", target_is_directory=True)
     Bm25Index.of_corpus(write(tmp_path / "c.jsonl", PASSAGES), tmp_path / "index")
     assert (tmp_path / "kept" / "file").exists()
-    assert not (tmp_path / ".trash-index").is_symlink()
+    assert not (tmp_path / ".palimpsest-trash-index").is_symlink()
 
 
 def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -213,6 +213,24 @@ def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"no index .*choose another folder"):
             make()
     assert snapshot(mine) == {"thesis.txt": b"years of work"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"files": []}, {"files": {}}, {"files": {"../a": "0"}}, {"files": {"a": 1}}, {"made_of": "x"}, {"kind": ["bm25"]}],
+)
+def test_a_manifest_of_another_shape_is_told_in_a_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    corpus = write(tmp_path / "c.jsonl", PASSAGES)
+    Bm25Index.of_corpus(corpus, tmp_path / "index")
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    ways: tuple[Callable[[], Bm25Index], ...] = (
+        lambda: Bm25Index.open(tmp_path / "index"),
+        lambda: Bm25Index.of_corpus(corpus, tmp_path / "index"),
+    )
+    for way in ways:
+        with pytest.raises(DataError, match=r"manifest\.json: damaged; delete the folder and build the index anew$"):
+            way()
 
 
 def test_a_changed_byte_is_found_in_any_file(tmp_path: Path) -> None:
@@ -285,7 +303,7 @@ def test_a_build_killed_while_it_reads_the_corpus_starts_clean(tmp_path: Path) -
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen([sys.executable, "-c", code, str(corpus), str(tmp_path / "index")], env=environment)
-    aside = tmp_path / ".index.partial" / "passages.jsonl"
+    aside = tmp_path / ".index.palimpsest-partial" / "passages.jsonl"
     deadline = time.monotonic() + 30
     while not (aside.exists() and aside.stat().st_size > 100_000):
         assert time.monotonic() < deadline

@@ -226,3 +226,22 @@ def test_a_sink_that_can_not_work_leaves_no_run_folder(
 def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"logging.sinks='tensorbord': no such log sink; did you mean tensorboard\?"):
         parse_config("logging: {sinks: [tensorbord]}")
+
+
+def test_whoever_watches_a_run_that_goes_on_is_told_of_its_steps_before_the_first(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Watching(Logger):
+        def resumed(self, step: int) -> None:
+            seen.append(step)
+
+        def log(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+            seen.append(-step)
+
+    for steps, resume in ((2, False), (3, True)):
+        values = small_config().model_dump(mode="json")
+        settings = RunConfig.model_validate({**values, "train": {**values["train"], "steps": steps}})
+        with open_run(tmp_path / "run", settings, resume=resume, on_warning=lambda _: None) as folder:
+            watching = Supervised(Watching(), folder.warn)
+            asyncio.run(make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), watching])).run())
+    assert seen == [-1, -2, 2, -3]

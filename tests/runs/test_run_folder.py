@@ -85,9 +85,9 @@ def test_a_run_that_is_refused_gains_no_lock(tmp_path: Path) -> None:
 def test_a_run_killed_before_its_configuration_was_published_just_starts(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()
-    (path / ".config.yaml.partial").write_text("recipe: hal")
+    (path / ".config.yaml.palimpsest-partial").write_text("recipe: hal")
     with quiet(path):
-        assert not (path / ".config.yaml.partial").exists()
+        assert not (path / ".config.yaml.palimpsest-partial").exists()
         assert load_config(path) == CONFIG
 
 

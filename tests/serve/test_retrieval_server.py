@@ -111,7 +111,7 @@ def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
     )
-    aside = tmp_path / ".index.partial" / "passages.jsonl"
+    aside = tmp_path / ".index.palimpsest-partial" / "passages.jsonl"
     while not (aside.exists() and aside.stat().st_size > 100_000):
         assert child.poll() is None
         time.sleep(0.002)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -29,7 +32,7 @@ from palimpsest.errors import RunError
 
 def run_ranks(count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
     """Call `work(rank, *arguments)` in `count` processes; raises what one of them raised."""
-    meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
+    meeting = Path(mkdtemp(prefix="meeting-", dir=folder)) / "at"
     spawn(_rank, (count, str(meeting), work, arguments), nprocs=count)
 
 
@@ -40,9 +43,16 @@ def _rank(rank: int, count: int, meeting: str, work: Callable[..., None], argume
     )
     try:
         work(rank, *arguments)
-        dist.barrier()  # the connections of a rank that is gone may abort another on its way out
-    finally:
+    except BaseException:
         dist.destroy_process_group()
+        raise
+    done = [Path(f"{meeting}-done-{each}") for each in range(count)]
+    done[rank].touch()
+    deadline = time.monotonic() + 60
+    while not all(path.exists() for path in done) and time.monotonic() < deadline:
+        time.sleep(0.01)  # no barrier: gloo may abort a rank that still waits in one when the other has left it
+    sys.stdout.flush()
+    os._exit(0)  # without taking down connections whose other end may be gone, which may abort too
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def main() -> None:
         with Interrupts().watching():
             app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too
     except PalimpsestError as error:
-        _fail(str(error), 2)
+        _fail("; ".join((str(error), *getattr(error, "__notes__", ()))), 2)
     except Interrupted as end:
         typer.echo(f"interrupted by {signal.Signals(end.number).name}; {end.again}", err=True)
         sys.exit(128 + end.number)

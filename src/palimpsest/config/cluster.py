@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from palimpsest.config.schema import RunConfig
 
 _HOST = re.compile(r"[a-z0-9.-]+|\[[0-9a-f:.]+\]", re.IGNORECASE | re.ASCII)
+_PORT = re.compile(r"[0-9]{1,5}")
 COPIES = ("samplers", "gpus_per_sampler", "placement")
 """Keys of the copies of the embedded sampler."""
 
@@ -40,11 +41,11 @@ class ClusterConfig(Strict):
     """Weights, gradients and moments of the learners lie in the machines' own memory."""
     mixed_precision: Dtype | None = None
     """What learners compute in; their weights and moments are float32 in any case. None: model.dtype."""
-    start_timeout_s: float = Field(600.0, gt=0, le=MAX_WAIT_S)
+    start_timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
     """Until all processes must be there, their model loaded."""
     collective_timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
     """Until ranks that wait for each other give up."""
-    publish_timeout_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
+    publish_timeout_s: float = Field(300.0, ge=1, le=MAX_WAIT_S)
     """Until every sampler must sample from new weights."""
     max_restarts: int = Field(0, ge=0)
     """Times that a training whose processes were lost goes on from its newest checkpoint by itself."""
@@ -78,7 +79,7 @@ class ClusterConfig(Strict):
 def _check_address(address: str) -> None:
     """`local` would have Ray start a cluster that asks for no token, ray:// and others are other protocols."""
     host, _, port = address.rpartition(":")
-    if address == "auto" or (_HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 1 << 16):
+    if address == "auto" or (_HOST.fullmatch(host) and _PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
         return
     raise ValueError(f"cluster.address={address!r:.80}: give HOST:PORT of the head, e.g. 10.0.0.1:6379")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from palimpsest.config.strict import Strict
+from palimpsest.config.strict import MAX_WAIT_S, MIN_REPLY_S, Strict
 from palimpsest.plugins import check_name, is_own
 
 ENGINES = ("embedded", "ray", "endpoint")
@@ -74,11 +74,11 @@ class EndpointEngineConfig(_NamedEngineConfig):
     """Tokens that a reply in mode chat may have beyond its budget: for thinking, which endpoints keep to themselves."""
     concurrency: int = Field(64, ge=1)
     """Requests at once, and episodes."""
-    timeout_s: float = Field(600.0, gt=0)
+    timeout_s: float = Field(600.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
     """Until a request must be answered."""
     attempts: int = Field(8, ge=1)
     """Requests for one reply; between them pauses that double, from half a second to 20."""
-    patience_s: float = Field(120.0, ge=0)
+    patience_s: float = Field(120.0, ge=0, le=MAX_WAIT_S)
     """How long nobody may answer before the evaluation ends."""
 
 
@@ -88,6 +88,16 @@ class OwnEngineConfig(Strict):
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
     """What its class is called with."""
+
+
+def engines_with(key: str) -> list[str]:
+    """Names of the shipped engines whose section has `key`.
+
+    >>> engines_with("url"), engines_with("threads"), engines_with("other")
+    (['endpoint'], ['embedded', 'ray'], [])
+    """
+    sections = (EmbeddedEngineConfig, RayEngineConfig, EndpointEngineConfig)
+    return [str(each.model_fields["name"].default) for each in sections if key in each.model_fields]
 
 
 def _tag(section: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from palimpsest.config.engine import OWN
+from palimpsest.config.engine import OWN, engines_with
 from palimpsest.config.keys import section_in
 from palimpsest.config.options import choices, expected
 from palimpsest.config.schema import RunConfig
@@ -85,6 +85,11 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
         if detail["loc"][:2] == ("engine", OWN):
             leaf = key.rpartition(".")[2]
             return f"unknown key {key}: an engine of your own has options, e.g. engine.options.{leaf}"
+        if detail["loc"][0] == "engine" and len(detail["loc"]) == 3 and (others := engines_with(str(detail["loc"][2]))):
+            named = f"engine.name={detail['loc'][1]}"
+            return (
+                f"{key} is a key of engine.name={' and '.join(others)}, not of {named}: leave it out, or name that one"
+            )
         return f"unknown key {key}{_nearest_key(key)}"
     if detail["type"] == "missing":
         return f"{key} is missing"

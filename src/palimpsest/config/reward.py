@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.strict import Strict
+from palimpsest.config.strict import MAX_WAIT_S, MIN_REPLY_S, Strict
 from palimpsest.plugins import check_name, is_own
 
 REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part", "final_answer")
@@ -97,7 +97,7 @@ class JudgeConfig(Strict):
     """Of a verdict, thinking included; null sends none."""
     answer_chars: int = Field(2000, ge=16)
     """Characters of an answer that the judge is shown, from its start."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(60.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
     """Of one attempt."""
     attempts: int = Field(4, ge=1)
     """Requests for one verdict where the endpoint is down, busy or slow, with a pause between that doubles."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.cluster import COPIES
-from palimpsest.config.strict import MAX_WAIT_S, Strict
+from palimpsest.config.strict import MAX_WAIT_S, MIN_REPLY_S, Strict
 
 if TYPE_CHECKING:
     from palimpsest.config.schema import RunConfig, SamplingConfig
@@ -38,6 +38,29 @@ OWN_ARGS = (
     "config",
 )
 """Options of a server that follow from the run, under each of their names; and a file, which could hold any of them."""
+_ONE_PROCESS = "a server is one of the run's own processes on the GPUs of sampler.devices (sampler.servers starts more)"
+_OWN_LAYERS = "servers would compute otherwise than the learner, whose weights they are sent"
+_OWN_TOKENS = "servers are sent token ids and encode nothing; the tokenizer is that of model.path"
+_OWN_SAMPLING = "how tokens are drawn follows from `sampling`, and log-probabilities are read of the model alone"
+_OLD_CACHE = "keys and values that are kept outside the server would outlive the weights they are of"
+_OVER_SOCKET = "servers are asked by HTTP on a socket of the run's own"
+_ENDS = "the server would print and end"
+BREAKING = {
+    **dict.fromkeys(("quantization", "allow-deprecated-quantization", "model-class-overrides"), _OWN_LAYERS),
+    **dict.fromkeys(("hf-config-path", "revision", "code-revision", "runner", "convert"), _OWN_LAYERS),
+    **dict.fromkeys(("data-parallel", "pipeline-parallel", "prefill-context-parallel", "elastic-ep"), _ONE_PROCESS),
+    **dict.fromkeys(("headless", "nnodes", "node-rank", "master-addr", "master-port"), _ONE_PROCESS),
+    **dict.fromkeys(("api-server-count", "enable-elastic-ep"), _ONE_PROCESS),
+    "tokenizer": _OWN_TOKENS,
+    **dict.fromkeys(("logits-processors", "watermark", "override-generation-config"), _OWN_SAMPLING),
+    "max-logprobs": "log-probabilities of the likeliest tokens tell the server's mode, which is asked of each",
+    **dict.fromkeys(("kv-transfer", "kv-offloading"), _OLD_CACHE),
+    **dict.fromkeys(("grpc", "ssl", "root-path"), _OVER_SOCKET),
+    **dict.fromkeys(("help", "version"), _ENDS),
+    "hf-token": "it is a secret, which the run folder would keep; model.path is on this disk",
+}
+"""Options that the engine could not work with, and why. Each stands for those that begin with its words too:
+data-parallel for data-parallel-size."""
 _OPTION = re.compile(r"--([a-z0-9][a-z0-9_-]*)(?:[.+=].*)?", re.DOTALL)
 """An option by a long name, its value with it: no short form (-tp), and no word of its own, which may be a value of the
 option before it or the model."""
@@ -82,11 +105,11 @@ class SamplerConfig(Strict):
     args: tuple[str, ...] = ()
     """Further options of vLLM's server by their long names, values with them, e.g. [--enforce-eager,
     --max-num-seqs=64]."""
-    start_timeout_s: float = Field(900.0, gt=0, le=MAX_WAIT_S)
+    start_timeout_s: float = Field(900.0, ge=1, le=MAX_WAIT_S)
     """Until a server that was started must answer a request."""
-    request_timeout_s: float = Field(600.0, gt=0, le=MAX_WAIT_S)
+    request_timeout_s: float = Field(600.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
     """Until a request must be answered."""
-    publish_timeout_s: float = Field(300.0, gt=0, le=MAX_WAIT_S)
+    publish_timeout_s: float = Field(300.0, ge=1, le=MAX_WAIT_S)
     """Until a server must sample from new weights; one that doesn't leaves the pool."""
 
     @field_validator("args", mode="before")
@@ -157,10 +180,14 @@ def _check_arg(arg: Any) -> None:
         )
     name = option[1].replace("_", "-").removeprefix("no-")
     taken = next((own for own in OWN_ARGS if own.startswith(name)), None)
+    breaking = next((each for each in BREAKING if each.startswith(name) or name.startswith(f"{each}-")), None)
     if taken == "config":
         raise ValueError(f"sampler.args: {arg:.60} reads options from a file; name them in sampler.args instead")
     if taken is not None:
         raise ValueError(f"sampler.args: {arg:.60} sets --{taken}, which follows from the run; leave it out")
+    if breaking is not None:
+        told = "--" + name if name.startswith(breaking) else f"--{breaking}"
+        raise ValueError(f"sampler.args: {told} can't be set, for {BREAKING[breaking]}; leave it out")
 
 
 def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:

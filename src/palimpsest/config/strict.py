@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 
 MAX_WAIT_S = 604_800
 """A week: the most that a time limit may be. Clocks of sockets, threads and collectives overflow far above it."""
+MIN_REPLY_S = 0.05
+"""The least that a time limit of a reply may be: below it no reply over a network comes in time."""
 
 
 class Strict(BaseModel):

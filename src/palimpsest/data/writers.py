@@ -169,7 +169,7 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]], to: str) -> int:
     from pyarrow import Table
 
     schema, number = _schema(to), 0
-    draft = path.with_name(f".{path.name}.partial")
+    draft = files.hidden_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with pq.ParquetWriter(draft, schema) as writer:

@@ -14,7 +14,7 @@ from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.engines.protocol import Engine, Objective
-from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
+from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, closed_after
 from palimpsest.model_files.folder import check_name, opened
 
 if TYPE_CHECKING:
@@ -121,10 +121,7 @@ class Closes(Protocol):
 
 async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`, then close what was opened for it, an engine say."""
-    try:
-        return await work
-    finally:
-        await opened.close()
+    return await closed_after(work, opened.close, type(opened).__name__)
 
 
 def _own_class(section: OwnEngineConfig) -> tuple[type[Any], dict[str, Any]]:

@@ -1,9 +1,9 @@
 """A file fetched from a plain address, gone on with where it broke off.
 
 Guaranteed: the file appears under its name whole, with the size and, where it is known, the SHA-256 that it should
-have, or not at all; what came of it stays beside it as `.NAME.partial` and is gone on with by the next call, unless the
-server has another file by then (`If-Range`); a server that is busy or breaks off is asked again, `attempts` times
-without a byte of progress, after a pause that doubles, or the one it asks for.
+have, or not at all; what came of it stays beside it as `.NAME.palimpsest-partial` and is gone on with by the next call,
+unless the server has another file by then (`If-Range`); a server that is busy or breaks off is asked again, `attempts`
+times without a byte of progress, after a pause that doubles, or the one it asks for.
 Not covered: servers that send another file under the same ETag; files that need a login.
 """
 
@@ -104,12 +104,12 @@ class _Fetch:
 
     @property
     def partial(self) -> Path:
-        return self.out.with_name(f".{self.out.name}.partial")
+        return files.hidden_name(self.out)
 
     @property
     def note(self) -> Path:
         """Which file of which server the partial one is of."""
-        return self.out.with_name(f".{self.out.name}.partial.json")
+        return self.partial.with_name(f"{self.partial.name}.json")
 
     @property
     def size(self) -> int:

@@ -4,7 +4,8 @@ Guaranteed: a checkpoint verifies before anything is copied; the folder appears 
 was there, or comes there meanwhile, is touched: of several exports to one place one wins. Without options every file
 of a run that trained all weights is the checkpoint's, byte for byte, and nothing that its manifest doesn't name is
 copied. Of adapters the model they belong to is written with them merged, so that the folder loads by itself.
-Not covered: other formats than Hugging Face's; a hidden `.NAME.….partial` beside the folder, which a kill leaves.
+Not covered: other formats than Hugging Face's; a hidden `.NAME.….palimpsest-partial` beside the folder, which a kill
+leaves.
 """
 
 from __future__ import annotations

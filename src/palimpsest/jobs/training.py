@@ -176,7 +176,8 @@ class Training:
         if prepared.skipped:
             self.folder.warn(left_out(prepared.skipped))
         on_start(config.model.path)
-        return await self._with_rewards(config, prepared)
+        with self.folder.keeping_warnings():
+            return await self._with_rewards(config, prepared)
 
     async def _with_rewards(self, config: RunConfig, prepared: Prepared) -> Finished:
         parts = prepared.parts

@@ -124,6 +124,11 @@ class _Steps:
         self._overall, self._line, self._owner = overall, line, owner
         self._begun = False
 
+    def resumed(self, step: int) -> None:
+        self._overall.moved(step, before=True)
+        self._begun = True
+        self._line.begin()
+
     def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
         self._first(step)
         self._overall.note, self._overall.inner = summary_line(metrics, timings), ""

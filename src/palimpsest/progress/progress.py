@@ -33,6 +33,10 @@ class Tick(Protocol):
 class StepDisplay(Protocol):
     """Shows the optimiser steps of one run."""
 
+    def resumed(self, step: int) -> None:
+        """The steps up to `step` were done by another process."""
+        ...
+
     def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
         """Show a finished step."""
         ...
@@ -96,6 +100,9 @@ def _no_tick(done: int = 1, *, note: str | None = None) -> None:
 
 
 class _NoSteps:
+    def resumed(self, step: int) -> None:
+        """Nothing."""
+
     def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
         """Nothing."""
 

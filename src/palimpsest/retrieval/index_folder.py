@@ -1,8 +1,8 @@
 """The folder of an index: built aside, published by one rename, verified when opened.
 
-    DIR/manifest.json   written last: kind, what it was made of, settings, SHA-256 of every other file
-    .DIR.partial/       a build under way, or one that was killed: the next build begins by deleting it
-    .DIR.lock           held by the process that builds
+    DIR/manifest.json          written last: kind, what it was made of, settings, SHA-256 of every other file
+    .DIR.palimpsest-partial/   a build under way, or one that was killed: the next build begins by deleting it
+    .DIR.lock                  held by the process that builds
 
 Guaranteed on a local POSIX file system: DIR is a whole index or is not there; two processes that want the same index
 build it once, one after the other; a folder that is no index is never overwritten; a symbolic link to DIR stays one.
@@ -79,7 +79,18 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         ) from None
     if not isinstance(manifest, dict) or not {"kind", "made_of", "files"} <= manifest.keys():
         raise DataError(f"{folder / MANIFEST}: not the manifest of an index; choose another folder")
+    digests, made_of = manifest["files"], manifest["made_of"]
+    named = (
+        isinstance(digests, dict) and digests and all(_is_name(n) and isinstance(d, str) for n, d in digests.items())
+    )
+    if not isinstance(manifest["kind"], str) or not isinstance(made_of, dict) or not named:
+        raise DataError(f"{folder / MANIFEST}: damaged; delete the folder and build the index anew")
     return manifest
+
+
+def _is_name(name: str) -> bool:
+    """Whether it names a file of the folder itself."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _matches(folder: Path, kind: str, made_of: Mapping[str, Any] | None) -> bool:
@@ -98,7 +109,7 @@ def _publish(building: Path, folder: Path, about: dict[str, Any]) -> None:
 def _building(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` that no other process has. Waits for a process that builds the same index."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+    with folder.with_name(f".{folder.name}.lock").open("a") as lock:  # a file of that name stays what it is
         fcntl.flock(lock, fcntl.LOCK_EX)
         files.empty_trash(folder)
         aside = files.hidden_folder(folder)

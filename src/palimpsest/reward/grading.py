@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Coroutine
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
+from palimpsest.errors import closed_after
 from palimpsest.reward.own import fault_of
 from palimpsest.reward.questions import by_question, mean_grade
 from palimpsest.types import Grade, Problem, Trajectory
@@ -81,7 +82,4 @@ async def close(grader: object) -> None:
 
 async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`, then close what the grader has open."""
-    try:
-        return await work
-    finally:
-        await close(grader)
+    return await closed_after(work, lambda: close(grader), "the grader")

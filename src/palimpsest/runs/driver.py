@@ -132,6 +132,7 @@ class Driver:
             await self.learner.publish()
             return 0, None
         self.folder.rewind(step)
+        self.loggers.resumed(step)
         await self.learner.load(found.path)
         if step < self.config.steps:  # nothing will be sampled otherwise: no server need start
             await self.learner.publish()

@@ -32,6 +32,9 @@ class Logger:
 
     name = "logger"
 
+    def resumed(self, step: int) -> None:
+        """The run goes on after `step`, which another process did."""
+
     def log(self, step: int, metrics: Row, timings: Row) -> None:
         """One finished step. `metrics` repeat from run to run, `timings` read a clock."""
 
@@ -65,6 +68,9 @@ class ConsoleLogger(Logger):
 
     def __init__(self, console: StepDisplay) -> None:
         self._console = console
+
+    def resumed(self, step: int) -> None:
+        self._console.resumed(step)
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
         self._console.step(step, metrics, timings)
@@ -154,6 +160,9 @@ class OwnSink(Logger):
         self._log = log
         self._sink = plugins.owner(log)
 
+    def resumed(self, step: int) -> None:
+        self._call("resumed", step)
+
     def log(self, step: int, metrics: Row, timings: Row) -> None:
         self._log(step, metrics, timings)
 
@@ -180,6 +189,9 @@ class Supervised(Logger):
         self.failures = 0
         self._inner = inner
         self._warn = warn
+
+    def resumed(self, step: int) -> None:
+        self._try(lambda: self._inner.resumed(step))
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
         self._try(lambda: self._inner.log(step, metrics, timings))
@@ -216,6 +228,10 @@ class LoggerSet(Logger):
     def failures(self) -> int:
         """Calls that failed in supervised sinks."""
         return sum(sink.failures for sink in self.sinks if isinstance(sink, Supervised))
+
+    def resumed(self, step: int) -> None:
+        for sink in self.sinks:
+            sink.resumed(step)
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
         for sink in self.sinks:

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,22 @@ class RunFolder:
         """Record a warning and show it."""
         self.event("warning", message=message)
         self.on_warning(message)
+
+    @contextmanager
+    def keeping_warnings(self) -> Iterator[None]:
+        """While this lasts, what is warned of anywhere in the process (that a server was lost, say) is recorded."""
+        shown = warnings.showwarning
+
+        def record(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning):  # others are about code
+                self.event("warning", message=str(message))
+            shown(message, category, *where, **more)
+
+        warnings.showwarning = record
+        try:
+            yield
+        finally:
+            warnings.showwarning = shown
 
     def append_metrics(self, step: int, row: Mapping[str, Any]) -> None:
         """Append one step to metrics.jsonl. Nothing in `row` may depend on clock, host or scheduling."""
@@ -275,7 +293,7 @@ def _steps_done(path: Path) -> int:
 
 def _step_of(file: Path) -> int:
     number = file.name.removeprefix("step-").split(".")[0]
-    return int(number) if number.isdigit() else 0
+    return int(number) if number.isdecimal() else 0
 
 
 def _change_to_json(change: Change) -> dict[str, Any]:

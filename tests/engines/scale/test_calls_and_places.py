@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ class Placement:
 def places(monkeypatch: pytest.MonkeyPatch, group: Group, ranks: list[float], copies: list[float]) -> list[Any]:
     """What is reserved, then for each rank and sampler which of it is its own; None: Ray puts it anywhere."""
     monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: Placement(bundles, strategy))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 16.0})
     found = [options.get("scheduling_strategy") for options in group._place(ranks, copies)]
     reserved = found[0].placement_group.bundles if found[0] else None
     return [reserved, *(each and each.placement_group_bundle_index for each in found)]
@@ -146,8 +148,30 @@ def test_colocated_learners_and_samplers_share_whole_gpus(monkeypatch: pytest.Mo
 
 def test_a_cluster_without_room_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 4.0})
-    with pytest.raises(EngineError, match=r"no room for 10 GPUs; it has \{'CPU': 4\.0\}: lower cluster\.learners or"):
+    with pytest.raises(
+        EngineError, match=r"no room for 10 GPUs within .*; free are \{'CPU': 4\.0\}: lower cluster\.lear"
+    ):
         places(monkeypatch, group_of(), [1.0] * 10, [])
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        (
+            {"CPU": 4.0},
+            "the cluster has 0 GPUs, this run needs 2 of them: lower cluster.learners or cluster.samplers, or",
+        ),
+        ({"CPU": 4.0, "GPU": 1.0}, "the cluster has 1 GPUs, this run needs 2 of them: lower cluster.learners"),
+        ({"GPU": 2.0}, "the cluster has 0 CPUs, this run needs 1 of them: lower cluster.learners or cluster.samplers"),
+    ],
+)
+def test_what_a_cluster_never_has_room_for_is_said_before_anything_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, there: dict[str, float], told: str
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: there)
+    monkeypatch.setattr(groups, "placement_group", lambda *_, **__: pytest.fail("waited for room"))
+    with pytest.raises(EngineError, match=re.escape(told)):
+        group_of()._place([1.0, 1.0], [0.0])
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,13 +164,15 @@ class Group:
             whole, indices = list(shares), list(range(len(shares)))
         if not any(shares):
             return [{}] * len(shares)
-        group = placement_group([{"GPU": gpus} if gpus else {"CPU": 1} for gpus in whole], strategy="PACK")
+        bundles = [{"GPU": gpus} if gpus else {"CPU": 1.0} for gpus in whole]
+        _check_room(bundles, ray.cluster_resources())  # type: ignore[no-untyped-call]
+        group = placement_group(bundles, strategy="PACK")
         self._placed.append(group)
         if not group.wait(self._cluster.start_timeout_s):
             there = ray.available_resources()  # type: ignore[no-untyped-call]
             raise EngineError(
-                f"the cluster has no room for {sum(whole):g} GPUs; it has {there}: lower cluster.learners or "
-                "cluster.samplers"
+                f"the cluster had no room for {sum(whole):g} GPUs within cluster.start_timeout_s; free are {there}: "
+                "lower cluster.learners or cluster.samplers"
             )
         strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]
         return [{"scheduling_strategy": strategy} for strategy in strategies]
@@ -227,6 +229,19 @@ def _check_head(address: str, timeout: float) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, _HEAD_S)):
         return
+
+
+def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
+    """Raise EngineError where `bundles` ask for more than the whole cluster has, whoever uses it now.
+
+    >>> _check_room([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 1.0}], {"CPU": 8.0, "GPU": 2.0})
+    """
+    for kind in ("GPU", "CPU"):
+        needed, has = sum(bundle.get(kind, 0.0) for bundle in bundles), there.get(kind, 0.0)
+        if needed > has:
+            ways = "cluster.learners or cluster.samplers"
+            ways += ", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0" if kind == "GPU" else ""
+            raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
 
 
 @contextmanager

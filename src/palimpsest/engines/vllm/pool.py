@@ -166,7 +166,8 @@ class Pool:
 
     def _leave(self, member: Member, reason: str) -> None:
         member.sound, member.reason = False, reason
-        warnings.warn(f"a server leaves the pool: {reason}", stacklevel=2)
+        at = "" if self.published is None else f" (weights of version {self.published.version})"
+        warnings.warn(f"a server leaves the pool: {reason}{at}", stacklevel=2)  # Python shows the same text but once
 
     # ---- weights --------------------------------------------------------------------------------------------
 

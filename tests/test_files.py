@@ -1,0 +1,46 @@
+"""What lies beside a file or folder that is being written, under names that a user may have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from palimpsest import files
+from palimpsest.jobs.set_folder import new_folder
+from palimpsest.progress.progress import Silent
+from palimpsest.retrieval.bm25 import Bm25Index
+
+
+def _drafted(out: Path) -> None:
+    with files.drafted(out) as file:
+        file.write("x")
+
+
+def _folder(out: Path) -> None:
+    with new_folder(out, force=True, progress=Silent()) as hidden:
+        (hidden / "x").write_text("x")
+
+
+def _index(out: Path) -> None:
+    for texts in (["Rome"], ["Oslo"]):  # the second takes the place of the first
+        Bm25Index.build([{"text": text} for text in texts], out)
+
+
+WAYS: list[Callable[[Path], object]] = [lambda out: files.write_file(out, b"x"), _drafted, _folder, _index]
+
+
+@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_hidden_files_and_folders_of_the_user_s_stay(make: Callable[[Path], object], kind: str, tmp_path: Path) -> None:
+    mine = [tmp_path / name for name in (".out.partial", ".trash-out", ".out.lock")]
+    for path in mine:
+        if kind == "folder" and path.suffix != ".lock":
+            path.mkdir()
+            path = path / "mine"
+        path.write_text("mine")
+    make(tmp_path / "out")
+    assert (tmp_path / "out").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *(path.name for path in mine)}
+    assert [next(iter((*path.rglob("*"), path))).read_text() for path in mine] == ["mine"] * 3
