@@ -46,6 +46,7 @@ WIDE = {
     "cli.data_ruler.ruler": "a command",
     "cli.evaluate.evaluate": "a command",
     "cli.probe.probe": "a command",
+    "cli.replay.replay": "a command",
     "cli.retrieval.serve": "a command",
     "cli.serve.serve": "a command",
     "cli.train.sft": "a command",

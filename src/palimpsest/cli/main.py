@@ -32,6 +32,7 @@ from palimpsest.cli import (
     prompts,
     quickstart,
     recipes,
+    replay,
     rescore,
     retrieval,
     serve,
@@ -99,6 +100,7 @@ app.command("ask", short_help="Have an agent read your files and answer.")(ask.a
 app.command("rescore", short_help="Grade an evaluation anew, without its model.")(rescore.rescore)
 app.command("serve", short_help="Serve an agent to clients of OpenAI's interface.")(serve.serve)
 app.command("view", short_help="Look at runs and episodes in a browser.")(view.view)
+app.command("replay", short_help="Play a recorded episode on with another memory.")(replay.replay)
 app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
 app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)

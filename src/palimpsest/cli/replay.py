@@ -1,0 +1,87 @@
+"""`palimpsest replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from palimpsest.text.printable import printable
+
+if TYPE_CHECKING:
+    from palimpsest.jobs.replaying import End, Replay
+
+
+def replay(
+    episode: Annotated[
+        str,
+        typer.Argument(help="FILE.jsonl.zst#GROUP/ROLLOUT, or a run or evaluation and the viewer's link, RUN#/r/...."),
+    ],
+    turn: Annotated[int | None, typer.Option(help="The first turn that is sampled anew, from 0.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="TEXT|@FILE", help="What that turn is to remember; default: what it did.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Of a run, where EPISODE doesn't say it.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Place of the group in its file.")] = None,
+    rollout: Annotated[int | None, typer.Option(min=0, help="Place of the episode in its group.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Other weights; default: those that sampled it, or the nearest kept.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object: both ends, weights, document, file.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for a record of both episodes.")] = Path("replays"),
+) -> None:
+    """Play a recorded episode on from a turn, with another memory if you like, and show both ends.
+
+    Draws are keyed as in the run: with the weights that sampled it, an episode whose memory isn't changed ends in the
+    tokens that were recorded. Both episodes go into a file that palimpsest view shows side by side.
+
+    \b
+    Examples:
+      palimpsest replay runs/q/trajectories/step-000401.jsonl.zst#3/2 --turn 2
+      palimpsest replay 'runs/q#/r/q/s/401/e/3/2/t/2' --memory "Anna lives in Rome."
+      palimpsest replay evals/q --group 0 --rollout 0 --turn 7 --memory @memory.txt --json
+    """
+    from palimpsest.jobs.replaying import replay as play_on
+
+    given = _text(memory)
+    played = play_on(episode, turn=turn, memory=given, step=step, group=group, rollout=rollout, model=model, out=out)
+    if json:
+        from json import dumps
+
+        print(dumps(played.to_json(), ensure_ascii=False), flush=True)
+        return
+    _show(played)
+
+
+def _text(memory: str | None) -> str | None:
+    if memory is None or not memory.startswith("@"):
+        return memory
+    try:
+        return Path(memory[1:]).read_text("utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--memory {memory}: can't be read as a text ({error})") from None
+
+
+def _show(played: Replay) -> None:
+    for line in (played.weights, played.document):
+        typer.echo(printable(line), err=True)
+    changed = "" if played.memory is None else f", where it remembers:{_short(played.memory)}"
+    print(f"played on from turn {played.turn}{changed}")
+    for name, end in (("recorded", played.recorded), ("replayed", played.replayed)):
+        print(_line(name, end))
+    if played.parts_at is None:
+        print("token for token the same")
+    else:
+        print(f"turn {played.parts_at} is the first that says something else")
+    print(f"palimpsest view {printable(str(played.path))}", flush=True)
+
+
+def _line(name: str, end: End) -> str:
+    value = f"{end.value:g}" if end.value is not None else f"ungraded ({printable(end.reason or '')})"
+    memory = "" if end.memory is None else f"  memory:{_short(end.memory)}"
+    return f"{name}  {value:>4}  {end.outcome}  answer: {_short(end.answer or 'none').strip()}{memory}"
+
+
+def _short(text: str) -> str:
+    return " " + printable(" ".join(text.split()))

@@ -1,0 +1,301 @@
+"""A recorded episode played on from one of its turns, as it was or with another memory: both ends beside each other.
+
+Turns before that one stand as they were recorded, the others are sampled, their draws keyed as in the run: with the
+weights that sampled it, an episode whose memory isn't changed ends in the tokens that were recorded. A memory is
+changed by what writes it: the reply of the turn before is replaced by one in the policy's form that writes the given
+text (`Teachable.reply`), so that policy and prompts are what they always are.
+
+Guaranteed: the record is only read; a turn whose prompt comes out otherwise than recorded is refused, never passed
+over; which weights played and where the document is from is told.
+Not covered: changing the memory of a policy that gives no form for it (agents with tools, `full_context`, those of
+one's own without `teachable`). Sums that fall otherwise in their last bits, as the episode is sampled in another batch:
+once in very many draws that picks another token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.engines.protocol import Engine
+from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Recalled, of_type, told
+from palimpsest.jobs.blocking import blocking
+from palimpsest.jobs.open_agent import OpenAgent, with_agent
+from palimpsest.jobs.regrading import UNSET_URL
+from palimpsest.jobs.replay_episode import RecordedEpisode, place_of, read_episode
+from palimpsest.jobs.replay_origin import Origin, origin_of
+from palimpsest.measures.texts import Texts
+from palimpsest.measures.trace import last_memory
+from palimpsest.memory.overwrite import Document, OverwritePolicy
+from palimpsest.memory.parts.tagged import TaggedPolicy
+from palimpsest.memory.policy import Teachable
+from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import closing, graded
+from palimpsest.rollout.episode import play
+from palimpsest.rollout.failures import failure
+from palimpsest.rollout.record import encode_groups
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Trajectory, Turn
+
+REPLAYED = "replayed"
+"""The event of an episode that was played on: of which group and rollout, from which turn, with which memory."""
+OUT = "replays"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an episode ended."""
+
+    memory: str | None
+    """The last; None where the policy has none."""
+    answer: str | None
+    outcome: str
+    value: float | None
+    reason: str | None
+    """Why there is no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Both ends of an episode."""
+
+    recorded: End
+    replayed: End
+    turn: int
+    memory: str | None
+    """What was put in the memory's place; None: nothing."""
+    parts_at: int | None
+    """The first turn whose sampled tokens differ; None: all are the same."""
+    weights: str
+    document: str
+    path: Path
+    """A record of two rollouts: the recorded, and the replayed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `palimpsest replay --json` prints."""
+        ends = {
+            name: {key: getattr(end, key) for key in End.__dataclass_fields__}
+            for name, end in (("recorded", self.recorded), ("replayed", self.replayed))
+        }
+        keys = ("turn", "memory", "parts_at", "weights", "document")
+        return {**ends, **{key: getattr(self, key) for key in keys}, "path": str(self.path)}
+
+
+async def replay_async(
+    episode: str,
+    *,
+    turn: int | None = None,
+    memory: str | None = None,
+    step: int | None = None,
+    group: int | None = None,
+    rollout: int | None = None,
+    model: str | None = None,
+    out: str | Path = OUT,
+) -> Replay:
+    """Play an episode on from a turn, with `memory` as what that turn remembers, and compare the ends.
+
+    - `episode`: a record file, a run or an evaluation, with `#GROUP/ROLLOUT` or the viewer's link; or beside it `step`,
+      `group`, `rollout`, places from 0
+    - `turn`: the first that is sampled, from 0; what the turn before wrote is replaced by `memory`
+    - `model`: other weights; by default those that sampled the episode, or the nearest that were kept
+    - `out`: a folder for a record file of both
+
+    Raises ConfigError, DataError or RunError, each in a line that names key, value and fix.
+    """
+    place = place_of(episode, step=step, group=group, rollout=rollout, turn=turn)
+    known = read_episode(place)
+    first = _checked(known, place.turn, memory)
+    origin = origin_of(known, model)
+
+    async def work(agent: OpenAgent) -> Replay:
+        return await _replayed(known, origin, agent, first, memory, Path(out))
+
+    return await with_agent(origin.config, work)
+
+
+replay = blocking(replay_async)
+
+
+def _checked(episode: RecordedEpisode, turn: int | None, memory: str | None) -> int:
+    """The turn to play on from."""
+    trajectory = episode.trajectory
+    if turn is None:
+        raise ConfigError("which turn to play on from is not said; give --turn, 0 for the first")
+    if not 0 <= turn < len(trajectory.turns):
+        raise ConfigError(f"--turn {turn}: the episode has {len(trajectory.turns)} turns, 0 the first")
+    if any(event.kind == REPLAYED for each in episode.recorded.trajectories for event in each.events):
+        raise ConfigError(f"{episode.place.file}: holds a replay already; replay the episode that it was made from")
+    if memory is not None and not memory.strip():
+        raise ConfigError("--memory is blank: give the text that the turn is to remember")
+    return turn
+
+
+async def _replayed(
+    episode: RecordedEpisode, origin: Origin, agent: OpenAgent, first: int, memory: str | None, out: Path
+) -> Replay:
+    recorded, codec = episode.trajectory, agent.engine.codec
+    known = list(recorded.turns[:first])
+    problem, prepare, document = _with_document(episode.problem, recorded, origin, codec)
+    edited = None if memory is None else _as_written(memory, recorded, first, codec)
+    if edited is not None:
+        written = _writing(edited, recorded, origin, first, codec)
+        if first == 0:
+            problem = replace(problem, memory=edited)
+        else:
+            known[-1] = replace(known[-1], completion=written)
+    trajectory = await _play(problem, origin, agent, known, prepare, recorded)
+    _refuse_other_prompts(recorded, trajectory, first)
+    grade = await _graded(problem, trajectory, origin, agent.engine)
+    parts_at = _parts_at(recorded, trajectory)
+    details = {"of": f"{recorded.group_id}, rollout {recorded.rollout}", "turn": first, "memory": edited}
+    marked = replace(trajectory, events=(*trajectory.events, Event(told(REPLAYED, details), first)), rollout=1)
+    both = Group(episode.problem, (replace(recorded, rollout=0), marked), (episode.grade, grade))
+    path = out / _name(episode, first, edited)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_file(path, encode_groups([both]))
+    before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)
+    return Replay(before, after, first, edited, parts_at, origin.weights.told, document, path)
+
+
+async def _play(
+    problem: Problem,
+    origin: Origin,
+    agent: OpenAgent,
+    known: Sequence[Turn],
+    prepare: Callable[[], Any] | None,
+    recorded: Trajectory,
+) -> Trajectory:
+    """The episode with the draws that it had."""
+    return await play(
+        problem,
+        policy=origin.policy,
+        sampler=agent.engine.sampler,
+        codec=agent.engine.codec,
+        sampling=origin.config.sampling if origin.training else origin.config.eval_sampling,
+        key=origin.key,
+        group_id=recorded.group_id,
+        rollout=recorded.rollout,
+        roles=agent.cast.roles,
+        prepare=prepare,
+        recorded=known,
+    )
+
+
+def _with_document(
+    problem: Problem, trajectory: Trajectory, origin: Origin, codec: Codec
+) -> tuple[Problem, Callable[[], Any] | None, str]:
+    """The problem with its document, what its policy prepares of it, and where it is from."""
+    sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
+    if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
+        kept = sum(map(len, sections))
+        cuts = of_type(trajectory.events, DocumentTruncated)
+        document = Document(cuts[0].tokens if cuts else kept, sections)
+        context = codec.decode([i for section in sections for i in section])
+        return replace(problem, context=context), lambda: document, "the document is from the recorded prompts"
+    if (whole := origin.find_problem(problem)) is not None:
+        return whole, None, "the document is from the data that it was played on"
+    if not trajectory.turns[0].spans.keys() & {"section", "document"}:
+        return problem, None, "it reads no document"
+    raise DataError(
+        f"problem {problem.id}: its document isn't in the record whole, and the data it was played on (data.source="
+        f"{origin.config.data.source}) doesn't give it; put the data where it was"
+    )
+
+
+def _read_to_the_end(trajectory: Trajectory) -> bool:
+    """Whether every section stands in a prompt."""
+    unread = sum(each.unread for each in of_type(trajectory.events, ReadingEnded))
+    return not unread and trajectory.turns[-1].piece("section") is None
+
+
+def _as_written(memory: str, recorded: Trajectory, turn: int, codec: Codec) -> str:
+    """`memory` with the space around it that the recorded one has, where it has none of its own. Raises ConfigError."""
+    piece = recorded.turns[turn].piece("memory")
+    if piece is None:
+        raise ConfigError(
+            f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory that could be changed; leave it out, "
+            "or give another --turn"
+        )
+    text = codec.decode(piece)
+    lead = text[: len(text) - len(text.lstrip())] if memory == memory.lstrip() else ""
+    return lead + memory
+
+
+def _writing(memory: str, recorded: Trajectory, origin: Origin, turn: int, codec: Codec) -> Completion:
+    """A reply of the turn before that writes `memory`, in the policy's form. Raises ConfigError."""
+    policy = origin.policy.teachable()
+    name = origin.config.policy.name
+    if policy is None or (turn == 0 and not origin.policy.takes_memory):
+        raise ConfigError(f"--memory: {name} tells no form in which its memory could be written; leave it out")
+    ids = codec.encode(memory)
+    if len(ids) > policy.memory_tokens:
+        raise ConfigError(
+            f"--memory has {len(ids)} tokens, policy.options.memory_tokens={policy.memory_tokens}; shorten it"
+        )
+    if turn and recorded.turns[turn - 1].piece("section") is None:
+        raise ConfigError(f"--memory: the turn before {turn} writes no memory; give another --turn, or leave it out")
+    reply = _reply(policy, ids, recorded, turn, codec)
+    if isinstance(origin.policy, TaggedPolicy) and len(reply) > origin.policy.written_tokens:
+        raise ConfigError(
+            f"--memory: the reply that writes it has {len(reply)} tokens, policy.options.reply_tokens="
+            f"{origin.policy.written_tokens}; shorten it"
+        )
+    version = recorded.turns[turn - 1].completion.policy_version
+    return Completion(tuple(reply), (0.0,) * len(reply), StopReason.STOP, version)
+
+
+def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
+    """With the query that the recorded reply asked for, if it did."""
+    asked = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
+    return policy.reply(codec, ids, codec.encode(asked[0].query) if asked else None)
+
+
+def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: int) -> None:
+    """Raise RunError if a turn that was to stand as recorded was asked for otherwise, ConfigError if it couldn't."""
+    for at, turn in enumerate(recorded.turns[:first]):
+        if at >= len(trajectory.turns):
+            raise ConfigError(f"turn {at} can't stand as it should: {failure(trajectory) or trajectory.outcome}")
+        if trajectory.turns[at].prompt_ids != turn.prompt_ids:
+            raise RunError(
+                f"turn {at}: its prompt comes out otherwise than it was recorded, so the model's tokenizer, the policy "
+                "or the document is another than when it was played; give the --model that played it"
+            )
+
+
+async def _graded(problem: Problem, trajectory: Trajectory, origin: Origin, engine: Engine) -> Grade:
+    """As the recorded one was: in training by the whole reward."""
+    config = origin.config.reward
+    if config.judge is not None and config.judge.url == UNSET_URL:
+        return Grade(None, "graded by a judge, whose address an evaluation doesn't keep")
+    reward = build_reward(config, engine.codec)
+    return await closing(reward, graded(reward if origin.training else reward.answer, problem, trajectory))
+
+
+def _parts_at(recorded: Trajectory, replayed: Trajectory) -> int | None:
+    pairs = zip(recorded.turns, replayed.turns, strict=False)
+    for at, (one, other) in enumerate(pairs):
+        if one.completion.token_ids != other.completion.token_ids:
+            return at
+    shorter = min(len(recorded.turns), len(replayed.turns))
+    return None if len(recorded.turns) == len(replayed.turns) else shorter
+
+
+def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
+    memory = last_memory(trajectory, Texts(codec))
+    text = None if memory is None else memory.text
+    return End(text, trajectory.answer, str(trajectory.outcome), grade.value, grade.reason)
+
+
+def _name(episode: RecordedEpisode, turn: int, memory: str | None) -> str:
+    """Tells replays apart; the same replay writes the same file."""
+    place = episode.place
+    stem = place.file.name.partition(".")[0]
+    parts = [stem, str(place.group), str(place.rollout), f"turn-{turn}"]
+    if memory is not None:
+        parts.append(hashlib.blake2b(memory.encode("utf-8", "replace"), digest_size=4).hexdigest())
+    return "-".join(parts) + ".jsonl.zst"

@@ -1,0 +1,253 @@
+"""An episode is played on from any of its turns: as it was, token for token, or with another memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.evaluation.episodes import EPISODES, read_episodes
+from palimpsest.jobs.replay_episode import Place, place_of
+from palimpsest.jobs.replaying import REPLAYED, Replay, replay
+from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.types import Group, Trajectory
+from support.command import Run
+from support.small_run import small_run
+
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+SHORT = {"policy.options.prompts": "short"}
+TAGGED = {**BUDGETS, "reply_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A run of two steps, all of whose weights are there."""
+    folder = tmp_path_factory.mktemp("replayed") / "run"
+    signal = {"reward.name": "support.rewards:every_second", "reward.unsupported_penalty": 0.0}
+    settings = {**small_run(tiny_model_folder), **signal, "credit.overlong": None}
+    palimpsest.train("memagent-quickstart", settings, seed=1, out=folder, quiet=True)
+    return folder
+
+
+def evaluated(model: Path, out: Path, policy: str, options: dict[str, Any], **more: Any) -> Path:
+    overrides = {**options, "evaluation.record": "all", "eval_sampling.temperature": 1.0}
+    given = {"data": "synthetic", "limit": 1, "chunks": 3, "samples": 2, "baselines": False, "quiet": True, **more}
+    palimpsest.evaluate(str(model), policy=policy, out=out, overrides=overrides, **given)
+    return out
+
+
+def record(step: int) -> str:
+    return f"trajectories/step-{step:06d}.jsonl.zst"
+
+
+def played(path: Path) -> tuple[Trajectory, Trajectory]:
+    """The two episodes of a replay's file."""
+    (group,) = read_groups(path).groups
+    recorded, replayed = group.trajectories
+    return recorded, replayed
+
+
+def sampled(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    return [turn.completion.token_ids for turn in trajectory.turns]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_with_the_same_weights_an_episode_ends_in_the_tokens_that_were_recorded(
+    run: Path, tmp_path: Path, step: int
+) -> None:
+    file = run / record(step)
+    before = file.read_bytes()
+    original = read_groups(file).groups[0].trajectories[1]
+    for turn in range(len(original.turns)):
+        result = replay(f"{file}#0/1", turn=turn, out=tmp_path)
+        recorded, again = played(result.path)
+        assert (result.parts_at, result.turn) == (None, turn)
+        assert sampled(again) == sampled(recorded) == sampled(original)
+        assert [each.completion.logprobs for each in again.turns[:turn]] == [
+            each.completion.logprobs for each in original.turns[:turn]
+        ]
+        assert result.recorded == result.replayed
+        assert "which sampled it" in result.weights
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("overwrite", BUDGETS),
+        ("recall", TAGGED),
+        ("gated", TAGGED),
+        ("retrieval", BUDGETS),
+        ("heads", {**BUDGETS, "heads": 2}),
+    ],
+)
+def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_reads(
+    policy: str, options: dict[str, Any], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, **SHORT})
+    unchanged = replay(str(folder), group=0, rollout=1, turn=1, out=tmp_path)
+    assert unchanged.parts_at is None
+    last = len(played(unchanged.path)[0].turns) - 1
+    for turn in (1, last):
+        result = replay(str(folder), group=0, rollout=1, turn=turn, memory="Anna", out=tmp_path)
+        recorded, again = played(result.path)
+        assert sampled(again)[: turn - 1] == sampled(recorded)[: turn - 1]
+        (event,) = [event for event in again.events if event.kind == REPLAYED]
+        assert event.detail["memory"].strip() == "Anna"
+        ids = again.turns[turn].piece("memory")
+        assert ids is not None
+        if policy != "heads":  # which shows the other head there, or both
+            assert len(ids) == len(again.turns[turn - 1].completion.token_ids) or policy in ("recall", "gated")
+        assert again.turns[turn].prompt_ids != recorded.turns[turn].prompt_ids or policy == "heads"
+
+
+def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: Path) -> None:
+    result = replay(f"{run / record(1)}#0/0", turn=0, memory="Anna", out=tmp_path)
+    recorded, again = played(result.path)
+    assert again.turns[0].piece("memory") != recorded.turns[0].piece("memory")
+    assert again.turns[0].piece("section") == recorded.turns[0].piece("section")
+
+
+def test_a_document_that_was_not_read_to_its_end_is_drawn_again(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    (copy / "trajectories").mkdir(parents=True)
+    (copy / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (copy / "checkpoints").symlink_to(run / "checkpoints")
+    (group,) = read_groups(run / record(1)).groups
+    cut = tuple(replace(each, turns=each.turns[:2]) for each in group.trajectories)
+    (copy / record(1)).write_bytes(encode_groups([Group(group.problem, cut, group.grades)]))
+    result = replay(f"{copy / record(1)}#0/0", turn=1, out=tmp_path)
+    assert "from the data that it was played on" in result.document
+    assert sampled(played(result.path)[1]) == sampled(group.trajectories[0])
+
+
+def test_the_weights_nearest_to_those_that_sampled_it_are_named(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    (copy / "trajectories").mkdir(parents=True)
+    (copy / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (copy / record(2)).write_bytes((run / record(2)).read_bytes())
+    result = replay(f"{copy / record(2)}#0/0", turn=0, out=tmp_path)
+    assert result.weights == (
+        "the weights that training began with, the nearest: those after step 1, which sampled it, weren't kept"
+    )
+
+
+def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path, tmp_path: Path) -> None:
+    first, again = (replay(f"{run / record(1)}#0/0", turn=1, memory="Anna", out=tmp_path / name) for name in "ab")
+    assert first.path.read_bytes() == again.path.read_bytes()
+    (group,) = read_groups(first.path).groups
+    assert [each.rollout for each in group.trajectories] == [0, 1]
+    with pytest.raises(ConfigError, match="holds a replay already"):
+        replay(f"{first.path}#0/1", turn=1, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("episode", "options", "place"),
+    [
+        ("a.jsonl.zst#3/2", {"turn": 5}, Place(Path("a.jsonl.zst"), 3, 2, 5)),
+        ("a.jsonl.zst", {"group": 3, "rollout": 2}, Place(Path("a.jsonl.zst"), 3, 2)),
+        ("RUN#/r/q/s/7/e/3/2/t/5", {}, Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
+        (
+            "RUN#/r/q/s/7/e/3/2/t/5?sort=reward",
+            {"turn": 1},
+            Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
+        ),
+        ("RUN", {"step": 7, "group": 0, "rollout": 1}, Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1)),
+        ("EVAL#/e/3/2/t/5", {}, Place(Path("EVAL") / EPISODES, 3, 2, 5)),
+        ("EVAL#/r/eval/s/all/e/3/2", {}, Place(Path("EVAL") / EPISODES, 3, 2)),
+    ],
+)
+def test_an_episode_is_named_in_the_forms_people_have_it_in(
+    episode: str, options: dict[str, int], place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN" / "trajectories").mkdir(parents=True)
+    (tmp_path / "EVAL").mkdir()
+    (tmp_path / "EVAL" / EPISODES).touch()
+    assert place_of(episode, **options) == place
+
+
+def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
+    file = run / record(1)
+    stray = tmp_path / "step-000001.jsonl.zst"
+    stray.write_bytes(file.read_bytes())
+    cases: list[tuple[type[PalimpsestError], str, str, dict[str, Any]]] = [
+        (ConfigError, "give --turn", f"{file}#0/0", {}),
+        (ConfigError, "--turn 99: the episode has", f"{file}#0/0", {"turn": 99}),
+        (ConfigError, "which group is not said", str(file), {"turn": 0}),
+        (ConfigError, "#here names no episode", f"{file}#here", {"turn": 0}),
+        (ConfigError, "give --step", f"{run}#/e/0/0/t/0", {}),
+        (DataError, "--group 9 is not one of its 1 groups", f"{file}#9/0", {"turn": 0}),
+        (DataError, "--rollout 9 is not one of the 2", f"{file}#0/9", {"turn": 0}),
+        (ConfigError, "--memory is blank", f"{file}#0/0", {"turn": 1, "memory": " "}),
+        (ConfigError, "shorten it", f"{file}#0/0", {"turn": 1, "memory": "word " * 40}),
+        (RunError, "lies in no run", f"{stray}#0/0", {"turn": 0}),
+        (DataError, "can't be read", f"{tmp_path / 'none.jsonl.zst'}#0/0", {"turn": 0}),
+    ]
+    for kind, told, episode, options in cases:
+        with pytest.raises(kind, match=told) as refused:
+            replay(episode, out=tmp_path / "out", **options)
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "gated", {**TAGGED, "reply_tokens": 12, **SHORT})
+    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=12; shorten it"):
+        replay(f"{folder}#0/0", turn=1, memory="Anna", out=tmp_path)
+
+
+def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    options = {"question_tokens": 64, "answer_tokens": 8, **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "full_context", options)
+    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
+    assert result.parts_at is None
+    assert "from the data that it was played on" in result.document
+    with pytest.raises(ConfigError, match=r"--memory: turn 0 \(answer\) shows no memory"):
+        replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_agent_with_tools_is_played_on_unchanged(tmp_path: Path, tiny_model_folder: Path) -> None:
+    options = {"context_tokens": 480, "turn_tokens": 16, "max_turns": 3, **SHORT}
+    changes = {"data": "synthetic_search", "chunks": None, "objectives": 1}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, **changes)
+    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
+    assert result.parts_at is None
+    assert result.document == "it reads no document"
+    with pytest.raises(ConfigError, match="shows no memory"):
+        replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
+
+
+def test_a_baseline_is_refused_by_name(tmp_path: Path, tiny_model_folder: Path) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path, "overwrite", BUDGETS, baselines=True)
+    groups = read_episodes(folder / EPISODES).groups
+    at = next(at for at, group in enumerate(groups) if "closed book" in group.trajectories[0].group_id)
+    with pytest.raises(ConfigError, match="closed book' is a baseline's"):
+        replay(f"{folder}#{at}/0", turn=0, out=tmp_path)
+
+
+def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    (tmp_path / "memory.txt").write_text("Anna\n")
+    command = ["replay", f"{run / record(2)}#/e/0/1/t/1", "--memory", f"@{tmp_path / 'memory.txt'}"]
+    done = palimpsest(*command, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "played on from turn 1, where it remembers: Anna"
+    assert [line.partition(" ")[0] for line in lines[1:3]] == ["recorded", "replayed"]
+    assert "the checkpoint step-000001, which sampled it" in done.stderr
+    told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
+    assert told.keys() >= {"recorded", "replayed", "weights", "document", "path"}
+    assert lines[-1] == f"palimpsest view {told['path']}"
+
+
+def test_the_result_of_a_replay_is_plain_json(run: Path, tmp_path: Path) -> None:
+    result: Replay = replay(f"{run / record(1)}#0/0", turn=1, out=tmp_path)
+    assert json.loads(json.dumps(result.to_json()))["recorded"]["answer"] == result.recorded.answer
