@@ -33,7 +33,7 @@ from palimpsest.jobs.settings import on_embedded
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.variant import build_variant, is_variant
-from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.seeding import Key
 from palimpsest.types import Problem, Trajectory
@@ -189,16 +189,17 @@ def _given(model: str) -> Weights:
 def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
     """Those with as many optimiser steps as the recorded turns say, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
-    found = [(_first_model(run, config), 0, "the weights that training began with")]
-    for path in checkpoint_paths(run / CHECKPOINTS):
-        found.append((str(path), _version(path), f"the checkpoint {path.name}"))
-    for path, seen, told in found:
-        if seen == version:
-            return Weights(path, True, f"{told}, which sampled it")
-    steps = [0, *(int(path.name.rpartition("-")[2]) for path in checkpoint_paths(run / CHECKPOINTS))]
-    nearest = min(range(len(found)), key=lambda at: (abs(steps[at] - (step - 1)), -steps[at]))
-    path, _, told = found[nearest]
-    return Weights(path, False, f"{told}, the nearest: those after step {step - 1}, which sampled it, weren't kept")
+    saved = checkpoint_paths(run / CHECKPOINTS)
+    models = [_first_model(run, config), *map(str, saved)]
+    versions = [0, *map(_version, saved)]
+    told = ["the weights that training began with", *(f"the checkpoint {path.name}" for path in saved)]
+    if version is not None and version in versions:
+        at = versions.index(version)
+        return Weights(models[at], True, f"{told[at]}, which sampled it")
+    steps = [0, *map(checkpoint_step, saved)]
+    at = min(range(len(steps)), key=lambda each: (abs(steps[each] - (step - 1)), -steps[each]))
+    lost = f"those after step {step - 1}, which sampled it, weren't kept"
+    return Weights(models[at], False, f"{told[at]}, the nearest: {lost}")
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
