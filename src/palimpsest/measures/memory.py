@@ -38,7 +38,7 @@ from palimpsest.measures.trace import Reading, readings
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Problem, StopReason, Trajectory
 
-_CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text needs to hold
+CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text needs to hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
 
 def _holds_gold(problem: Problem, flat_memory: str) -> float | None:
     """Whether one of a single question's golds stands in the memory; None for a yes/no question, or without golds."""
-    if not problem.answers or any(flat(answer) in _CHOICES for answer in problem.answers):
+    if not problem.answers or any(flat(answer) in CHOICES for answer in problem.answers):
         return None
     return float(any(stands_in(flat(answer), flat_memory) for answer in problem.answers))
 

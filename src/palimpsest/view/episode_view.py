@@ -1,0 +1,190 @@
+"""An episode as its page shows it at first sight: the strip of turns, fates, context blocks; and blame of a memory.
+
+What a single turn holds is asked for apart (view/turn_view.py), and so is blame, so that the first sight of an episode
+of hundreds of turns is cheap: sections are searched for evidence and for sentences of memories, and no further.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from palimpsest.types import RESULT, Turn
+from palimpsest.view.blame import Blamed, blame
+from palimpsest.view.context_blocks import Block, Deleted, Freed, context_blocks, freed
+from palimpsest.view.event_words import STATES, in_words, marks
+from palimpsest.view.fates import Fate, fates
+from palimpsest.view.group_view import grade_value, problem_value
+from palimpsest.view.opened import Opened
+from palimpsest.view.story import Story
+from palimpsest.view.token_strips import turn_at
+
+
+def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
+    """What the API says of an episode. Raises IndexError.
+
+    `turns` has a row for each turn; `fates` one for each thing an answer needs; `memories` counts the steps that may
+    write one; `context` is of agents with tools, else None.
+    """
+    story = opened.story(rollout)
+    trajectory, found = story.trajectory, fates(story)
+    return {
+        "group": trajectory.group_id,
+        "rollout": rollout,
+        "number": trajectory.rollout,
+        "rollouts": len(opened.group.trajectories),
+        "problem": problem_value(opened.group.problem),
+        "outcome": trajectory.outcome.value,
+        "answer": trajectory.answer,
+        "answers": list(trajectory.answers),
+        "grade": grade_value(opened.group.grades[rollout]),
+        "advantage": opened.advantages.of_rollouts[rollout],
+        "advantage_is": opened.advantages.what,
+        "kind": kind_of(story),
+        "states": STATES,
+        "turns": _turns(story, found),
+        "memories": len(story.steps),
+        "fates": [_fate_value(number, fate, story) for number, fate in enumerate(found)],
+        "context": _context(story) if kind_of(story) == "tools" else None,
+        "before": [in_words(event) for event in story.events_after[0]],
+    }
+
+
+def kind_of(story: Story) -> str:
+    """`reading`, `tools`, or `plain` for an agent without a memory that is known of."""
+    turns = story.trajectory.turns
+    if any(name.startswith(RESULT) for turn in turns for name in turn.spans) or any(
+        "tool_calls" in turn.notes for turn in turns
+    ):
+        return "tools"
+    return "reading" if story.steps else "plain"
+
+
+def blame_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
+    """Where the words of the memory held after a turn first came from. Raises IndexError.
+
+    `after` is the turn that last had it to write; None, with no `spans`, where there is no memory yet.
+    """
+    story = opened.story(rollout)
+    turn_at(story.trajectory.turns, turn)
+    number = bisect_right([step.turn for step in story.steps], turn) - 1
+    if number < 0:
+        return {"turn": turn, "after": None, "text": "", "spans": []}
+    return {
+        "turn": turn,
+        "after": story.steps[number].turn,
+        "text": story.words(story.steps[number].after).text,
+        "spans": [_blamed_value(each) for each in blame(story, number)],
+    }
+
+
+def _turns(story: Story, found: Sequence[Fate]) -> list[dict[str, Any]]:
+    turns = story.trajectory.turns
+    held: dict[int, list[int]] = {}
+    for number, fate in enumerate(found):
+        for step in fate.held:
+            held.setdefault(story.steps[step].turn, []).append(number)
+    rows, now = [], list[int]()
+    for index, turn in enumerate(turns):
+        if index in story.step_at:
+            now = held.get(index, [])
+        rows.append({**_turn(story, index, turn), **_ticks(index, found), "held": now})
+    return rows
+
+
+def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
+    number = story.step_at.get(index)
+    step = None if number is None else story.steps[number]
+    invented = bool(number is not None and story.invented(number))
+    found = marks(turn, story.events_after[index + 1], step, invented, index == len(story.trajectory.turns) - 1)
+    return {
+        "turn": index,
+        "name": turn.name,
+        "role": turn.role,
+        "state": found[0],
+        "marks": found,
+        "prompt": len(turn.prompt_ids),
+        "sampled": len(turn.completion.token_ids),
+        "chunk": turn.notes.get("chunk"),
+        "offset": None if step is None else step.offset,
+        "memory": None if step is None else len(step.after.ids) or len(story.words(step.after).ids),
+    }
+
+
+def _ticks(index: int, found: Sequence[Fate]) -> dict[str, list[int]]:
+    """Numbers of the fates that the turn plays a part in."""
+    return {
+        part: [number for number, fate in enumerate(found) if index in getattr(fate, part)]
+        for part in ("seen", "gained", "lost", "recalled")
+    }
+
+
+def _fate_value(number: int, fate: Fate, story: Story) -> dict[str, Any]:
+    turns = [story.steps[step].turn for step in fate.held]
+    return {
+        "number": number,
+        "kind": fate.evidence.kind,
+        "text": fate.evidence.text,
+        "verdict": fate.verdict.value,
+        "seen": list(fate.seen),
+        "written": fate.written,
+        "survived": fate.survived,
+        "gained": list(fate.gained),
+        "lost": list(fate.lost),
+        "held": _ranges(turns, [step.turn for step in story.steps]),
+        "recalled": list(fate.recalled),
+        "used": fate.used,
+    }
+
+
+def _ranges(turns: Sequence[int], among: Sequence[int]) -> list[list[int]]:
+    """Turns in a row as the first and the last of them.
+
+    >>> _ranges([0, 2, 5], [0, 2, 4, 5])
+    [[0, 2], [5, 5]]
+    """
+    place = {turn: number for number, turn in enumerate(among)}
+    runs = groupby(enumerate(turns), key=lambda each: place[each[1]] - each[0])
+    found = ([turn for _, turn in run] for _, run in runs)
+    return [[run[0], run[-1]] for run in found]
+
+
+def _blamed_value(each: Blamed) -> dict[str, Any]:
+    return {
+        "text": each.text,
+        "characters": list(each.characters),
+        "tokens": list(each.tokens),
+        "turn": each.turn,
+        "age": each.age,
+        "origin": each.origin.value,
+        "offset": each.offset,
+        "source": None if each.source is None else {"name": each.source.name, "characters": each.source.characters},
+    }
+
+
+def _context(story: Story) -> dict[str, Any]:
+    return {
+        "turns": [[_block_value(block) for block in blocks] for blocks in context_blocks(story)],
+        "freed": [_freed_value(each) for each in freed(story)],
+    }
+
+
+def _block_value(block: Block) -> dict[str, Any]:
+    start, end = block.tokens
+    return {"kind": block.kind, "start": start, "tokens": end - start, "turn": block.turn, "id": block.id}
+
+
+def _freed_value(each: Freed) -> dict[str, Any]:
+    return {
+        "turn": each.turn,
+        "how": each.how,
+        "tokens": each.tokens,
+        "deleted": [_deleted_value(one) for one in each.deleted],
+    }
+
+
+def _deleted_value(one: Deleted) -> dict[str, Any]:
+    again = None if one.again is None else {"turn": one.again.turn, "how": one.again.how}
+    return {"id": one.id, "tokens": one.tokens, "again": again}

@@ -1,0 +1,37 @@
+"""A group that is looked at: its episodes with what was worked out of them, so that a look at a turn costs a turn."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from palimpsest.config.schema import CreditConfig
+from palimpsest.text.codec import Codec
+from palimpsest.types import Group
+from palimpsest.view.advantages import Advantages, advantages
+from palimpsest.view.story import Story
+from palimpsest.view.words import Spelling, SpeltTexts
+
+
+class Opened:
+    """One group. What is worked out is kept as long as this is: take a few and let them go."""
+
+    def __init__(self, group: Group, codec: Codec, credit: CreditConfig | None = None) -> None:
+        """`credit`: by which the run gives credit, where it is known."""
+        self.group = group
+        self.codec = codec
+        self.credit = credit
+        self.texts = SpeltTexts(Spelling(codec))
+        self._stories: dict[int, Story] = {}
+
+    @cached_property
+    def advantages(self) -> Advantages:
+        """What training learns from each rollout."""
+        return advantages(self.group, self.credit)
+
+    def story(self, rollout: int) -> Story:
+        """The episode at a place of the group's. Raises IndexError."""
+        if not 0 <= rollout < len(self.group.trajectories):
+            raise IndexError(f"rollout {rollout}: the group has {len(self.group.trajectories)}, counted from 0")
+        if rollout not in self._stories:
+            self._stories[rollout] = Story(self.group.problem, self.group.trajectories[rollout], self.texts)
+        return self._stories[rollout]

@@ -1,0 +1,213 @@
+"""An episode as a row of memories: what each turn held before and after, what it had in sight, what happened.
+
+A step is a turn that may write a memory: a reading turn (measures/trace.py), or a turn of an agent with tools after
+which a prune or a summary wrote one. Of an agent without a memory there are no steps.
+
+Guaranteed: nothing is decoded, cut into words or compared before somebody asks; what was asked for a step is kept, and
+of whole texts the latest. The cost of a step is that of its texts, however long the episode is.
+Not covered: which words a summary or a prune's memory was sampled as. Their text is encoded anew, for display.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from palimpsest.events import Event, Pruned, SummedUp
+from palimpsest.measures.texts import Text
+from palimpsest.measures.trace import Reading, readings
+from palimpsest.types import Problem, Trajectory, Turn
+from palimpsest.view.alignment import Run, aligned
+from palimpsest.view.evidence import Evidence, evidence_of, place_of
+from palimpsest.view.memory_diff import MemoryDiff, Source, memory_diff
+from palimpsest.view.words import SpeltTexts, Words
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_LATEST = 256  # texts in words, differences
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A turn that may write a memory."""
+
+    turn: int
+    """Index in the episode's turns."""
+    before: Text
+    after: Text
+    changed: bool
+    """Whether the turn wrote a memory, be it the same."""
+    section: Text | None
+    """What was read; None where it isn't known, and of agents with tools."""
+    offset: int | None
+    """Tokens of the document read before its section."""
+    sight_known: bool
+    """Whether the prompt says what was in sight (`Story.sight`)."""
+    reading: Reading | None
+    """None for agents with tools."""
+
+
+class Story:
+    """One episode; every member is worked out when it is first asked for."""
+
+    def __init__(self, problem: Problem, trajectory: Trajectory, texts: SpeltTexts) -> None:
+        self.problem = problem
+        self.trajectory = trajectory
+        self.texts = texts
+        self._words: _Latest[int, Words] = _Latest(_LATEST)
+        self._diffs: _Latest[int, MemoryDiff] = _Latest(_LATEST)
+        self._runs: dict[int, list[Run]] = {}
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """In order."""
+        told = any(isinstance(event.what, Pruned | SummedUp) for event in self.trajectory.events)
+        return tuple(self._of_tools() if told else self._of_readings())
+
+    @cached_property
+    def step_at(self) -> Mapping[int, int]:
+        """Index of a turn to the number of its step."""
+        return {step.turn: number for number, step in enumerate(self.steps)}
+
+    @cached_property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What an answer needs."""
+        return evidence_of(self.problem)
+
+    @cached_property
+    def events_after(self) -> tuple[tuple[Event, ...], ...]:
+        """[turns + 1] what happened before the first turn, and after each before the next."""
+        after: list[list[Event]] = [[] for _ in range(len(self.trajectory.turns) + 1)]
+        numbers = {turn.step: number for number, turn in enumerate(self.trajectory.turns, 1)}
+        at = 0
+        for event in sorted(self.trajectory.events, key=lambda event: event.before_turn):
+            at = numbers.get(event.before_turn - 1, at if event.before_turn else 0)
+            after[at].append(event)
+        return tuple(map(tuple, after))
+
+    def words(self, text: Text) -> Words:
+        """A text in words."""
+        return self._words.made(id(text), lambda: self.texts.spelling.words(self._ids(text)), text)
+
+    def runs(self, number: int) -> list[Run]:
+        """What a step kept, in words of the memory before and after."""
+        runs = self._runs.get(number)
+        if runs is None:
+            step = self.steps[number]
+            before, after = self.words(step.before), self.words(step.after)
+            runs = self._runs[number] = aligned(before.words, after.words)
+        return runs
+
+    def diff(self, number: int) -> MemoryDiff:
+        """What a step made of the memory before."""
+        return self._diffs.made(number, lambda: self._diff(number))
+
+    def lost(self, number: int) -> dict[int, tuple[int, int]]:
+        """Evidence that a step lost: where it stood in the memory before, in characters."""
+        step = self.steps[number]
+        found = {}
+        for at, piece in enumerate(self.evidence):
+            if piece.in_text(step.before) and not piece.in_text(step.after):
+                place = next(filter(None, (place_of(form, self.words(step.before).text) for form in piece.forms)), None)
+                if place is not None:
+                    found[at] = place
+        return found
+
+    def invented(self, number: int) -> tuple[str, ...] | None:
+        """Sentences that a step wrote and that stand in nothing it had in sight (as `measures.memory.unsupported`).
+
+        None where that isn't known, and of agents with tools, whose notes are no copies.
+        """
+        reading = self.steps[number].reading
+        if reading is None or reading.sources is None:
+            return None
+        if not reading.changed:
+            return ()
+        kept = frozenset[str]()
+        if "other_heads" not in reading.turn.spans:  # then the memory in sight is one of the sources
+            kept = frozenset(reading.memory_in_sight.flat_sentences)
+        pairs = zip(reading.written.sentences, reading.written.flat_sentences, strict=True)
+        new = [(sentence, form) for sentence, form in pairs if form not in kept]
+        return tuple(sentence for sentence, form in new if not any(text.holds(form) for text in reading.sources))
+
+    def sight(self, number: int) -> list[tuple[str, Text]]:
+        """Name and text of what a step had in sight, the memory before left out; what isn't known is missing."""
+        step = self.steps[number]
+        turn = self.trajectory.turns[step.turn]
+        found = [(name, self.texts.of(turn.piece(name) or ())) for name in turn.spans if name != "memory"]
+        recalled = self.recalled(number)
+        return found if recalled is None or "recalled" in turn.spans else [*found, ("recalled", recalled)]
+
+    def recalled(self, number: int) -> Text | None:
+        """The recalled memory that a step had in sight; None if there was none."""
+        step = self.steps[number]
+        text = self.piece(self.trajectory.turns[step.turn], "recalled")
+        if text is None and step.reading is not None:
+            text = step.reading.recalled  # known from the event alone: old records
+        return text if text is not None and (text.ids or text.text) else None
+
+    def piece(self, turn: Turn, name: str) -> Text | None:
+        """The text of a named piece of a prompt."""
+        ids = turn.piece(name)
+        return None if ids is None else self.texts.of(ids)
+
+    def _diff(self, number: int) -> MemoryDiff:
+        step = self.steps[number]
+        before, after = self.words(step.before), self.words(step.after)
+        sources = None
+        if step.sight_known:
+            sources = [Source(name, self.words(text)) for name, text in self.sight(number)]
+        return memory_diff(before, after, sources, self.lost(number), self.runs(number))
+
+    def _ids(self, text: Text) -> Sequence[int]:
+        return text.ids or self.texts.codec.encode(text.text)
+
+    def _of_readings(self) -> list[Step]:
+        steps: list[Step] = []
+        indices = {id(turn): index for index, turn in enumerate(self.trajectory.turns)}
+        offset: int | None = 0
+        for reading in readings(self.trajectory, self.texts):
+            before, after = reading.memory_before, reading.memory_after
+            index, section = indices[id(reading.turn)], reading.section
+            sight_known = reading.sources is not None
+            steps.append(Step(index, before, after, reading.changed, section, offset, sight_known, reading))
+            offset = None if section is None or offset is None else offset + len(section.ids)
+        return steps
+
+    def _of_tools(self) -> list[Step]:
+        steps: list[Step] = []
+        before = self.texts.known("")
+        for index in range(len(self.trajectory.turns)):
+            written = [_memory_of(event) for event in self.events_after[index + 1]]
+            memory = next((text for text in reversed(written) if text is not None), None)
+            if memory is not None:
+                after = self.texts.known(memory)
+                steps.append(Step(index, before, after, True, None, None, True, None))
+                before = after
+        return steps
+
+
+def _memory_of(event: Event) -> str | None:
+    if isinstance(event.what, Pruned):
+        return event.what.memory
+    return event.what.text if isinstance(event.what, SummedUp) else None
+
+
+class _Latest(OrderedDict[K, "tuple[V, object]"]):
+    """What was made lately, and what it was made of, so that no other object takes its id."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+
+    def made(self, key: K, make: Callable[[], V], of: object = None) -> V:
+        known = super().get(key)
+        if known is None:
+            known = self[key] = (make(), of)
+            if len(self) > self._size:
+                self.popitem(last=False)
+        return known[0]

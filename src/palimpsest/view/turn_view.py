@@ -1,0 +1,175 @@
+"""One turn as its page shows it: the memory as a difference, what was in sight with what was taken from it, the reply.
+
+Characters are counted in the text beside them, in Unicode code points. Nothing but this turn's pieces is decoded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from palimpsest.events import Event
+from palimpsest.measures.texts import Text
+from palimpsest.types import RESULT, Span, Turn
+from palimpsest.view.event_words import in_words, marks
+from palimpsest.view.evidence import place_of
+from palimpsest.view.memory_diff import Dropped, MemoryDiff, Origin, Piece
+from palimpsest.view.opened import Opened
+from palimpsest.view.story import Step, Story
+from palimpsest.view.token_strips import turn_at
+
+_LONGEST = 20_000  # tokens of a prompt without named pieces that are shown
+
+
+def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
+    """What the API says of a turn. Raises IndexError.
+
+    `diff` (None where the turn may write no memory) has the pieces in the order of reading, dropped ones among them;
+    `pieces` the named pieces of the prompt, each with the `spans` of it that the memory took, by the place in `diff`,
+    and the evidence in it; `blame` is of the memory after the turn.
+    """
+    story = opened.story(rollout)
+    this = turn_at(story.trajectory.turns, turn)
+    number, last = story.step_at.get(turn), turn == len(story.trajectory.turns) - 1
+    step = None if number is None else story.steps[number]
+    diff = None if number is None else story.diff(number)
+    invented = None if number is None else story.invented(number)
+    return {
+        "turn": turn,
+        "turns": len(story.trajectory.turns),
+        "name": this.name,
+        "role": this.role,
+        "trained": this.trained,
+        "notes": {name: value for name, value in this.notes.items() if isinstance(value, str | int | float)},
+        "marks": marks(this, story.events_after[turn + 1], step, bool(invented), last),
+        "stop_reason": this.completion.stop_reason.value,
+        "policy_version": this.completion.policy_version,
+        "prompt_tokens": len(this.prompt_ids),
+        "sampled_tokens": len(this.completion.token_ids),
+        "events": [_event_value(event) for event in story.events_after[turn + 1]],
+        "memory": None if step is None else _memory_value(story, step),
+        "diff": None if diff is None else [_part_value(part) for part in diff.in_order],
+        "counts": None if diff is None else _counts(diff),
+        "invented": None if invented is None or step is None else _places(story.words(step.after).text, invented),
+        "evidence": [] if step is None else _evidence(story, step.after),
+        "pieces": list(_pieces(story, this, number, diff)),
+        "reply": _reply(opened, this),
+    }
+
+
+def _memory_value(story: Story, step: Step) -> dict[str, Any]:
+    return {
+        "before": story.words(step.before).text,
+        "after": story.words(step.after).text,
+        "before_tokens": len(story.words(step.before).ids),
+        "after_tokens": len(story.words(step.after).ids),
+        "changed": step.changed,
+        "offset": step.offset,
+        "sight_known": step.sight_known,
+    }
+
+
+def _part_value(part: Piece | Dropped) -> dict[str, Any]:
+    if isinstance(part, Dropped):
+        return {"origin": "dropped", "text": part.text, "tokens": list(part.tokens), "evidence": list(part.evidence)}
+    source = part.source
+    return {
+        "origin": part.origin.value,
+        "text": part.text,
+        "tokens": list(part.tokens),
+        "characters": list(part.characters),
+        "source": None
+        if source is None
+        else {"name": source.name, "tokens": list(source.tokens), "characters": list(source.characters)},
+    }
+
+
+def _counts(diff: MemoryDiff) -> dict[str, int]:
+    """Words by origin, and how many were dropped."""
+    counts = Counter({origin.value: 0 for origin in Origin})
+    for piece in diff.pieces:
+        counts[piece.origin.value] += piece.words[1] - piece.words[0]
+    return {**counts, "dropped": sum(each.words[1] - each.words[0] for each in diff.dropped)}
+
+
+def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
+    """Sentences with where they stand in a text, one after the other."""
+    found, at = [], 0
+    for sentence in sentences:
+        start = text.find(sentence, at)
+        at = max(at, start + len(sentence))
+        found.append({"text": sentence, "characters": [start, start + len(sentence)] if start >= 0 else None})
+    return found
+
+
+def _evidence(story: Story, text: Text) -> list[dict[str, Any]]:
+    """Evidence that a text holds, and where."""
+    shown = story.words(text).text
+    found: list[dict[str, Any]] = []
+    for number, one in enumerate(story.evidence):
+        places = [place_of(form, shown) for form in one.forms] if one.in_text(text) else []
+        found += [{"number": number, "characters": list(place)} for place in places[:1] if place is not None]
+    return found
+
+
+def _pieces(story: Story, turn: Turn, number: int | None, diff: MemoryDiff | None) -> Iterator[dict[str, Any]]:
+    """The named pieces of a prompt but the memory before; or what there is of the prompt, where it names none."""
+    sight = dict(story.sight(number)) if number is not None else {}
+    if "memory" in turn.spans and number is None:
+        sight["memory"] = story.texts.of(turn.piece("memory") or ())
+    for name, (start, end) in turn.spans.items():
+        if name != "memory":
+            sight.setdefault(name, story.texts.of(turn.prompt_ids[start:end]))
+    if not turn.spans and "section" not in sight:
+        sight["prompt"] = story.texts.of(turn.prompt_ids[:_LONGEST])
+    for name, text in sorted(sight.items(), key=lambda it: _rank(it[0], turn)):
+        words = story.words(text)
+        yield {
+            "name": name,
+            "label": _label(name, turn),
+            "text": words.text,
+            "tokens": len(words.ids),
+            "at": list(turn.spans[name]) if name in turn.spans else None,
+            "spans": [] if diff is None else _taken(diff, name),
+            "evidence": _evidence(story, text),
+            "whole": name != "prompt" or len(turn.prompt_ids) <= _LONGEST,
+        }
+
+
+def _rank(name: str, turn: Turn) -> tuple[int, int]:
+    """What was read comes first, the question last; tool results with the newest first."""
+    order = {"section": 0, "document": 1, "memory": 2, "recalled": 3, "question": 9}
+    start: Span = turn.spans.get(name, (0, 0))
+    return (order.get(name, 4), -start[0])
+
+
+def _label(name: str, turn: Turn) -> str:
+    """What a piece is called on the page."""
+    if name.startswith(RESULT):
+        return f"Result {name.removeprefix(RESULT)}"
+    chunk = turn.notes.get("chunk")
+    if name == "section":
+        return "Section" if chunk is None else f"Section {chunk}"
+    return {"recalled": "Recalled memory", "other_heads": "The other heads", "prompt": "Prompt"}.get(
+        name, name.replace("_", " ").capitalize()
+    )
+
+
+def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:
+    """Where in a piece words of the memory stand, with their number in `diff`; in the order of the piece."""
+    found = [
+        {"characters": list(part.source.characters), "tokens": list(part.source.tokens), "part": number}
+        for number, part in enumerate(diff.in_order)
+        if isinstance(part, Piece) and part.source is not None and part.source.name == name
+    ]
+    return sorted(found, key=lambda it: it["characters"])
+
+
+def _reply(opened: Opened, turn: Turn) -> dict[str, Any]:
+    ids = turn.completion.token_ids
+    return {"text": opened.codec.decode(ids), "tokens": len(ids)}
+
+
+def _event_value(event: Event) -> dict[str, Any]:
+    return {"kind": event.kind, "text": in_words(event)}

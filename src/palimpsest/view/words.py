@@ -1,0 +1,201 @@
+"""Token ids as words, each the tokens from one white space to the next, with its text and what it's compared by.
+
+    ids        " Anna", " lives", " in", " Ro", "me", ".\\n"
+    words      " Anna"  " lives"  " in"  " Rome.\\n"           keys    anna  lives  in  rome
+
+White space alone belongs to the word behind it. Texts are looked up by token where the tokenizer spells a text token by
+token, so that a long text costs no decoding.
+
+Guaranteed: words are whole tokens, in order, all of them; tokens that make up one character stay together; one
+`Spelling` gives the same `Word` for the same ids, so that words are compared by identity.
+Not covered: languages that put no white space between words, where a line is one word; what the cache of a `Spelling`
+holds grows with the different words it has seen. Keep one for a group and let it go.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import numpy as np
+
+from palimpsest.measures.texts import Text, Texts
+from palimpsest.text.codec import Codec
+from palimpsest.types import Span
+
+K = TypeVar("K")
+V = TypeVar("V")
+Tokens = tuple[int, ...]
+
+_BROKEN = "\ufffd"  # what a part of a character decodes to
+_MARKS = string.punctuation + "“”‘’«»…–—•"
+_BEGINS, _ENDS, _BLANK = 1, 2, 4
+_COMPARED = 8  # texts that are spelt and decoded, before spelling alone is trusted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Word:
+    """Compared by identity: one `Spelling` makes one of its ids."""
+
+    ids: Tokens
+    text: str
+    key: str
+    """Its text without case, white space and the marks around it; marks alone stay what they are."""
+
+
+class Words:
+    """A text as words."""
+
+    def __init__(self, ids: Tokens, words: Sequence[Word], starts: Sequence[int]) -> None:
+        self.ids = ids
+        """[T]"""
+        self.words = tuple(words)
+        self.starts = tuple(starts)
+        """[words + 1] tokens before each word, and all."""
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """[words + 1] characters before each word, and all."""
+        return tuple(accumulate((len(word.text) for word in self.words), initial=0))
+
+    @cached_property
+    def text(self) -> str:
+        return "".join(word.text for word in self.words)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """[words]"""
+        return [word.key for word in self.words]
+
+    def tokens(self, words: Span) -> Span:
+        """Where some words stand in `ids`."""
+        return self.starts[words[0]], self.starts[words[1]]
+
+    def characters(self, words: Span) -> Span:
+        """Where some words stand in `text`."""
+        return self.places[words[0]], self.places[words[1]]
+
+
+class Spelling:
+    """The words of one tokenizer."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._anchor = codec.encode("a")  # before a token, so that a decoder doesn't take it for a beginning
+        self._before = len(codec.decode(self._anchor, control=False))
+        self._pieces = _Memo(self._piece)
+        self._flags = _Memo(self._flags_of)
+        self._words = _Memo(self._word)
+        self._compared, self._by_token = 0, True
+
+    def words(self, ids: Sequence[int]) -> Words:
+        """The words of `ids` [T]."""
+        key = tuple(ids)
+        flags = np.frombuffer(bytes(map(self._flags.__getitem__, key)), np.uint8)
+        before, here = flags[:-1], flags[1:]
+        begins = ((here & _BEGINS > 0) | (before & _ENDS > 0)) & (before & _BLANK == 0)
+        starts = [*([0] if key else []), *(np.flatnonzero(begins) + 1).tolist(), len(key)]
+        return Words(key, list(map(self._words.__getitem__, (key[a:b] for a, b in pairwise(starts)))), starts)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without control tokens: equal to what the codec decodes."""
+        spelt = "".join(map(self._pieces.__getitem__, ids)) if self._by_token else _BROKEN
+        if _BROKEN in spelt:
+            return self.codec.decode(ids, control=False)
+        if self._compared < _COMPARED:
+            self._compared += 1
+            decoded = self.codec.decode(ids, control=False)
+            self._by_token = self._by_token and decoded == spelt
+            return decoded
+        return spelt
+
+    def piece(self, id_: int) -> str:
+        """The text of one token amid others; U+FFFD for a part of a character, "" for a control token."""
+        return self._pieces[id_]
+
+    def _piece(self, id_: int) -> str:
+        return self._decoded((id_,))
+
+    def _flags_of(self, id_: int) -> int:
+        piece = self._pieces[id_]
+        return _BEGINS * piece[:1].isspace() | _ENDS * piece[-1:].isspace() | _BLANK * piece.isspace()
+
+    def _word(self, ids: Tokens) -> Word:
+        text = "".join(map(self._pieces.__getitem__, ids))
+        if _BROKEN in text:
+            text = self._decoded(ids)
+        return Word(ids, text, key_of(text))
+
+    def _decoded(self, ids: Tokens) -> str:
+        return self.codec.decode((*self._anchor, *ids), control=False)[self._before :]
+
+
+def key_of(text: str) -> str:
+    """What a word is compared by.
+
+    >>> key_of(" Rome,\\n"), key_of(" -"), key_of("don't")
+    ('rome', '-', "don't")
+    """
+    form = text.strip().casefold()
+    return form.strip(_MARKS) or form
+
+
+class _Memo(dict[K, V]):
+    """What is worked out of something, once."""
+
+    def __init__(self, of: Callable[[K], V]) -> None:
+        super().__init__()
+        self._of = of
+
+    def __missing__(self, key: K) -> V:
+        value = self[key] = self._of(key)
+        return value
+
+
+class SpeltText(Text):
+    """A text that is searched before it is brought into the form that sentences are compared in."""
+
+    __slots__ = ("_folded",)
+
+    @property
+    def folded(self) -> str:
+        """Without case."""
+        try:
+            return self._folded
+        except AttributeError:
+            self._folded: str = self.text.casefold()
+            return self._folded
+
+    def holds(self, sentence: str) -> bool:
+        """As `Text.holds` says, of a flat sentence; a text that lacks its longest word isn't flattened."""
+        return _longest_word(sentence) in self.folded and Text.holds(self, sentence)
+
+
+@lru_cache(maxsize=4096)
+def _longest_word(sentence: str) -> str:
+    return max(sentence.split(), key=len, default="")
+
+
+class SpeltTexts(Texts):
+    """The texts of one group, spelt token by token."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        super().__init__(spelling.codec)
+        self.spelling = spelling
+
+    def of(self, ids: Sequence[int]) -> Text:
+        key = tuple(ids)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = SpeltText(key, lambda: self.spelling.text(key))
+        return text
+
+    def known(self, text: str, ids: tuple[int, ...] = ()) -> Text:
+        return SpeltText(ids, lambda: text)

@@ -1,0 +1,53 @@
+"""Token ids as words: whole, in order, spelt as the codec decodes them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palimpsest.measures.texts import Texts, flat
+from palimpsest.view.words import Spelling, SpeltTexts
+from support.agents import family_codec
+from support.views import LETTERS, words
+
+
+def test_a_word_begins_at_white_space_and_takes_blanks_before_it() -> None:
+    found = words(Spelling(LETTERS), "Ann  lives\n- here. ")
+    assert [word.text for word in found.words] == ["Ann", "  lives", "\n-", " here.", " "]
+    assert found.keys == ["ann", "lives", "-", "here", ""]
+
+
+@given(text=st.text(max_size=40))
+def test_words_are_the_whole_text_and_all_its_tokens(tiny_codec: Any, text: str) -> None:
+    spelling = Spelling(tiny_codec)
+    ids = tuple(tiny_codec.encode(text))
+    found = spelling.words(ids)
+    assert found.text == tiny_codec.decode(ids) == spelling.text(ids)
+    assert tuple(i for word in found.words for i in word.ids) == found.ids == ids
+    assert all(word.ids == ids[a:b] for word, (a, b) in zip(found.words, pairwise(found.starts), strict=True))
+    assert all(found.text[a:b] == word.text for word, (a, b) in zip(found.words, pairwise(found.places), strict=True))
+
+
+@given(text=st.text("aé—ü \n", max_size=30))
+def test_a_character_of_several_tokens_is_in_one_word(text: str) -> None:
+    for name in ("qwen", "spm"):
+        codec = family_codec(name)
+        assert "\ufffd" not in "".join(word.text for word in words(Spelling(codec), text).words)
+
+
+def test_the_same_ids_are_the_same_word() -> None:
+    spelling = Spelling(LETTERS)
+    first, second = words(spelling, "Ann ran."), words(spelling, "Bo ran.")
+    assert first.words[1] is second.words[1]
+    assert first.words[0] is not second.words[0]
+
+
+@given(text=st.text("ab Éé.\n-", max_size=30), sentence=st.text("ab é.", min_size=1, max_size=6))
+def test_what_a_spelt_text_holds_is_what_a_text_holds(tiny_codec: Any, text: str, sentence: str) -> None:
+    ids, form = tiny_codec.encode(text), flat(sentence)
+    spelt, plain = SpeltTexts(Spelling(tiny_codec)).of(ids), Texts(tiny_codec).of(ids)
+    assert spelt.text == plain.text
+    assert spelt.holds(form) == plain.holds(form)
