@@ -55,14 +55,15 @@ class Side:
 
 def comparison_view(sides: Sequence[Side]) -> dict[str, Any]:
     """What the API says of a comparison."""
+    pairings = _pairings(sides)
     return {
         "sides": [{"key": side.key, "name": side.name} for side in sides],
         "differs": differing(sides),
         "curves": {name: bands for name in CURVES if (bands := curve(sides, name))},
         "cells": [_cell(sides, cell) for cell in _cells(sides)],
-        "pairs": {side.key: _pair_value(pairing) for side, pairing in _pairings(sides)},
+        "pairs": {side.key: _pair_value(pairing) for side, pairing in pairings},
         "flips": _flips(sides),
-        "notes": [f"{side.name} against {sides[0].name}: {p.warning}" for side, p in _pairings(sides) if p.warning],
+        "notes": [f"{side.name} against {sides[0].name}: {p.warning}" for side, p in pairings if p.warning],
     }
 
 

@@ -3,12 +3,15 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
+const SHOWN = new Set(["title", "aria-label", "placeholder"]);
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, each] of Object.entries(value)) element.style.setProperty(key, each);
     else if (name in element && typeof value === "boolean") element[name] = value;
+    else if (SHOWN.has(name)) element.setAttribute(name, visible(String(value)));
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   add(element, children);
@@ -73,7 +76,7 @@ export function ago(seconds) {
 const SIGNS = { running: "▶", waiting: "◌", finished: "✓", stopped: "■", dead: "✕", gone: "⌀", file: "▤" };
 
 export function badge(word) {
-  return el("span", { class: "badge badge-" + word }, el("span", { "aria-hidden": "true" }, (SIGNS[word] || "•") + " "), word);
+  return el("span", { class: "badge badge-" + word }, el("span", { "aria-hidden": "true" }, (SIGNS[word] || "•") + " "), word.replace(/_/g, " "));
 }
 
 // A line of values without axes.

@@ -5,8 +5,12 @@ import { exported, get } from "./api.js";
 import { link, parse } from "./place.js";
 import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
+import { show as showRun } from "./screens/run.js";
+import { show as showEpisodes } from "./screens/episodes.js";
+import { show as showEvaluation } from "./screens/evaluation.js";
+import { show as showCompare } from "./screens/compare.js";
 
-const SCREENS = { runs: showRuns };
+const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, evaluation: showEvaluation, compare: showCompare };
 
 let stop = null;
 let turn = 0;
@@ -21,7 +25,8 @@ async function draw() {
   forget();
   const main = clear(document.getElementById("main"));
   header(place);
-  main.append(holder);
+  const waiting = el("p", { class: "loading" }, "Reading…");
+  main.append(waiting, holder);
   try {
     if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
     const ended = await SCREENS[place.screen](holder, place);
@@ -30,6 +35,7 @@ async function draw() {
   } catch (error) {
     clear(holder).append(trouble(error));
   }
+  waiting.remove();
 }
 
 // An address without a run means the only one that is shown.

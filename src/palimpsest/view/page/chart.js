@@ -1,0 +1,201 @@
+// Curves drawn as SVG: hover tells values, a drag zooms, a double click shows all again, a click leads to a step.
+
+import { clear, el, num, svg } from "./dom.js";
+
+const LEFT = 52, RIGHT = 18, TOP = 8, BOTTOM = 22;
+
+// Round steps of an axis: ticks(0, 1, 5) -> [0, 0.2, 0.4, 0.6, 0.8, 1].
+export function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(1, count) || 1;
+  const size = Math.pow(10, Math.floor(Math.log10(raw)));
+  const step = [1, 2, 5, 10].map((each) => each * size).find((each) => each >= raw * 0.75) || raw;
+  const found = [];
+  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
+  return found;
+}
+
+// A mean over the last points that weighs late ones more; 0 leaves values as they are, 0.99 is nearly flat.
+export function smoothed(points, strength) {
+  if (!strength) return points;
+  let mean = 0, weight = 0;
+  return points.map(([x, y]) => {
+    mean = strength * mean + (1 - strength) * y;
+    weight = strength * weight + (1 - strength);
+    return [x, mean / weight];
+  });
+}
+
+function extent(values, pad) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low === Infinity) return [0, 1];
+  if (low === high) return [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  return [low - (high - low) * pad, high + (high - low) * pad];
+}
+
+// {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true}], smoothing, domain,
+//  height, log, xName, range, onpick(x), onzoom([from, to] or null), hint}; back come {draw(changes), stop()}.
+export function chart(holder, options) {
+  const state = { smoothing: 0, domain: null, height: 170, series: [], ...options };
+  const title = el("div", { class: "chart-title" });
+  const area = el("div", { class: "chart-area" });
+  const tip = el("div", { class: "chart-tip", hidden: true });
+  area.append(tip);
+  holder.append(el("figure", { class: "chart" }, title, area));
+  let width = 0, drag = null, scale = null, drawing = null;
+  const across = (x) => (state.log ? Math.log2(x) : x);
+
+  function draw(changes) {
+    Object.assign(state, changes || {});
+    if (!width) return;
+    if (drawing) drawing.remove();
+    drawing = picture();
+    area.prepend(drawing);
+    caption();
+  }
+
+  function caption() {
+    const main = state.series[0];
+    const last = main && main.points.length ? main.points[main.points.length - 1][1] : null;
+    const names = state.series.length > 1 || state.legend ? legend() : el("span", { class: "chart-last" }, num(last));
+    clear(title).append(el("span", { class: "chart-name", title: state.hint || state.title }, state.title), names);
+  }
+
+  function legend() {
+    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, key(each, at), each.name)));
+  }
+
+  function key(each, at) {
+    return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: "c" + ((at % 6) + 1) }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": each.dashed ? "4 3" : null }));
+  }
+
+  function measure() {
+    const shown = ([x]) => !state.domain || (x >= state.domain[0] && x <= state.domain[1]);
+    const xs = [], ys = [];
+    for (const each of state.series) {
+      for (const point of each.points) if (shown(point)) (xs.push(point[0]), ys.push(point[1]));
+      for (const point of each.band || []) if (shown(point)) (xs.push(point[0]), ys.push(point[1], point[2]));
+    }
+    const [x0, x1] = state.domain || extent(xs, state.log ? 0.0 : 0), [y0, y1] = state.range || extent(ys, 0.06);
+    const w = width - LEFT - RIGHT, h = state.height - TOP - BOTTOM, from = across(x0), to = across(x1);
+    return {
+      x0, x1, y0, y1, w, h,
+      x: (value) => LEFT + (w * (across(value) - from)) / (to - from || 1),
+      y: (value) => TOP + h * (1 - (value - y0) / (y1 - y0 || 1)),
+      back: (px) => (state.log ? Math.pow(2, from + ((px - LEFT) / w) * (to - from)) : from + ((px - LEFT) / w) * (to - from)),
+    };
+  }
+
+  function picture() {
+    scale = measure();
+    const clip = "clip" + Math.random().toString(36).slice(2);
+    const label = state.title + ": " + state.series.map((each) => `${each.name} ${num(each.points.length ? each.points[each.points.length - 1][1] : null)}`).join(", ");
+    const root = svg("svg", { width, height: state.height, role: "img", "aria-label": label });
+    root.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 })));
+    root.append(grid());
+    const lines = svg("g", { "clip-path": `url(#${clip})` });
+    state.series.forEach((each, at) => lines.append(one(each, (at % 6) + 1)));
+    root.append(lines, svg("g", { class: "cursor" }));
+    return root;
+  }
+
+  function grid() {
+    const group = svg("g", { class: "axes" });
+    for (const value of ticks(scale.y0, scale.y1, 4)) {
+      const y = scale.y(value).toFixed(1);
+      group.append(svg("path", { d: `M${LEFT},${y}H${width - RIGHT}` }), svg("text", { x: LEFT - 6, y: Number(y) + 4, "text-anchor": "end" }, num(value)));
+    }
+    const all = [...new Set(state.series.flatMap((each) => each.points.map((point) => point[0])))].sort((a, b) => a - b);
+    const whole = all.every(Number.isInteger);
+    const marks = state.log ? all : ticks(scale.x0, scale.x1, Math.max(2, width / 110)).filter((value) => !whole || Number.isInteger(value));
+    for (const value of marks) {
+      if (value < scale.x0 || value > scale.x1) continue;
+      group.append(svg("text", { x: scale.x(value).toFixed(1), y: state.height - 6, "text-anchor": "middle" }, num(value)));
+    }
+    return group;
+  }
+
+  function path(points) {
+    return points.map(([x, y], at) => (at ? "L" : "M") + scale.x(x).toFixed(1) + "," + scale.y(y).toFixed(1)).join("");
+  }
+
+  function one(each, colour) {
+    const group = svg("g", { class: "c" + colour }), smooth = state.smoothing && !each.marks;
+    if (each.band && each.band.length > 1) {
+      const edge = each.band.map(([x, , high]) => [x, high]).concat(each.band.map(([x, low]) => [x, low]).reverse());
+      if (each.marks) for (const [x, low, high] of each.band) group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
+      else group.append(svg("path", { class: "band", d: path(edge) + "Z" }));
+    }
+    if (smooth) group.append(svg("path", { class: "line raw", d: path(each.points) }));
+    group.append(svg("path", { class: "line", d: path(smoothed(each.points, smooth ? state.smoothing : 0)), "stroke-dasharray": each.dashed ? "5 4" : null }));
+    if (each.marks || each.points.length === 1) for (const [x, y] of each.points) group.append(svg("circle", { class: "dot", cx: scale.x(x), cy: scale.y(y), r: 3.5 }));
+    return group;
+  }
+
+  function nearest(px) {
+    const at = scale.back(px);
+    let best = null;
+    for (const each of state.series) for (const [x] of each.points) if (best === null || Math.abs(across(x) - across(at)) < Math.abs(across(best) - across(at))) best = x;
+    return best;
+  }
+
+  function place(event) {
+    return event.clientX - area.getBoundingClientRect().left;
+  }
+
+  function hover(event) {
+    if (!scale || !drawing) return;
+    const px = place(event), cursor = clear(drawing.querySelector(".cursor"));
+    if (drag !== null) {
+      cursor.append(svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }));
+      return;
+    }
+    const x = nearest(px);
+    if (x === null) return;
+    cursor.append(svg("path", { d: `M${scale.x(x).toFixed(1)},${TOP}v${scale.h}` }));
+    const rows = state.series.map((each) => {
+      const point = each.points.find((candidate) => candidate[0] === x);
+      return point ? el("div", null, state.series.length > 1 ? each.name + " " : "", el("strong", null, num(point[1]))) : null;
+    });
+    clear(tip).append(el("div", { class: "faint" }, (state.xName || "step") + " " + num(x)), ...rows.filter(Boolean));
+    tip.hidden = false;
+    tip.style.setProperty("left", Math.min(width - 150, scale.x(x) + 10) + "px");
+  }
+
+  area.addEventListener("pointermove", hover);
+  area.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+    if (drawing) clear(drawing.querySelector(".cursor"));
+  });
+  area.addEventListener("pointerdown", (event) => {
+    if (event.button === 0 && scale) drag = place(event);
+  });
+  function release(event) {
+    if (drag === null) return;
+    const [from, to] = [drag, place(event)].sort((a, b) => a - b);
+    drag = null;
+    if (to - from > 8) {
+      if (state.onzoom) state.onzoom([scale.back(Math.max(LEFT, from)), scale.back(Math.min(width - RIGHT, to))]);
+    } else if (state.onpick && area.contains(event.target)) {
+      const x = nearest(to);
+      if (x !== null) state.onpick(x);
+    }
+  }
+  addEventListener("pointerup", release);
+  area.addEventListener("dblclick", () => state.onzoom && state.onzoom(null));
+  const watcher = new ResizeObserver((entries) => {
+    const now = Math.floor(entries[0].contentRect.width);
+    if (now !== width) ((width = now), draw());
+  });
+  watcher.observe(area);
+  return {
+    draw,
+    stop() {
+      watcher.disconnect();
+      removeEventListener("pointerup", release);
+    },
+  };
+}

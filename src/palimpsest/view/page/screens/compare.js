@@ -1,0 +1,102 @@
+// Two to six runs or evaluations side by side; differences are against the first.
+
+import { clear, el, num } from "../dom.js";
+import { get } from "../api.js";
+import { chart } from "../chart.js";
+import { link, replaceQuery } from "../place.js";
+
+export async function show(main, place) {
+  const keys = place.query.keys || "";
+  const told = await get("/api/compare?keys=" + encodeURIComponent(keys));
+  const names = Object.fromEntries(told.sides.map((side) => [side.key, side.name]));
+  const stops = [];
+  main.append(el("h1", null, told.sides.map((side) => side.name).join(" · ")), el("p", { class: "soft about" }, "Differences are against ", el("strong", null, told.sides[0].name), ", over the problems that both graded."));
+  main.append(...told.notes.map((note) => el("div", { class: "notice notice-warn" }, note)));
+  main.append(overall(told, names), differs(told));
+  if (Object.keys(told.curves).length) main.append(el("h2", null, "Curves"), curves(told, names, stops));
+  if (told.cells.length) main.append(el("h2", null, "Accuracy by length"), lengths(told, names, stops), table(told, names));
+  if (told.flips.length) main.append(el("h2", null, `Problems with another value (${told.flips.length})`), flips(told));
+  return () => stops.forEach((stop) => stop());
+}
+
+function overall(told, names) {
+  const rows = Object.entries(told.pairs).filter((pair) => pair[1].difference).map(([key, pair]) => {
+    const d = pair.difference;
+    return el("p", null, el("strong", null, names[key]), ` is ${signed(d.mean)} points (95% interval ${signed(d.low)} to ${signed(d.high)}, p ${num(d.p)}) over ${pair.counted}: ${d.better} better, ${d.worse} worse.`);
+  });
+  return rows.length ? el("div", { class: "notice" }, rows) : "";
+}
+
+const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(100 * value).toFixed(1);
+
+function differs(told) {
+  const rows = Object.entries(told.differs);
+  if (!rows.length) return el("p", { class: "soft" }, "Their configurations are the same.");
+  const head = el("tr", null, el("th", { scope: "col" }, "Key"), told.sides.map((side) => el("th", { scope: "col" }, side.name)));
+  const body = rows.map(([key, values]) => el("tr", null, el("td", { class: "mono" }, key), values.map((value) => el("td", { class: "mono" + (value === null ? " faint" : "") }, value === null ? "–" : JSON.stringify(value)))));
+  return el("details", { open: rows.length <= 30 }, el("summary", null, `What differs in the configuration (${rows.length} keys)`), el("table", { class: "rows plain" }, el("thead", null, head), el("tbody", null, body)));
+}
+
+function curves(told, names, stops) {
+  const holder = el("div", { class: "charts" });
+  let domain = null;
+  const all = Object.entries(told.curves).map(([name, bands]) => {
+    const series = bands.map((band) => ({
+      name: band.keys.map((key) => names[key]).join(", "),
+      points: band.steps.map((step, at) => [step, band.mean[at]]),
+      band: band.keys.length > 1 ? band.steps.map((step, at) => [step, band.low[at], band.high[at]]) : null,
+    }));
+    return chart(holder, { title: name, series, smoothing: 0.8, legend: true, height: 210, onzoom: (wanted) => ((domain = wanted), all.forEach((each) => each.draw({ domain }))) });
+  });
+  stops.push(...all.map((each) => each.stop));
+  return holder;
+}
+
+function lengths(told, names, stops) {
+  const holder = el("div", { class: "charts wide" });
+  const tasks = [...new Set(told.cells.filter((cell) => cell.size !== null).map((cell) => cell.task))];
+  for (const task of tasks) {
+    const own = told.cells.filter((cell) => cell.task === task && cell.size !== null);
+    const series = told.sides.map((side) => {
+      const cells = own.filter((cell) => cell.sides[side.key] && cell.sides[side.key].mean !== null);
+      return { name: names[side.key], marks: true, points: cells.map((cell) => [cell.size, cell.sides[side.key].mean]), band: cells.map((cell) => [cell.size, cell.sides[side.key].low, cell.sides[side.key].high]) };
+    }).filter((each) => each.points.length);
+    if (series.length) stops.push(chart(holder, { title: task, series, log: true, xName: "length", range: [0, 1.02], height: 220, legend: true }).stop);
+  }
+  return holder;
+}
+
+function table(told, names) {
+  const head = el("tr", null, el("th", { scope: "col" }, "Part"), told.sides.map((side, at) => el("th", { scope: "col" }, side.name, at ? el("small", null, "difference, 95%") : el("small", null, "accuracy, %"))));
+  const body = told.cells.map((cell) => el("tr", null, el("td", null, cell.label), told.sides.map((side) => {
+    const own = cell.sides[side.key], pair = cell.pairs[side.key], d = pair && pair.difference;
+    const clear_ = d && (d.low > 0 || d.high < 0);
+    return el("td", null, own && own.mean !== null ? (100 * own.mean).toFixed(1) : "–", d ? el("small", { class: clear_ ? "clear" : "" }, `${signed(d.mean)} [${signed(d.low)}, ${signed(d.high)}]${clear_ ? " ≠" : ""}`) : null);
+  })));
+  return el("table", { class: "rows" }, el("thead", null, head), el("tbody", null, body));
+}
+
+function flips(told) {
+  const head = el("tr", null, ["Problem", "Gold"].map((name) => el("th", { scope: "col" }, name)), told.sides.map((side) => el("th", { scope: "col" }, side.name)));
+  const holder = el("tbody", null);
+  let shown = 0;
+  const more = el("button", { type: "button", onclick: grow }, "Show more");
+  function grow() {
+    holder.append(...told.flips.slice(shown, shown + 50).map(row));
+    shown += 50;
+    more.hidden = shown >= told.flips.length;
+  }
+  function row(flip) {
+    const both = told.sides.filter((side) => (flip.sides[side.key] || {}).episode);
+    return el("tr", null, el("td", null, flip.question, el("small", null, `${flip.set} · ${flip.id}${flip.draw ? " · draw " + flip.draw : ""}`)), el("td", null, flip.golds.join(" | ")), told.sides.map((side) => {
+      const own = flip.sides[side.key];
+      if (!own) return el("td", { class: "faint" }, "not played");
+      const sign = own.value === null ? "?" : own.value >= 0.999 ? "✓" : own.value <= 0.001 ? "✕" : "~";
+      const name = { "✓": "right", "✕": "wrong", "~": "partly", "?": "none" }[sign];
+      const where = own.episode && link({ screen: "episode", run: side.key, ...own.episode, query: both.length > 1 ? { beside: both.find((other) => other.key !== side.key).key } : {} });
+      return el("td", null, el("span", { class: "mark mark-" + name }, sign), " ", own.answer || "–", where ? el("small", null, el("a", { href: where }, "open the episode")) : null);
+    }));
+  }
+  grow();
+  return el("div", null, el("table", { class: "rows" }, el("thead", null, head), holder), more);
+}

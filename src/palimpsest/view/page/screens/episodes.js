@@ -1,0 +1,241 @@
+// The episodes of a step, or of a file: a histogram of rewards, a scatter, a table; what is filtered stands in the address.
+
+import { badge, clear, el, num, svg } from "../dom.js";
+import { get } from "../api.js";
+import { ticks } from "../chart.js";
+import { go, link, replaceQuery } from "../place.js";
+import { on } from "../keys.js";
+import { virtualTable } from "../table.js";
+
+const BINS = 20;
+const AXES = { reward: "reward", group: "group", turns: "turns", prompt_tokens: "tokens read", sampled_tokens: "tokens sampled", retention: "evidence kept", invention: "invented" };
+const MEASURED = ["retention", "invention"];
+
+export async function show(main, place) {
+  const path = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}`;
+  const state = { rows: [], share: 1, torn: null, more: true, measures: new Map(), asked: new Set(), stopped: false };
+  const query = { ...place.query };
+  const parts = layout(main, place);
+  const table = virtualTable(parts.table, { columns: columns(place, state), onsort: sortBy, onwindow: (rows) => measure(rows), label: "Episodes" });
+  parts.search.value = query.q || "";
+  on("j", "next step", () => beside(1));
+  on("k", "step before", () => beside(-1));
+  on("/", "search in questions and answers", () => parts.search.focus());
+  on("x", "take all filters off", () => set({ outcome: null, from: null, to: null, q: null, group: null }));
+  parts.search.addEventListener("input", () => set({ q: parts.search.value || null }));
+  parts.outcome.addEventListener("change", () => set({ outcome: parts.outcome.value || null }));
+  for (const axis of ["x", "y"]) parts[axis].addEventListener("change", () => set({ [axis]: parts[axis].value }));
+  parts.clear.addEventListener("click", () => set({ outcome: null, from: null, to: null, q: null, group: null }));
+  load().catch((error) => (parts.notice.append(el("div", { class: "notice notice-bad", role: "alert" }, error.message)), (state.more = false)));
+  get(path + "/decoder").then((told) => told.why && parts.notice.append(el("div", { class: "notice notice-warn" }, told.why))).catch(() => null);
+  steps();
+
+  async function load() {
+    let next = 0;
+    while (!state.stopped && state.more) {
+      const told = await get(path + "/episodes?from=" + next);
+      for (const row of told.rows) state.rows.push(row);
+      Object.assign(state, { share: told.share, torn: told.torn, more: told.more });
+      next = told.next;
+      draw();
+    }
+  }
+
+  async function steps() {
+    const all = await get(`/api/runs/${encodeURIComponent(place.run)}/steps`).catch(() => []);
+    state.steps = all.map(String);
+    const at = state.steps.indexOf(place.step);
+    if (at < 0 || all.length < 2) return;
+    const choose = el("select", { "aria-label": "Step", onchange: () => go({ screen: "episodes", run: place.run, step: choose.value, query }) }, all.map((step) => el("option", { value: step, selected: String(step) === place.step }, "step " + step)));
+    clear(parts.steps).append(el("button", { type: "button", disabled: at === 0, title: "step before (k)", onclick: () => beside(-1) }, "‹"), choose, el("button", { type: "button", disabled: at === all.length - 1, title: "next step (j)", onclick: () => beside(1) }, "›"));
+  }
+
+  function beside(by) {
+    const step = (state.steps || [])[(state.steps || []).indexOf(place.step) + by];
+    if (step !== undefined) go({ screen: "episodes", run: place.run, step, query });
+  }
+
+  function set(changes) {
+    Object.assign(query, changes);
+    for (const key of Object.keys(query)) if (query[key] === null || query[key] === "") delete query[key];
+    history.replaceState(null, "", link({ ...place, query }));
+    if (!query.q) parts.search.value = "";
+    draw();
+  }
+
+  function sortBy(name) {
+    set({ sort: query.sort === "-" + name ? name : "-" + name });
+  }
+
+  function value(row, name) {
+    if (MEASURED.includes(name)) return (state.measures.get(row.group + "/" + row.rollout) || {})[name];
+    return row[name];
+  }
+
+  function kept(row, without) {
+    const text = (query.q || "").toLowerCase();
+    if (query.outcome && row.outcome !== query.outcome) return false;
+    if (query.group !== undefined && String(row.group) !== query.group) return false;
+    if (without !== "reward" && query.from !== undefined && !(row.reward >= Number(query.from) && (row.reward < Number(query.to) || (query.last && row.reward <= Number(query.to))))) return false;
+    return !text || [row.question, row.answer || "", row.id, ...row.golds].some((each) => each.toLowerCase().includes(text));
+  }
+
+  function ordered(rows) {
+    if (!query.sort) return rows;
+    const name = query.sort.replace(/^-/, ""), sign = query.sort[0] === "-" ? -1 : 1;
+    const missing = (each) => each === null || each === undefined;
+    return [...rows].sort((a, b) => {
+      const [one, other] = [value(a, name), value(b, name)];
+      if (missing(one) || missing(other)) return Number(missing(one)) - Number(missing(other));
+      return (one < other ? -1 : one > other ? 1 : 0) * sign;
+    });
+  }
+
+  function draw() {
+    const shown = ordered(state.rows.filter((row) => kept(row)));
+    outcomes();
+    histogram(parts.histogram, state.rows.filter((row) => kept(row, "reward")), query, set);
+    for (const axis of ["x", "y"]) parts[axis].value = query[axis] || (axis === "x" ? varied(shown) : "reward");
+    scatter(parts.scatter, shown, parts.x.value, parts.y.value, value, place);
+    table.draw(shown, query.sort);
+    const groups = new Set(shown.map((row) => row.group)).size;
+    const ungraded = shown.filter((row) => row.reward === null).length;
+    const rewards = shown.filter((row) => row.reward !== null).map((row) => row.reward);
+    const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
+    const told = [`${num(shown.length)} of ${num(state.rows.length)} episodes in ${num(groups)} groups`, `mean reward ${num(mean)}`, ungraded ? `${num(ungraded)} without a grade` : null, state.more ? `reading, ${Math.round(100 * state.share)} %…` : null];
+    clear(parts.count).append(told.filter(Boolean).join(" · "));
+    parts.clear.hidden = !["outcome", "from", "q", "group"].some((key) => key in query);
+    clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");
+    const wanted = [query.sort && query.sort.replace(/^-/, ""), parts.x.value, parts.y.value].some((name) => MEASURED.includes(name));
+    if (wanted && !state.more) everything();
+  }
+
+  function outcomes() {
+    const counts = new Map();
+    for (const row of state.rows) counts.set(row.outcome, (counts.get(row.outcome) || 0) + 1);
+    const text = JSON.stringify([...counts]);
+    if (parts.outcome.dataset.told !== text) {
+      parts.outcome.dataset.told = text;
+      clear(parts.outcome).append(el("option", { value: "" }, "every outcome"), ...[...counts].map(([name, count]) => el("option", { value: name }, `${name} (${count})`)));
+    }
+    parts.outcome.value = query.outcome || "";
+  }
+
+  // Retention and invention need every prompt decoded: of the groups in sight, or of all where they order the table.
+  async function measure(rows) {
+    const groups = [...new Set(rows.map((row) => row.group))].filter((group) => !state.asked.has(group)).slice(0, 16);
+    if (!groups.length || state.stopped) return;
+    groups.forEach((group) => state.asked.add(group));
+    const told = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
+    for (const [key, each] of Object.entries(told)) state.measures.set(key, each);
+    if (!state.stopped && Object.keys(told).length) table.again();
+    return measure(rows);
+  }
+
+  async function everything() {
+    const before = state.measures.size;
+    const left = state.rows.filter((row) => !state.asked.has(row.group));
+    for (let at = 0; at < left.length && !state.stopped; at += 64) await measure(left.slice(at, at + 64));
+    if (!state.stopped && state.measures.size !== before) draw();
+  }
+
+  return () => {
+    state.stopped = true;
+    table.stop();
+  };
+}
+
+function layout(main, place) {
+  const parts = { notice: el("div", null), torn: el("div", null), steps: el("span", { class: "steps" }), count: el("p", { class: "soft about", "aria-live": "polite" }) };
+  parts.search = el("input", { type: "search", placeholder: "Search questions and answers…", "aria-label": "Search" });
+  parts.outcome = el("select", { "aria-label": "Outcome" });
+  parts.clear = el("button", { type: "button" }, "Take filters off");
+  const axis = (name) => el("select", { "aria-label": name }, Object.entries(AXES).map(([key, words]) => el("option", { value: key }, words)));
+  Object.assign(parts, { x: axis("Across"), y: axis("Up"), histogram: el("div", { class: "chart-area" }), scatter: el("div", { class: "chart-area" }), table: el("div", null) });
+  const title = place.step === "all" ? "Episodes" : /^\d+$/.test(place.step) ? "Episodes of step " + place.step : "Episodes of " + place.step;
+  main.append(
+    el("div", { class: "title" }, el("h1", null, title), parts.steps), parts.notice, parts.torn,
+    el("div", { class: "charts two" },
+      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint" }, "click a bar to filter")), parts.histogram),
+      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, parts.y, el("span", { class: "faint" }, "over"), parts.x), parts.scatter)),
+    el("div", { class: "tools" }, parts.search, parts.outcome, parts.clear), parts.count, parts.table,
+  );
+  return parts;
+}
+
+function columns(place, state) {
+  const measured = (row) => state.measures.get(row.group + "/" + row.rollout) || {};
+  const at = (row) => ({ run: place.run, step: place.step, group: row.group, rollout: row.rollout });
+  return [
+    { name: "group", title: "Group", sort: true, width: "3.4rem", cell: (row) => el("a", { href: link({ ...at(row), screen: "group" }) }, "g" + row.group) },
+    { name: "rollout", title: "Rollout", sort: true, width: "4.4rem", cell: (row) => el("a", { href: link({ ...at(row), screen: "episode" }) }, "open " + row.rollout) },
+    { name: "reward", title: "Reward", sort: true, number: true, width: "4.8rem", cell: (row) => (row.reward === null ? el("span", { title: row.reason || "", class: "faint" }, "ungraded") : num(row.reward)) },
+    { name: "outcome", title: "Outcome", sort: true, width: "9.8rem", cell: (row) => badge(row.outcome) },
+    { name: "turns", title: "Turns", sort: true, number: true, width: "3.8rem", cell: (row) => num(row.turns) },
+    { name: "prompt_tokens", title: "Read", hint: "tokens of all prompts", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.prompt_tokens) },
+    { name: "sampled_tokens", title: "Sampled", hint: "tokens the model wrote", sort: true, number: true, width: "5.2rem", cell: (row) => num(row.sampled_tokens) },
+    { name: "retention", title: "Kept", hint: "share of the evidence in the final memory", sort: true, number: true, width: "3.6rem", cell: (row) => num(measured(row).retention) },
+    { name: "invention", title: "Invented", hint: "share of sentences written that stand in nothing read", sort: true, number: true, width: "5.2rem", cell: (row) => num(measured(row).invention) },
+    { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
+    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : row.answer) },
+    { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => el("span", { title: row.golds.join(" | ") }, row.golds.join(" | ")) },
+  ];
+}
+
+// The first quantity that isn't the same in every episode.
+function varied(rows) {
+  const names = ["sampled_tokens", "prompt_tokens", "turns", "group"];
+  return names.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
+}
+
+function histogram(holder, rows, query, set) {
+  const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
+  clear(holder);
+  if (!rewards.length) return holder.append(el("p", { class: "faint" }, "no episode has a grade"));
+  const width = 560, height = 170, low = Math.min(0, ...rewards.slice(0, 1), rewards.reduce((a, b) => Math.min(a, b))), high = Math.max(low + 1e-9, rewards.reduce((a, b) => Math.max(a, b), 1));
+  const counts = new Array(BINS).fill(0), size = (high - low) / BINS;
+  for (const reward of rewards) counts[Math.min(BINS - 1, Math.floor((reward - low) / size))] += 1;
+  const most = Math.max(...counts), step = (width - 44) / BINS;
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "histogram", role: "group", "aria-label": "Histogram of rewards" });
+  for (const value of ticks(0, most, 3)) {
+    const y = height - 22 - ((height - 34) * value) / most;
+    root.append(svg("g", { class: "axes" }, svg("path", { d: `M36,${y}H${width}` }), svg("text", { x: 30, y: y + 4, "text-anchor": "end" }, num(value))));
+  }
+  counts.forEach((count, at) => {
+    const from = low + at * size, to = from + size, tall = Math.max(count ? 2 : 0, ((height - 34) * count) / most);
+    const chosen = query.from !== undefined && Math.abs(Number(query.from) - from) < 1e-6;
+    const pick = () => set(chosen ? { from: null, to: null, last: null } : { from: from.toFixed(8), to: to.toFixed(8), last: at === BINS - 1 ? "1" : null });
+    const label = `${count} episodes with a reward from ${num(Number(from.toPrecision(3)))} to ${num(Number(to.toPrecision(3)))}`;
+    const bar = svg("g", { class: "bin" + (chosen ? " chosen" : ""), role: "button", tabindex: 0, "aria-label": label, "aria-pressed": String(chosen), onclick: pick, onkeydown: (event) => (event.key === "Enter" || event.key === " ") && pick() });
+    bar.append(svg("title", null, label), svg("rect", { class: "reach", x: 38 + at * step, y: 4, width: step, height: height - 26 }), svg("rect", { class: "fill", x: 39 + at * step, y: height - 22 - tall, width: step - 2, height: tall }));
+    root.append(bar);
+  });
+  for (const value of ticks(low, high, 5)) root.append(svg("g", { class: "axes" }, svg("text", { x: 38 + ((width - 44) * (value - low)) / (high - low), y: height - 5, "text-anchor": "middle" }, num(value))));
+  holder.append(root);
+}
+
+function scatter(holder, rows, across, up, value, place) {
+  const points = rows.map((row) => ({ row, x: value(row, across), y: value(row, up) })).filter((each) => typeof each.x === "number" && typeof each.y === "number");
+  clear(holder);
+  if (!points.length) return holder.append(el("p", { class: "faint" }, "nothing to draw yet"));
+  const width = 560, height = 170, few = points.length > 3000 ? points.filter((_, at) => at % Math.ceil(points.length / 3000) === 0) : points;
+  const bounds = (name) => {
+    const low = few.reduce((a, p) => Math.min(a, p[name]), Infinity), high = few.reduce((a, p) => Math.max(a, p[name]), -Infinity);
+    return low === high ? [low - 0.5, high + 0.5] : [low, high];
+  };
+  const [x0, x1] = bounds("x"), [y0, y1] = bounds("y");
+  const px = (x) => 50 + ((width - 62) * (x - x0)) / (x1 - x0), py = (y) => 8 + (height - 36) * (1 - (y - y0) / (y1 - y0));
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${AXES[up]} over ${AXES[across]} of ${points.length} episodes; the table has the same` });
+  for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M46,${py(each)}H${width - 8}` }), svg("text", { x: 42, y: py(each) + 4, "text-anchor": "end" }, num(each))));
+  for (const each of ticks(x0, x1, 6)) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: height - 5, "text-anchor": "middle" }, num(each))));
+  const dots = svg("g", { class: "dots" });
+  few.forEach(({ row, x, y }, at) => {
+    const right = row.reward !== null && row.reward >= 0.5, jitter = (((at * 7919) % 13) - 6) * 0.45, cx = (px(x) + (((at * 104729) % 17) - 8) * 0.6).toFixed(1), cy = (py(y) + jitter).toFixed(1);
+    const shape = right ? svg("circle", { cx, cy, r: 2.6, class: "right" }) : svg("path", { d: `M${cx},${cy}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`, class: "wrong" });
+    shape.append(svg("title", null, `group ${row.group}, rollout ${row.rollout}: ${row.answer || row.outcome}`));
+    shape.addEventListener("click", () => go({ screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout }));
+    dots.append(shape);
+  });
+  root.append(dots);
+  holder.append(root);
+}

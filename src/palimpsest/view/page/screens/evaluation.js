@@ -1,0 +1,105 @@
+// An evaluation: accuracy of its parts, then every problem by its samples; what judge and strings disagree about first.
+
+import { clear, el, num } from "../dom.js";
+import { get } from "../api.js";
+import { link, replaceQuery } from "../place.js";
+import { on } from "../keys.js";
+import { virtualTable } from "../table.js";
+
+const SHOWS = { all: "every problem", disagree: "judge and strings disagree", differ: "draws differ", wrong: "wrong", right: "right", ungraded: "without a grade" };
+
+export async function show(main, place) {
+  const told = await get(`/api/runs/${encodeURIComponent(place.run)}/items`);
+  const query = { ...place.query };
+  const sets = [...new Set(told.rows.map((row) => row.set))];
+  const choose = el("select", { "aria-label": "Set", onchange: () => set({ set: choose.value || null }) }, el("option", { value: "" }, "every set"), sets.map((name) => el("option", { value: name }, name)));
+  const which = el("select", { "aria-label": "Which problems", onchange: () => set({ show: which.value === "all" ? null : which.value }) }, Object.entries(SHOWS).map(([key, words]) => el("option", { value: key }, words)));
+  const search = el("input", { type: "search", placeholder: "Search…", "aria-label": "Search", value: query.q || "", oninput: () => set({ q: search.value || null }) });
+  const count = el("p", { class: "soft about", "aria-live": "polite" });
+  const holder = el("div", null);
+  main.append(el("h1", null, "Problems of " + place.run));
+  if (told.unreadable) main.append(el("div", { class: "notice notice-bad" }, `${told.unreadable} lines of the log can't be read; they are left out`));
+  main.append(cells(told.cells), el("div", { class: "tools" }, choose, which, search), count, holder);
+  const table = virtualTable(holder, { columns: columns(place, told), onsort: (name) => set({ sort: query.sort === "-" + name ? name : "-" + name }), label: "Problems" });
+  on("/", "search", () => search.focus());
+  draw();
+
+  function set(changes) {
+    Object.assign(query, changes);
+    for (const key of Object.keys(query)) if (query[key] === null) delete query[key];
+    history.replaceState(null, "", link({ ...place, query }));
+    draw();
+  }
+
+  function draw() {
+    choose.value = query.set || "";
+    which.value = query.show || "all";
+    const shown = ordered(told.rows.filter((row) => kept(row, query)), query.sort);
+    clear(count).append(`${num(shown.length)} of ${num(told.rows.length)} problems`);
+    table.draw(shown, query.sort);
+  }
+
+  return table.stop;
+}
+
+const mean = (row) => {
+  const values = row.draws.map((draw) => draw.value).filter((value) => value !== null);
+  return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+};
+
+function kept(row, query) {
+  const value = mean(row), text = (query.q || "").toLowerCase();
+  if (query.set && row.set !== query.set) return false;
+  if (query.show === "disagree" && row.disagree !== 2) return false;
+  if (query.show === "differ" && new Set(row.draws.map((draw) => draw.value)).size < 2) return false;
+  if (query.show === "wrong" && !(value !== null && value < 0.5)) return false;
+  if (query.show === "right" && !(value !== null && value >= 0.5)) return false;
+  if (query.show === "ungraded" && row.draws.every((draw) => draw.value !== null)) return false;
+  return !text || [row.question, row.id, ...row.golds, ...row.draws.map((draw) => draw.answer || "")].some((each) => each.toLowerCase().includes(text));
+}
+
+function ordered(rows, sort) {
+  if (!sort) return rows;
+  const name = sort.replace(/^-/, ""), sign = sort[0] === "-" ? -1 : 1;
+  const of = { value: mean, size: (row) => row.size, tokens: (row) => row.draws[0].tokens, set: (row) => row.set, disagree: (row) => row.disagree };
+  return [...rows].sort((a, b) => (of[name](a) < of[name](b) ? -1 : of[name](a) > of[name](b) ? 1 : 0) * sign);
+}
+
+function cells(list) {
+  const rows = list.map((cell) => el("tr", null,
+    el("td", null, cell.label, cell.baseline ? el("small", null, "baseline " + cell.baseline) : null),
+    el("td", { class: "number" }, num(cell.episodes)), el("td", { class: "number" }, cell.ungraded ? num(cell.ungraded) : ""),
+    el("td", { class: "number" }, cell.mean === null ? "–" : (100 * cell.mean).toFixed(1)), el("td", null, interval(cell))));
+  const head = ["Part", "Episodes", "Ungraded", "Accuracy, %", "95% interval"].map((name, at) => el("th", { scope: "col", class: at && at < 4 ? "number" : "" }, name));
+  return el("details", { open: list.length <= 12 }, el("summary", null, `Accuracy of ${list.length} parts`), el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows)));
+}
+
+function interval(cell) {
+  if (cell.low === null || cell.low === undefined) return "";
+  const bar = el("span", { class: "interval", role: "img", "aria-label": `from ${(100 * cell.low).toFixed(0)} to ${(100 * cell.high).toFixed(0)} percent` }, el("span", { class: "interval-range", style: { left: 100 * cell.low + "%", width: 100 * (cell.high - cell.low) + "%" } }), el("span", { class: "interval-mean", style: { left: 100 * cell.mean + "%" } }));
+  return el("span", { class: "interval-cell" }, bar, el("span", { class: "faint" }, `${(100 * cell.low).toFixed(0)}–${(100 * cell.high).toFixed(0)}`));
+}
+
+// Right, wrong, partly, ungraded: a sign and a word for screen readers, never colour alone.
+function mark(value, words) {
+  if (value === null || value === undefined) return el("span", { class: "mark mark-none", title: words + ": no grade" }, "?");
+  const name = value >= 0.999 ? "right" : value <= 0.001 ? "wrong" : "partly";
+  return el("span", { class: "mark mark-" + name, title: `${words}: ${num(value)}`, role: "img", "aria-label": `${words} ${name}` }, { right: "✓", wrong: "✕", partly: "~" }[name]);
+}
+
+function columns(place, told) {
+  const strings = told.strings.map((name) => ({ name, title: name, hint: name.replace(/_/g, " "), width: name.length > 6 ? "9rem" : "4rem", cell: (row) => row.draws.map((draw) => mark(draw.metrics[name], name)) }));
+  const judge = told.judged ? [{ name: "disagree", title: "Judge", sort: true, width: "6rem", cell: (row) => [row.draws.map((draw) => mark(draw.judge, "judge")), row.disagree === 2 ? el("span", { class: "flag", title: "judge and strings disagree" }, " ≠") : null] }] : [];
+  return [
+    { name: "set", title: "Set", sort: true, width: "minmax(6rem,1fr)", cell: (row) => el("span", { title: row.id }, row.set) },
+    { name: "size", title: "Length", sort: true, number: true, width: "4rem", cell: (row) => num(row.size) },
+    { name: "value", title: "Draws", sort: true, width: "5rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
+    ...judge, ...strings,
+    { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
+    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws.map((draw) => draw.answer || draw.reason || draw.outcome).join("\n") }, row.draws[0].answer || row.draws[0].reason || row.draws[0].outcome) },
+    { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => row.golds.join(" | ") },
+    { name: "memory", title: "Last memory", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws[0].memory || "" }, row.draws[0].memory || "") },
+    { name: "tokens", title: "Tokens", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.draws[0].tokens) },
+    { name: "open", title: "Episode", width: "4rem", cell: (row) => row.draws.filter((draw) => draw.episode).slice(0, 1).map((draw) => el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }) }, "open")) },
+  ];
+}

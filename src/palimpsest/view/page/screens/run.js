@@ -1,0 +1,227 @@
+// A run: how it stands, what is wrong first, curves that follow it, its configuration. Evaluations and files have less.
+
+import { ago, badge, clear, duration, el, num } from "../dom.js";
+import { every, get } from "../api.js";
+import { chart } from "../chart.js";
+import { go, link, replaceQuery } from "../place.js";
+import { on } from "../keys.js";
+
+const GROUPS = [
+  ["Reward", ["reward/mean", "reward/std", "groups/with_signal", "reward/ungraded", "eval/accuracy"]],
+  ["Memory", ["memory/evidence_retention", "memory/copy_fidelity", "memory/tokens", "memory/truncated", "memory/overwrite_rate", "memory/recall_rate", "memory/recall_hit_rate", "memory/update_rate", "memory/malformed_rate"]],
+  ["Policy", ["policy/entropy", "policy/clip_fraction", "policy/logprob_gap", "sampler/logprob_gap_mean", "policy/approx_kl", "policy/kl", "optim/grad_norm", "optim/learning_rate", "optim/grad_skipped"]],
+  ["Episodes and tools", ["episode/turns", "episode/sampled_tokens", "episode/prompt_tokens", "tool/prunes", "tool/context_tokens", "curriculum/chunks", "curriculum/objectives"]],
+  ["Lessons", ["loss", "sft/loss", "accuracy", "sft/accuracy"]],
+];
+const CLOCKS = ["rollout_s", "learn_s", "rollout_tokens_per_s", "rss_mb"];
+const EXPLAINED = {
+  "reward/mean": "mean reward of the graded episodes",
+  "groups/with_signal": "share of groups whose rewards differ, so that they teach something",
+  "memory/evidence_retention": "share of the evidence that stands in the final memory",
+  "memory/copy_fidelity": "share of sentences written that stand in what was read; the rest is invented",
+  "memory/truncated": "share of memories cut by their budget",
+  "policy/entropy": "how undecided the policy is, in nats a token",
+  "policy/logprob_gap": "how far sampler and learner differ, in nats a token",
+};
+
+export async function show(main, place) {
+  const path = "/api/runs/" + encodeURIComponent(place.run);
+  const facts = await get(path);
+  const parts = { head: el("div", null), alarms: el("div", { "aria-live": "polite" }), charts: el("div", null), rest: el("div", null) };
+  main.append(parts.head, parts.alarms, parts.charts, parts.rest);
+  head(parts.head, facts);
+  if (facts.kind !== "run") {
+    configuration(parts.rest, facts);
+    return facts.evaluated ? lengths(parts.charts, path) : null;
+  }
+  const curves = curvesOf(parts.charts, place, facts);
+  const told = { file: null, next: -1, clocks: -1, rows: [], timings: [] };
+  await refresh();
+  let stopLengths = facts.evaluated ? await lengths(parts.charts, path) : null;
+  configuration(parts.rest, facts);
+  await events(parts.rest, path);
+  on("e", "episodes of the newest step", () => newest(place, path));
+  on("0", "show all steps again", () => curves.zoom(null));
+
+  async function refresh() {
+    const [now, metrics, timings, alarms] = await Promise.all([
+      get(path), get(path + "/metrics?since=" + told.next), get(path + "/timings?since=" + told.clocks), get(path + "/alarms"),
+    ]);
+    if ((told.file !== null && told.file !== metrics.file) || metrics.last < told.next) {
+      Object.assign(told, { file: null, next: -1, clocks: -1, rows: [], timings: [] });
+      return refresh();
+    }
+    Object.assign(told, { file: metrics.file, next: metrics.next, clocks: timings.next });
+    told.rows.push(...metrics.rows);
+    told.timings.push(...timings.rows);
+    head(parts.head, now);
+    warn(parts.alarms, alarms);
+    if (metrics.rows.length || !curves.drawn()) curves.draw(told.rows, told.timings);
+  }
+
+  const stopPolling = every(2, () => refresh().catch((error) => lost(parts.alarms, error)));
+  return () => {
+    stopPolling();
+    curves.stop();
+    if (stopLengths) stopLengths();
+  };
+}
+
+async function newest(place, path) {
+  const steps = await get(path + "/steps");
+  if (steps.length) go({ screen: "episodes", run: place.run, step: steps[steps.length - 1] });
+}
+
+function lost(holder, error) {
+  clear(holder).append(el("div", { class: "notice notice-bad", role: "alert" }, error.message));
+}
+
+function head(holder, facts) {
+  const links = [];
+  const episodes = facts.kind === "run" ? null : link({ screen: "episodes", run: facts.key, step: "all" });
+  if (facts.recorded && episodes) links.push(el("a", { class: "button", href: episodes }, "Episodes"));
+  if (facts.recorded && !episodes) links.push(el("a", { class: "button", href: link({ screen: "episodes", run: facts.key, step: facts.step }) }, "Newest episodes"));
+  if (facts.evaluated) links.push(el("a", { class: "button", href: link({ screen: "evaluation", run: facts.key }) }, "Problems of its evaluation"));
+  const share = facts.steps ? facts.step / facts.steps : null;
+  const live = facts.status === "running" || facts.status === "waiting";
+  const about = [
+    facts.recipe,
+    facts.step === null ? null : "step " + num(facts.step) + (facts.steps ? " of " + num(facts.steps) : ""),
+    live && facts.seconds_left ? "about " + duration(facts.seconds_left) + " to go" : null,
+    "written " + ago(facts.updated),
+  ].filter(Boolean);
+  clear(holder).append(
+    el("div", { class: "title" }, el("h1", null, facts.name), badge(facts.status), el("span", { class: "grow" }), ...links),
+    el("p", { class: "soft about" }, about.join(" · ")),
+    share === null ? "" : el("progress", { class: "bar", max: 1, value: Math.min(1, share), "aria-label": "steps done" }),
+  );
+}
+
+const WORDS = { red: ["✕", "Alarm", "notice-bad"], amber: ["▲", "Warning", "notice-warn"], advice: ["→", "Advice", "notice-good"] };
+
+function warn(holder, alarms) {
+  const text = JSON.stringify(alarms);
+  if (holder.dataset.told === text) return;
+  holder.dataset.told = text;
+  clear(holder).append(...alarms.map((each) => {
+    const [sign, word, style] = WORDS[each.severity];
+    return el("div", { class: "notice " + style }, el("strong", null, sign + " " + word + ": "), each.text);
+  }));
+}
+
+function curvesOf(holder, place, facts) {
+  let rows = [], timings = [], all = [], charts = new Map();
+  let domain = place.query.from ? [Number(place.query.from), Number(place.query.to)] : null;
+  let smoothing = place.query.smooth === undefined ? 0.8 : Number(place.query.smooth);
+  const own = new Set((place.query.more || "").split(",").filter(Boolean));
+  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing, oninput: (event) => smooth(Number(event.target.value)) });
+  const picker = el("input", { type: "search", list: "metric-names", placeholder: "Add a metric…", "aria-label": "Add a metric", onchange: add });
+  const whole = el("button", { type: "button", hidden: domain === null, onclick: () => zoom(null) }, "Show all steps");
+  const tools = el("div", { class: "tools" }, el("label", null, "Smoothing ", slider), picker, el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))), whole, el("span", { class: "faint" }, "Drag to zoom, click for the step's episodes."));
+  const grid = el("div", null);
+  holder.append(tools, grid);
+
+  function points(source, name) {
+    return source.filter((row) => typeof row[name] === "number").map((row) => [row.step, row[name]]);
+  }
+
+  function sections() {
+    const known = new Set(facts.metrics.concat(rows.length ? Object.keys(rows[rows.length - 1]) : []));
+    const found = GROUPS.map(([title, names]) => [title, names.filter((name) => known.has(name))]);
+    const lengths = [...known].filter((name) => name.startsWith("eval/") && !found[0][1].includes(name)).sort();
+    found[0][1].push(...lengths.slice(0, 8));
+    found.push(["Time", CLOCKS.filter((name) => timings.some((row) => name in row))]);
+    if (own.size) found.unshift(["Chosen", [...own].filter((name) => known.has(name))]);
+    return found.filter((each) => each[1].length);
+  }
+
+  function draw(newRows, newTimings) {
+    rows = newRows;
+    timings = newTimings;
+    const wanted = sections(), names = JSON.stringify(wanted);
+    if (all !== names) {
+      all = names;
+      for (const each of charts.values()) each.stop();
+      charts = new Map();
+      clear(grid);
+      for (const [title, list] of wanted) {
+        const cells = el("div", { class: "charts" });
+        grid.append(el("h2", null, title), cells);
+        for (const name of list) charts.set(title + name, { ...chart(cells, { title: name, hint: EXPLAINED[name], onzoom: zoom, onpick: pick }), name, clock: title === "Time" });
+      }
+    }
+    for (const each of charts.values()) each.draw({ series: [{ name: each.name, points: points(each.clock ? timings : rows, each.name) }], smoothing, domain });
+  }
+
+  function smooth(strength) {
+    smoothing = strength;
+    for (const each of charts.values()) each.draw({ smoothing });
+    replaceQuery(place, (place.query = { ...place.query, smooth: strength }));
+  }
+
+  function zoom(wanted) {
+    domain = wanted;
+    whole.hidden = wanted === null;
+    for (const each of charts.values()) each.draw({ domain });
+    replaceQuery(place, (place.query = { ...place.query, from: wanted ? Math.round(wanted[0]) : null, to: wanted ? Math.round(wanted[1]) : null }));
+  }
+
+  function add(event) {
+    const name = event.target.value;
+    if (!facts.metrics.includes(name)) return;
+    own.add(name);
+    event.target.value = "";
+    replaceQuery(place, (place.query = { ...place.query, more: [...own].join(",") }));
+    draw(rows, timings);
+  }
+
+  function pick(step) {
+    if (facts.recorded) go({ screen: "episodes", run: facts.key, step: Math.round(step) });
+  }
+
+  return {
+    draw, zoom,
+    drawn: () => charts.size > 0,
+    stop: () => charts.forEach((each) => each.stop()),
+  };
+}
+
+// Accuracy by length with 95% intervals: a line a task, dashed for what was played beside the agent.
+async function lengths(holder, path) {
+  const told = await get(path + "/items").catch(() => null);
+  if (!told) return null;
+  const lines = new Map();
+  for (const cell of told.cells.filter((each) => each.size !== null && each.mean !== null)) {
+    const name = cell.baseline ? `${cell.task} (${cell.baseline})` : cell.task;
+    if (!lines.has(name)) lines.set(name, { name, points: [], band: [], marks: true, dashed: Boolean(cell.baseline) });
+    lines.get(name).points.push([cell.size, cell.mean]);
+    lines.get(name).band.push([cell.size, cell.low, cell.high]);
+  }
+  if (!lines.size) return null;
+  const cells = el("div", { class: "charts wide" });
+  holder.prepend(el("h2", null, "Accuracy by length"), cells);
+  const made = chart(cells, { title: "accuracy, 95% intervals", series: [...lines.values()], log: true, xName: "length", range: [0, 1.02], height: 240, legend: true });
+  made.draw();
+  return made.stop;
+}
+
+function configuration(holder, facts) {
+  const rows = Object.entries(facts.config);
+  const table = el("table", { class: "rows plain" }, el("tbody", null, rows.map(([key, value]) => el("tr", null, el("td", { class: "mono" }, key), el("td", { class: "mono" }, JSON.stringify(value))))));
+  const filter = el("input", { type: "search", placeholder: "Filter keys…", "aria-label": "Filter keys", oninput: (event) => {
+    for (const row of table.querySelectorAll("tr")) row.hidden = !row.textContent.toLowerCase().includes(event.target.value.toLowerCase());
+  } });
+  holder.append(el("details", null, el("summary", null, `Configuration (${rows.length} keys)`), el("p", { class: "faint" }, facts.path), filter, table));
+}
+
+async function events(holder, path) {
+  const told = (await get(path + "/events?since=0")).rows;
+  const quiet = told.filter((row) => row.kind === "refills_used_up").length;
+  const rows = told.filter((row) => row.kind !== "refills_used_up").reverse().slice(0, 200);
+  const list = rows.map((row) => {
+    const { number, time, kind, ...detail } = row;
+    return el("tr", null, el("td", { class: "number faint" }, time || ""), el("td", null, kind), el("td", { class: "mono" }, Object.keys(detail).length ? JSON.stringify(detail) : ""));
+  });
+  const note = quiet ? el("p", { class: "faint" }, `and ${num(quiet)} times refills were used up`) : null;
+  holder.append(el("details", null, el("summary", null, `What happened to the process (${rows.length})`), el("table", { class: "rows plain" }, el("tbody", null, list)), note));
+}

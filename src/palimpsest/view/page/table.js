@@ -1,0 +1,63 @@
+// A table of any length: only the rows in sight are in the page. Rows have one height.
+
+import { clear, el } from "./dom.js";
+
+const HEIGHT = 34, SPARE = 8;
+
+// {columns: [{name, title, number, sort: true, cell(row) -> node or text, width}], onsort(name), label};
+// back come {draw(rows, sort), stop(), seen() -> rows in sight}.
+export function virtualTable(holder, options) {
+  const head = el("div", { class: "vhead", role: "row" });
+  const body = el("div", { class: "vbody" });
+  const space = el("div", { class: "vspace" });
+  const frame = el("div", { class: "vtable", role: "table", "aria-label": options.label, tabindex: 0 }, head, body);
+  body.append(space);
+  holder.append(frame);
+  let rows = [], sort = "", first = 0, last = 0;
+  const template = options.columns.map((column) => column.width || "minmax(5rem,1fr)").join(" ");
+  const least = options.columns.reduce((sum, column) => sum + parseFloat((/([\d.]+)rem/.exec(column.width) || [0, 5])[1]) + 0.7, 1);
+  frame.style.setProperty("--columns", template);
+  frame.style.setProperty("--least", least + "rem");
+
+  function titles() {
+    clear(head).append(...options.columns.map((column) => {
+      const mark = sort === column.name ? " ▲" : sort === "-" + column.name ? " ▼" : "";
+      const state = mark === " ▲" ? "ascending" : mark ? "descending" : null;
+      const content = column.sort ? el("button", { type: "button", class: "quiet", title: column.hint || null, onclick: () => options.onsort(column.name) }, column.title + mark) : column.title;
+      return el("div", { class: column.number ? "number" : "", role: "columnheader", "aria-sort": state }, content);
+    }));
+  }
+
+  function window_() {
+    const top = Math.max(0, frame.scrollTop - head.offsetHeight);
+    first = Math.max(0, Math.floor(top / HEIGHT) - SPARE);
+    last = Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE);
+    const made = rows.slice(first, last).map((row, at) => {
+      const line = el("div", { class: "vrow", role: "row", "aria-rowindex": first + at + 1 }, options.columns.map((column) => el("div", { class: column.number ? "number" : "", role: "cell" }, column.cell(row))));
+      line.style.setProperty("top", (first + at) * HEIGHT + "px");
+      return line;
+    });
+    space.style.setProperty("height", rows.length * HEIGHT + "px");
+    space.replaceChildren(...made);
+    if (options.onwindow) options.onwindow(rows.slice(first, last));
+  }
+
+  let asked = 0;
+  frame.addEventListener("scroll", () => {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(window_);
+  });
+  const watcher = new ResizeObserver(window_);
+  watcher.observe(frame);
+  return {
+    draw(newRows, newSort) {
+      rows = newRows;
+      sort = newSort || "";
+      frame.setAttribute("aria-rowcount", rows.length);
+      titles();
+      window_();
+    },
+    again: window_,
+    stop: () => watcher.disconnect(),
+  };
+}

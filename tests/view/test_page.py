@@ -1,0 +1,447 @@
+"""The page in a browser: every screen and its links, hostile texts, a run that goes on; what modules may not do."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from palimpsest.events import Event, Plain
+from palimpsest.rollout.record import encode_groups
+from palimpsest.runs.lock import FolderLock
+from palimpsest.runs.rows import append_row
+from palimpsest.serve.bounded import ConnectionLimits
+from palimpsest.serve.http import Server, bound
+from palimpsest.serve.viewer import ViewerService
+from palimpsest.types import Group
+from palimpsest.view.answers import Answers
+from palimpsest.view.page_files import page_files
+from palimpsest.view.sources import Library
+from support.browser import Watched, chromium
+from support.kill_child import STEPS
+from support.killing import child, differences, killed_often
+from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
+
+METRICS = [
+    {"step": step, "reward/mean": 0.2 + step / 100, "policy/entropy": 1.0, "memory/truncated": 0.4}
+    for step in range(1, 31)
+]
+TIMINGS = [{"step": step, "rollout_s": 1.0, "learn_s": 0.5} for step in range(1, 31)]
+GROUPS = [group(f"p{place}", (0.0, 1.0, 0.5, None), turns=2 + place % 3) for place in range(12)]
+
+
+@contextmanager
+def viewer(*paths: Path) -> Iterator[str]:
+    """The address of a viewer in a thread of this process."""
+    service = ViewerService(Answers(Library(paths)))
+    with bound("127.0.0.1", 0) as taken:
+        server = Server(service.app(), taken, ConnectionLimits(), grace_seconds=1)
+        server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't
+        thread = threading.Thread(target=server.run_here)
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.should_exit = True
+            thread.join()
+            service.close()
+
+
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    records = dict.fromkeys((1, 2, 30), GROUPS)
+    for name, seed in (("first", 0), ("second", 1)):
+        config = f"policy:\n  options:\n    memory_tokens: {8 + seed}\n"
+        run_folder(
+            path / name,
+            METRICS,
+            steps=30,
+            timings=TIMINGS,
+            events=[{"kind": "started"}],
+            records=records,
+            config=config,
+        )
+    for name, right in (("eval-a", 3), ("eval-b", 1)):
+        judged = [
+            sample(
+                "4 chunks",
+                f"p{n}",
+                float(n < right),
+                metrics={"judge": float(n < right), "em": float(n == 0), "sub_em": 1.0},
+            )
+            for n in range(5)
+        ]
+        evaluation_folder(path / name, [*judged, *(sample("64 chunks", f"p{n}", 0.0, size=64) for n in range(5))])
+    return path
+
+
+def _metrics(number: int, right: int) -> dict[str, float]:
+    return {"judge": float(number < right), "em": float(number == 0), "sub_em": 1.0}
+
+
+@pytest.fixture(scope="module")
+def origin(folder: Path) -> Iterator[str]:
+    with viewer(folder) as url:
+        yield url
+
+
+@pytest.fixture
+def watched(browser: Any, origin: str) -> Iterator[Watched]:
+    page = Watched(browser, origin)
+    yield page
+    assert page.errors == []
+    assert page.strays == []
+    page.close()
+
+
+SCREENS = {
+    "#/": "Runs and evaluations",
+    "#/r/first": "first",
+    "#/r/first/s/30": "Episodes of step 30",
+    "#/r/eval-a/items": "Problems of eval-a",
+    "#/compare?keys=first,second": "first · second",
+    "#/compare?keys=eval-a,eval-b": "eval-a · eval-b",
+}
+
+
+@pytest.mark.parametrize("place", SCREENS)
+def test_every_screen_opens_by_its_link(place: str, watched: Watched) -> None:
+    page = watched.go(place)
+    assert page.locator("h1").first.inner_text() == SCREENS[place]
+    assert page.locator(".notice-bad[role=alert]").count() == 0
+
+
+def test_the_list_leads_to_a_run_and_the_back_button_back(watched: Watched) -> None:
+    page = watched.go("#/")
+    page.get_by_role("link", name="first", exact=True).click()
+    page.wait_for_selector(".chart svg")
+    assert "✕ Alarm" in page.locator(".notice").first.inner_text()  # 40 % of the memories are cut
+    page.get_by_role("link", name="Newest episodes").click()
+    page.wait_for_selector(".vrow")
+    page.go_back()
+    page.wait_for_selector("h1:text('first')")
+    page.go_back()
+    page.wait_for_selector("h1:text('Runs and evaluations')")
+
+
+def test_a_point_of_a_curve_leads_to_its_steps_episodes(watched: Watched) -> None:
+    page = watched.go("#/r/first")
+    box = page.locator(".chart svg[role=img]").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] - 19, box["y"] + 60)
+    page.wait_for_selector("h1:text('Episodes of step 30')")
+
+
+def test_a_drag_zooms_and_stands_in_the_address(watched: Watched) -> None:
+    page = watched.go("#/r/first")
+    box = page.locator(".chart svg[role=img]").first.bounding_box()
+    page.mouse.move(box["x"] + 120, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 220, box["y"] + 60)
+    page.mouse.up()
+    page.get_by_role("button", name="Show all steps").wait_for()
+    assert re.search(r"from=\d+&to=\d+", page.url)
+    page.reload()
+    watched.read()
+    page.get_by_role("button", name="Show all steps").click()
+    assert "from=" not in page.url
+
+
+def test_filters_of_episodes_stand_in_the_address_and_survive_a_reload(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30")
+    page.wait_for_selector(".vrow")
+    assert "48 of 48 episodes" in page.locator(".about").inner_text()
+    page.get_by_role("button", name=re.compile("12 episodes with a reward from 0.95")).click()
+    assert "12 of 48 episodes" in page.locator(".about").inner_text()
+    page.get_by_role("button", name=re.compile("^Turns")).click()
+    assert "sort=-turns" in page.url
+    page.reload()
+    watched.read()
+    page.wait_for_selector(".vrow")
+    assert "12 of 48 episodes" in page.locator(".about").inner_text()
+    assert page.locator(".vrow").first.locator("[role=cell]").nth(4).inner_text() == "4"
+
+
+def test_searching_finds_a_question(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30?q=p7")
+    page.wait_for_selector(".vrow")
+    assert "4 of 48 episodes" in page.locator(".about").inner_text()
+
+
+def test_keys_are_told_and_lead_between_steps(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/1")
+    page.wait_for_selector("select[aria-label=Step]")
+    page.keyboard.press("j")
+    page.wait_for_selector("h1:text('Episodes of step 2')")
+    page.keyboard.press("?")
+    assert "step before" in page.locator("dialog").inner_text()
+
+
+def test_two_ticked_evaluations_are_compared_with_their_paired_difference(watched: Watched) -> None:
+    page = watched.go("#/")
+    for name in ("eval-a", "eval-b"):
+        page.get_by_label(f"compare {name}").check()
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_selector("h1:text('eval-a')")
+    assert "0 better, 2 worse" in page.locator(".notice").first.inner_text()
+    assert "Problems with another value (2)" in page.locator("#main").inner_text()
+
+
+def test_runs_that_differ_in_one_key_show_that_one(watched: Watched) -> None:
+    page = watched.go("#/compare?keys=first,second")
+    assert "What differs in the configuration (1 keys)" in page.locator("#main").inner_text()
+    assert "policy.options.memory_tokens" in page.locator("#main").inner_text()
+
+
+def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> None:
+    page = watched.go("#/r/eval-a/items")
+    page.wait_for_selector(".vrow")
+    assert page.locator(".vrow").first.locator(".flag").count() == 1
+    page.get_by_label("Which problems").select_option("disagree")
+    assert "2 of 10 problems" in page.locator(".about").inner_text()
+
+
+def test_light_and_dark_are_a_button_away(watched: Watched) -> None:
+    page = watched.go("#/")
+    colours = set()
+    for _ in range(2):
+        page.get_by_title("Light or dark").click()
+        colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2
+
+
+@pytest.mark.parametrize("place", ["#/r/nobody", "#/r/first/s/77", "#/compare?keys=first", "#/nowhere/at/all"])
+def test_an_address_with_nothing_there_says_so(place: str, watched: Watched) -> None:
+    page = watched.go(place)
+    page.wait_for_selector("[role=alert]")
+
+
+def test_no_screen_changes_the_folder(watched: Watched, folder: Path) -> None:
+    before = state_of(folder)
+    for place in SCREENS:
+        watched.go(place)
+    assert state_of(folder) == before
+
+
+HOSTILE = (
+    "<script>window.hit=1</script>",
+    "<img src=x onerror='window.hit=1'>",
+    '"><svg onload=window.hit=1>',
+    "javascript:window.hit=1",
+    "<iframe srcdoc='<script>parent.hit=1</script>'>",
+    "{{constructor.constructor('window.hit=1')()}}",
+    "${window.hit=1}",
+    "<a href=http://evil.example>x</a>",
+    "<link rel=stylesheet href=http://evil.example/x.css>",
+    "</title><script>window.hit=1</script>",
+    "\u202eevil\u202c\u0000\u0007",
+    "<style>@import 'http://evil.example'</style>",
+    "__proto__",
+    "<base href=http://evil.example/>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=window.hit=1>",
+)
+
+
+def hostile(count: int) -> list[str]:
+    """Texts that would do something in a page that doesn't take care, cut and joined at random."""
+    rng = random.Random(0)
+    found = list(HOSTILE)
+    while len(found) < count:
+        one, other = rng.choice(HOSTILE), rng.choice(HOSTILE)
+        found.append(one[: rng.randrange(len(one) + 1)] + other[rng.randrange(len(other)) :] + rng.choice(HOSTILE))
+    return found
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_hostile_texts_execute_nothing_and_ask_nobody(count: int, browser: Any, tmp_path: Path) -> None:
+    texts = hostile(count)
+    groups = [_hostile_group(texts[place : place + 5]) for place in range(0, count, 5)]
+    name = "<img src=x onerror=window.hit=1>"
+    run = run_folder(
+        tmp_path / name,
+        [{"step": 1, "reward/mean": 0.5, "<img src=x onerror=window.hit=1>": 1.0}],
+        records={1: groups},
+        events=[{"kind": text, "detail": text} for text in texts[:200]],
+        config="".join(f"k{place}: {orjson.dumps(text).decode()}\n" for place, text in enumerate(HOSTILE)),
+    )
+    samples = [
+        sample(text[:40], f"p{at}", 0.0, answer=text, memory=text, answers=(text,)) for at, text in enumerate(texts)
+    ]
+    evaluation = evaluation_folder(tmp_path / "eval", samples)
+    with viewer(run, evaluation) as url:
+        watched = Watched(browser, url)
+        keys = [row["key"] for row in Answers(Library([run, evaluation])).get("/api/runs")["runs"]]
+        for place in (
+            "#/",
+            f"#/r/{keys[0]}",
+            f"#/r/{keys[0]}/s/1",
+            f"#/r/{keys[1]}/items",
+            f"#/compare?keys={keys[0]},{keys[1]}",
+        ):
+            page = watched.go(place)
+            _scroll(page)
+            assert page.evaluate("window.hit") is None, place
+            assert page.locator("script:not([src]), iframe, main img, main style, main link, main base").count() == 0
+        assert "\u202e" not in page.content()
+        assert watched.strays == []
+        assert [error for error in watched.errors if "Content Security Policy" in error] == []
+        watched.close()
+
+
+def _scroll(page: Any) -> None:
+    """Bring every row of a long table into the page once."""
+    page.evaluate("""async () => {
+        const table = document.querySelector('.vtable');
+        for (let at = 0; table && at < table.scrollHeight; at += 600) {
+            table.scrollTop = at;
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+        }
+    }""")
+
+
+def _hostile_group(texts: list[str]) -> Group:
+    made = group(texts[0], (0.0,))
+    problem = replace(made.problem, question=texts[1], answers=(texts[2],), metadata={"evidence": [texts[3]]})
+    event = Event(Plain(texts[0][:20], {"text": texts[4]}), 0)
+    trajectory = replace(made.trajectories[0], answer=texts[4], group_id=texts[3], events=(event,))
+    return replace(
+        made,
+        problem=problem,
+        trajectories=(trajectory,),
+        grades=(replace(made.grades[0], value=None, reason=texts[0]),),
+    )
+
+
+def test_a_torn_frame_is_told_above_what_is_whole(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "torn.jsonl.zst"
+    path.write_bytes(encode_groups(GROUPS)[:-40])
+    with viewer(path) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/torn.jsonl.zst/s/all")
+        page.wait_for_selector(".vrow")
+        assert "cut short or damaged after 11 whole groups" in page.locator("[role=alert]").inner_text()
+        watched.close()
+
+
+@pytest.mark.slow
+def test_a_run_is_followed_through_three_deaths_and_resumes(browser: Any, tmp_path: Path) -> None:
+    """Steps that come, a process that dies with half a row written, a resume that cuts back to its checkpoint."""
+    run = run_folder(tmp_path / "first", METRICS[:4], steps=30, events=[{"kind": "started"}])
+    with viewer(run) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/first")
+        done = 4
+        for _ in range(3):
+            held = FolderLock(run)
+            for row in METRICS[done : done + 6]:
+                append_row(run / "metrics.jsonl", row)
+            done += 6
+            page.wait_for_selector(f"text=step {done} of 30")
+            page.wait_for_selector(".badge:text('running')")
+            _die(run, held)
+            page.wait_for_selector(".badge:text('dead')")
+            assert "palimpsest train --resume" in page.locator(".notice-bad").first.inner_text()
+            _cut_back(run, done - 2)
+            done -= 2
+            page.wait_for_selector(f"text=step {done} of 30")
+        watched.close()
+    assert watched.errors == []
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_three_times_while_it_is_followed_ends_as_the_same_bytes(
+    browser: Any, tmp_path: Path
+) -> None:
+    with child("fakes", tmp_path / "whole", "none") as process:
+        assert process.wait(timeout=60) == 0
+    killing = threading.Thread(target=killed_often, args=("fakes", tmp_path / "run", "none"), kwargs=KILLS)
+    killing.start()
+    while not (tmp_path / "run" / "config.yaml").exists():
+        killing.join(0.05)
+    with viewer(tmp_path) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/run")
+        killing.join()
+        page.wait_for_selector(f"text=step {STEPS} of {STEPS}")
+        page.wait_for_selector(".badge:text('finished')")
+        watched.close()
+    assert watched.errors == []
+    assert differences(tmp_path / "run", tmp_path / "whole") == []
+
+
+KILLS = {"kills": 3, "step_s": 0.05}
+
+
+def _die(run: Path, held: FolderLock) -> None:
+    """What a kill leaves: half a row, and a lock that names a process that is gone."""
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step":99,"rew')
+    held.release()
+    text = {"pid": 2**22 + 1, "host": socket.gethostname(), "started": "2001-01-01 00:00:00"}
+    (run / ".lock").write_bytes(orjson.dumps(text))
+
+
+def _cut_back(run: Path, steps: int) -> None:
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:steps]
+    (run / "metrics.new").write_bytes(b"".join(lines))
+    (run / "metrics.new").replace(run / "metrics.jsonl")
+
+
+def test_a_run_that_is_moved_while_it_is_shown_says_so(browser: Any, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first", METRICS)
+    with viewer(run) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/first")
+        run.rename(tmp_path / "moved")
+        page.wait_for_selector("[role=alert]:has-text('moved or deleted')")
+        watched.close()
+
+
+MODULES = {name: content.decode() for name, content in page_files().items() if name.endswith(".js")}
+BANNED = (
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc",
+    r"createContextualFragment|setHTML|importScripts|\bimport\(",
+    r"https?://(?!www\.w3\.org/2000/svg)",
+    r"setAttribute\(\s*[\"'](style|on)",
+    r"\.cssText",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_put_texts_into_the_page_as_text_alone(name: str) -> None:
+    for pattern in BANNED:
+        assert not re.search(pattern, MODULES[name]), pattern
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_import_and_export_in_the_forms_that_an_export_can_join(name: str) -> None:
+    lines = MODULES[name].splitlines()
+    imports = [line for line in lines if re.match(r"\s*import\b", line)]
+    assert all(re.fullmatch(r'import \{ [\w, ]+ \} from "\.{1,2}/[\w./-]+\.js";', line) for line in imports)
+    exports = [line for line in lines if line.startswith("export")]
+    assert all(re.match(r"export (function|async function|const) \w+", line) for line in exports)
+
+
+def test_the_page_has_nothing_inline_and_nothing_from_outside() -> None:
+    page = page_files()["index.html"].decode()
+    assert not re.search(r"\son\w+=|<style|style=|https?:|<script(?![^>]*src=)", page)
