@@ -27,6 +27,7 @@ LONG = {
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.probe.probe": "a command",
     "cli.train.sft": "a command",
+    "cli.view.view": "a command",
     "engines.losses.policy_loss": "half of it is the formula and what each term is for",
     "base.make.stages": "a table of the stages",
     "bench.trl_worker.measured": "runs in an interpreter of its own, where it can share nothing",

@@ -24,6 +24,16 @@ def view(
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or hub id that decodes episodes; default: what the run's files name.")
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one file and end: .html opens without a server; .jsonl; .eval, .json for inspect view."
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="GROUP/ROLLOUT,...", help="Its episodes; default: some that went wrong.")
+    ] = None,
+    step: Annotated[str | None, typer.Option(help="Whose episodes it has; default: the last that is recorded.")] = None,
     key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the key a browser is asked for.")
     ] = None,
@@ -38,8 +48,15 @@ def view(
       palimpsest view runs evals --port 7801
       palimpsest view runs/first/trajectories/step-000040.jsonl.zst
       palimpsest view episodes.jsonl --tokenizer Qwen/Qwen3-4B
+      palimpsest view runs/first --export first.html --only 3/2,0/1 --step 40
+      palimpsest view evals/hotpot --export hotpot.eval
       KEY=... palimpsest view runs --host 0.0.0.0 --key-env KEY
     """
+    if export is not None:
+        _export(list(paths or [Path(".")]), export, only, step, tokenizer)
+        return
+    if only is not None or step is not None:
+        raise ConfigError("--only and --step choose what --export FILE writes; give that too, or leave them out")
     from palimpsest.jobs.viewing import View
     from palimpsest.jobs.viewing import view as serve_view
 
@@ -47,6 +64,16 @@ def view(
     if key_env is not None and not key:
         raise ConfigError(f"--key-env {key_env}: that environment variable is empty or isn't set; put the key there")
     serve_view(View(tuple(paths or ()), host, port, key, tokenizer), on_ready=_tell)
+
+
+def _export(paths: list[Path], out: Path, only: str | None, step: str | None, tokenizer: str | None) -> None:
+    from palimpsest.jobs.view_export import export as write
+    from palimpsest.text.printable import printable
+
+    written = write(paths, out, only=only, step=step, tokenizer=tokenizer)
+    for line in written.told:
+        typer.echo(printable(line), err=True)
+    typer.echo(f"{printable(str(written.path))}: {written.episodes} episodes, {written.size / 1e6:.1f} MB")
 
 
 def _tell(url: str) -> None:

@@ -11,7 +11,7 @@ export const exported = kept !== null;
 
 export async function get(path) {
   if (kept) {
-    if (path in kept) return kept[path];
+    for (const name of [path, path.split("?", 1)[0]]) if (name in kept) return kept[name];
     throw new Error("this file was exported without it: " + path);
   }
   let answer;

@@ -1,0 +1,175 @@
+"""What an exported file holds of a run, an evaluation or a record: facts, metrics, alarms, and chosen episodes.
+
+Episodes that were named are all there, or nothing is written. Where none are named those of the last step that went
+wrong come first, then others, as many as a bound admits. Everything is what the page would ask a server for, by the
+same path; for what is there a query is left out, and the whole is given.
+
+Guaranteed: nothing is written; what was left out is told.
+Not covered: comparisons, and pages of other runs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from palimpsest.errors import ConfigError
+from palimpsest.view.answers import Answers
+from palimpsest.view.records import MOST_MEASURED
+from palimpsest.view.sources import NotThere, Source
+
+MOST_BYTES = 20_000_000
+"""Of a file."""
+_EPISODES, _BYTES = 8, 8_000_000
+"""Episodes that are taken where none are named, and bytes after which no further one is."""
+_WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
+Place = tuple[int, int]
+"""Group and rollout, places from 0."""
+
+
+@dataclass
+class Export:
+    """Answers by path, and what is to be known of them."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    size: int = 0
+    """Bytes that they take in a file, about."""
+    told: list[str] = field(default_factory=list)
+    episodes: list[Place] = field(default_factory=list)
+
+    def add(self, answers: Answers, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """What the path gives; None where there is nothing."""
+        try:
+            found = answers.get(path, query or {})
+        except NotThere:
+            return None
+        self.put(path, found)
+        return found
+
+    def put(self, path: str, found: Any) -> None:
+        self.answers[path] = found
+        packed = zlib.compress(orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS), 1)
+        self.size += len(packed) * 4 // 3
+
+
+def collect(answers: Answers, source: Source, only: Sequence[Place] = (), step: str | None = None) -> Export:
+    """What a file of `source` is to hold. Raises ConfigError for an episode or step that isn't there."""
+    export, at = Export(), f"/api/runs/{quote(source.key, safe='')}"
+    runs = answers.get("/api/runs")["runs"]
+    export.put("/api/runs", {"runs": [run for run in runs if run["key"] == source.key]})
+    for name in _WHOLE:
+        export.add(answers, at + name)
+    steps = export.answers.get(f"{at}/steps") or []
+    chosen = _step(source, steps, step)
+    if chosen is None:
+        export.told.append(f"{source.name} has no record of episodes: its figures alone")
+        return export
+    if len(steps) > 1:
+        export.put(f"{at}/steps", [each for each in steps if str(each) == chosen])
+        export.told.append(f"episodes are of step {chosen}, other steps have none here")
+    rows = _rows(answers, export, f"{at}/steps/{quote(chosen, safe='')}")
+    _episodes(answers, export, f"{at}/steps/{quote(chosen, safe='')}", rows, only)
+    return export
+
+
+def _step(source: Source, steps: Sequence[int | str], asked: str | None) -> str | None:
+    """The step whose episodes are taken: the last, unless another is asked for."""
+    known = [str(each) for each in steps]
+    if asked is not None and asked not in known:
+        told = f"{known[0]} to {known[-1]} are" if known else "no step is"
+        raise ConfigError(f"--step {asked}: {source.name} has no record of it; {told} recorded")
+    return asked or (known[-1] if known else None)
+
+
+def _rows(answers: Answers, export: Export, at: str) -> list[dict[str, Any]]:
+    """A row for each episode of the step."""
+    found = answers.get(f"{at}/episodes", {})
+    rows = list(found["rows"])
+    while found.get("more"):
+        found = answers.get(f"{at}/episodes", {"from": str(len(rows))})
+        rows += found["rows"]
+    export.put(f"{at}/episodes", {**found, "rows": rows, "more": False})
+    export.add(answers, f"{at}/decoder")
+    return rows
+
+
+def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
+    known = {(row["group"], row["rollout"]) for row in rows}
+    for place in only:
+        if place not in known:
+            raise ConfigError(f"--only {place[0]}/{place[1]}: no such episode in this step; GROUP/ROLLOUT count from 0")
+    for place in only or worst_first(rows):
+        if not only and (len(export.episodes) >= _EPISODES or export.size > _BYTES):
+            break
+        _episode(answers, export, at, place)
+        export.episodes.append(place)
+    if left := len(known) - len(set(export.episodes)):
+        export.told.append(f"{left} of the step's {len(known)} episodes are left out; --only names others")
+    measured: dict[str, Any] = {}
+    groups = sorted({group for group, _ in export.episodes})
+    for start in range(0, len(groups), MOST_MEASURED):
+        asked = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
+        measured |= export.add(answers, f"{at}/measures", asked) or {}
+    export.put(f"{at}/measures", measured)
+    _strips(answers, export, at)
+
+
+def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
+    """Of each group an episode that went wrong, the lowest reward first, then those without a grade; then of each one
+    that was right; then the second ones of each group...
+
+    >>> rows = [{"group": 0, "rollout": at, "reward": value} for at, value in enumerate([1.0, 0.0, None, 0.0])]
+    >>> worst_first(rows)
+    [(0, 1), (0, 0), (0, 3), (0, 2)]
+    """
+
+    def rank(row: Mapping[str, Any]) -> tuple[int, float]:
+        value = row["reward"]
+        return (1, 0.0) if value is None else (0 if value < 1 else 2, value)
+
+    seen: dict[tuple[int, bool], int] = {}
+    keyed = []
+    for row in sorted(rows, key=rank):
+        right = rank(row)[0] == 2
+        again = seen[row["group"], right] = seen.get((row["group"], right), -1) + 1
+        keyed.append((again, rank(row), (row["group"], row["rollout"])))
+    return [place for _, _, place in sorted(keyed)]
+
+
+def _episode(answers: Answers, export: Export, at: str, place: Place) -> None:
+    group = f"{at}/groups/{place[0]}"
+    if group not in export.answers:
+        export.add(answers, group)
+    episode, turn = f"{group}/rollouts/{place[1]}", 0
+    export.add(answers, episode)
+    while export.add(answers, f"{episode}/turns/{turn}") is not None:
+        turn += 1
+
+
+def _strips(answers: Answers, export: Export, at: str) -> None:
+    """Blame of each last turn, then tokens and other blame as far as there is room."""
+    turns = {
+        place: [
+            path for path in export.answers if path.startswith(f"{at}/groups/{place[0]}/rollouts/{place[1]}/turns/")
+        ]
+        for place in export.episodes
+    }
+    for paths in turns.values():
+        if paths:
+            export.add(answers, f"{paths[-1]}/blame")
+    left = 0
+    for paths in turns.values():
+        for path in paths:
+            if export.size > _BYTES:
+                left += 1
+                continue
+            export.add(answers, f"{path}/tokens")
+            if path is not paths[-1]:
+                export.add(answers, f"{path}/blame")
+    if left:
+        export.told.append(f"token strips and blame of {left} turns are left out")

@@ -1,0 +1,110 @@
+"""A file of a run holds what the page would ask for, says what it lacks, and is never larger than it may be."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.jobs import view_export
+from palimpsest.jobs.view_export import export
+from palimpsest.rollout.record import read_groups
+from palimpsest.view.answers import Answers
+from palimpsest.view.sources import Library
+from support.command import Run
+from support.view_folders import group, run_folder, state_of
+
+REWARDS: list[tuple[float | None, ...]] = [(1.0, 1.0), (0.0, 1.0), (None, 0.0), (1.0, 0.5)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    records = {step: [group(f"p{at}", rewards) for at, rewards in enumerate(REWARDS)] for step in (1, 2)}
+    metrics = [{"step": step, "reward/mean": 0.5} for step in (1, 2)]
+    return run_folder(tmp_path / "run", metrics, records=records)
+
+
+def held(page: Path) -> dict[str, Any]:
+    packed = re.search(rb'id="answers">([^<]*)</script>', page.read_bytes())
+    assert packed is not None
+    found: dict[str, Any] = orjson.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return found
+
+
+def episodes_in(answers: dict[str, Any]) -> set[str]:
+    matches = (re.search(r"/groups/(\d+)/rollouts/(\d+)$", path) for path in answers)
+    return {f"{match[1]}/{match[2]}" for match in matches if match}
+
+
+def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> None:
+    before = state_of(run)
+    written = export([run], tmp_path / "out.html", only="1/0,2/1")
+    answers = held(written.path)
+    asked = Answers(Library([run]))
+    for path in ("/api/runs/run/metrics", "/api/runs/run/alarms", "/api/runs/run/events"):
+        assert answers[path] == orjson.loads(orjson.dumps(asked.get(path)))
+    assert answers["/api/runs/run/steps"] == [2]
+    assert len(answers["/api/runs/run/steps/2/episodes"]["rows"]) == 8
+    assert (written.episodes, written.size) == (2, written.path.stat().st_size)
+    assert "6 of the step's 8 episodes are left out; --only names others" in written.told
+    assert state_of(run) == before
+
+
+def test_without_names_what_went_wrong_comes_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palimpsest.view.export._EPISODES", 4)
+    chosen: list[tuple[int, int]] = []
+    monkeypatch.setattr("palimpsest.view.export._episode", lambda answers, export, at, place: chosen.append(place))
+    export([run], tmp_path / "out.html", step="1")
+    assert chosen == [(1, 0), (2, 1), (3, 1), (0, 0)]
+
+
+def test_a_file_that_would_be_too_large_is_refused_with_its_size(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_export, "MOST_BYTES", 20_000)
+    with pytest.raises(ConfigError, match=r"its 1 episodes would take 0\.\d MB, 0 are the most; give fewer") as refused:
+        export([run], tmp_path / "out.html", only="0/0")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out.html").exists()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.json", "out.eval"])
+def test_other_forms_hold_the_chosen_episodes_or_all(run: Path, tmp_path: Path, name: str) -> None:
+    assert export([run], tmp_path / name, only="2/1,0/0", step="1").episodes == 2
+    assert export([run], tmp_path / "all" / name).episodes == 8
+    if name == "out.jsonl":
+        groups = read_groups(tmp_path / name).groups
+        assert [(each.problem.id, each.trajectories[0].rollout) for each in groups] == [("p0", 0), ("p2", 1)]
+
+
+def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
+    run_folder(tmp_path / "more" / "other")
+    run_folder(tmp_path / "more" / "another")
+    cases: list[tuple[str, Path, str, dict[str, Any]]] = [
+        ("expected a name that ends in", run, "out.pdf", {}),
+        ("expected GROUP/ROLLOUT", run, "out.html", {"only": "3"}),
+        ("no such episode", run, "out.html", {"only": "9/9"}),
+        ("no such episode", run, "out.jsonl", {"only": "9/9"}),
+        ("has no record of it; 1 to 2 are recorded", run, "out.html", {"step": "9"}),
+        ("has no record of episodes", run, "out.jsonl", {"step": "9"}),
+        ("here are 2", tmp_path / "more", "out.html", {}),
+    ]
+    for told, path, name, options in cases:
+        with pytest.raises(PalimpsestError, match=told) as refused:
+            export([path], tmp_path / name, **options)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / name).exists()
+
+
+def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    done = palimpsest("view", str(run), "--export", str(tmp_path / "out.html"), "--only", "1/0")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r".*out\.html: 1 episodes, 0\.\d MB\n", done.stdout)
+    assert "7 of the step's 8 episodes are left out" in done.stderr
+    assert "give that too" in palimpsest("view", str(run), "--only", "1/0").stderr
