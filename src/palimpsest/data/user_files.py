@@ -10,7 +10,8 @@
 Of several files each begins with a line of its name. `Document.place` tells where in which file a piece stands.
 
 Guaranteed: the same files give the same document; what can't be read is named, and nothing is left out silently; no
-address is followed and nothing of a file is run. Places count characters of a file's text: of plain text those of
+address is followed and nothing of a file is run; a PDF takes bounded time and memory (data/pdf_pages.py), and the
+others time that grows with their length. Places count characters of a file's text: of plain text those of
 the file itself, a byte-order mark aside; of HTML, JSON lines and PDF those of the text that was taken out of it.
 Not covered: a document larger than memory; pictures; scanned pages, whose text nobody has read yet.
 """
@@ -27,11 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 
 from palimpsest.config.extras import install_line
 from palimpsest.data.encoding import WIDE, convert
+from palimpsest.data.pdf_pages import pages
 from palimpsest.errors import DataError
 
 STDIN = "-"
@@ -267,13 +268,7 @@ def _rows(path: Path, data: bytes) -> str:
 def _pages(path: Path, data: bytes) -> str:
     if find_spec("pypdf") is None:
         raise DataError(f"{path}: PDF needs pypdf: {install_line('pdf')}")
-    from pypdf import PdfReader
-    from pypdf.errors import PyPdfError
-
-    try:
-        return "\n\n".join(page.extract_text() for page in PdfReader(BytesIO(data)).pages)
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise DataError(f"{path}: can't be read as PDF ({type(error).__name__}: {str(error) or 'damaged'})") from None
+    return pages(str(path), data)
 
 
 def _page(path: Path, data: bytes) -> str:

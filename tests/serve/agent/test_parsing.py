@@ -19,7 +19,7 @@ STUCK = """
 import asyncio, threading
 from palimpsest.serve.agent.parsing import Parsers
 async def main():
-    parsing = asyncio.create_task(Parsers().run(threading.Event().wait))
+    parsing = asyncio.create_task(Parsers().run("a.pdf", threading.Event().wait))
     await asyncio.sleep(0.05)
     parsing.cancel()
 asyncio.run(main())
@@ -31,24 +31,50 @@ def test_an_exit_does_not_wait_for_a_parser() -> None:
 
 
 async def test_what_work_returns_or_raises_is_handed_on() -> None:
-    assert await Parsers().run(divmod, 7, 2) == (3, 1)
+    assert await Parsers().run("a.pdf", divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        await Parsers().run(divmod, 7, 0)
+        await Parsers().run("a.pdf", divmod, 7, 0)
 
 
 async def test_two_parse_at_once_and_a_further_one_waits_or_is_refused() -> None:
     parsers, held = Parsers(2, wait_s=0.05), threading.Event()
-    stuck = [asyncio.create_task(parsers.run(held.wait)) for _ in range(2)]
+    stuck = [asyncio.create_task(parsers.run("a.pdf", held.wait)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Refused) as refused:
-        await parsers.run(divmod, 7, 2)
+        await parsers.run("a.pdf", divmod, 7, 2)
     assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "5"})
     stuck[0].cancel()  # its thread goes on, and keeps its place
     with pytest.raises(Refused):
-        await parsers.run(divmod, 7, 2)
+        await parsers.run("a.pdf", divmod, 7, 2)
     held.set()
     assert await stuck[1]
-    assert await parsers.run(divmod, 7, 2) == (3, 1)
+    assert await parsers.run("a.pdf", divmod, 7, 2) == (3, 1)
+
+
+async def test_files_that_are_never_done_give_their_place_back_and_are_named() -> None:
+    parsers, held = Parsers(1, wait_s=20, limit_s=0.05), threading.Event()
+    stuck = asyncio.create_task(parsers.run("a.pdf", held.wait))
+    with pytest.raises(Refused, match=r"a\.pdf: not read within 0\.05 s") as refused:
+        await stuck
+    assert (refused.value.status, refused.value.code) == (400, "invalid_file")
+    assert not held.is_set()
+    assert await parsers.run("b.pdf", divmod, 7, 2) == (3, 1)
+    held.set()
+    for number in range(3):  # the place that was given back is not given twice
+        assert await parsers.run("c.pdf", divmod, number, 2) == divmod(number, 2)
+    assert parsers._places._value == 1
+
+
+async def test_a_file_that_is_never_done_is_named_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    monkeypatch.setattr(palimpsest.serve.agent.orders, "text_of", lambda *_: held.wait(20) or "text")
+    monkeypatch.setattr(Parsers.__init__, "__defaults__", (1, 20.0, 0.05))
+    client, _, _ = scripted(None)
+    part = {"type": "file", "file": {"file_data": "QW5uYQ==", "filename": "notes.pdf"}}
+    asked = await client.post("/v1/chat/completions", json=body([part, {"type": "text", "text": "Who?"}]))
+    held.set()
+    assert (asked.status_code, asked.json()["error"]["code"]) == (400, "invalid_file")
+    assert "notes.pdf" in asked.json()["error"]["message"]
 
 
 async def test_files_that_are_parsed_hold_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:

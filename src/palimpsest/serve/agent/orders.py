@@ -42,8 +42,14 @@ class Orders:
         """Raises Refused."""
         agent = self._agents.current
         check_model(agent, ask.model)
-        files = bool(ask.own.file_ids) or any(each.files for each in ask.messages)
-        given = await (self._parsers.run if files else asyncio.to_thread)(self._input, ask, agent)
+        names = [
+            *(ask.own.file_ids or ()),
+            *(part.file_id or part.name for each in ask.messages for part in each.files),
+        ]
+        if names:
+            given = await self._parsers.run(shown(", ".join(names)), self._input, ask, agent)
+        else:
+            given = await asyncio.to_thread(self._input, ask, agent)
         key = headers.get("idempotency-key")
         request = request_key("key", key) if key else request_key(await asyncio.to_thread(_digest, body))
         again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0

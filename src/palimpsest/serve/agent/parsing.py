@@ -1,8 +1,8 @@
 """Files are parsed on threads that an exit doesn't wait for.
 
-Guaranteed: at most `PARSERS` run at once, so that other requests go on; a thread that never ends keeps its place, and
-who gets none in time is told to come later.
-Not covered: a thread can't be ended; it goes with the process.
+Guaranteed: at most `PARSERS` hold a place at once, so that other requests go on; who gets none in time is told to come
+later. After `LIMIT_S` a place is given to the next, and who waits is told which files took too long.
+Not covered: a thread can't be ended; one that never ends goes with the process.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ T = TypeVar("T")
 PARSERS = 2
 WAIT_S = 60.0
 """For a place."""
+LIMIT_S = 1200.0
+"""For the files of one request."""
 
 
 class Parsers:
     """The places of one event loop."""
 
-    def __init__(self, count: int = PARSERS, wait_s: float = WAIT_S) -> None:
-        self._places, self._wait_s = asyncio.Semaphore(count), wait_s
+    def __init__(self, count: int = PARSERS, wait_s: float = WAIT_S, limit_s: float = LIMIT_S) -> None:
+        self._places, self._wait_s, self._limit_s = asyncio.Semaphore(count), wait_s, limit_s
 
-    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns or raises. Raises Refused where no place is left for too long."""
+    async def run(self, names: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns or raises of files called `names`. Raises Refused where no place is left for too long, or
+        it takes too long."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._places.acquire()
@@ -39,6 +42,15 @@ class Parsers:
             raise Refused(503, said, code="busy", headers={"Retry-After": "5"}) from None
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
+        given_back = False
+
+        def give_back() -> None:
+            nonlocal given_back
+            if not given_back:
+                self._places.release()
+            given_back = True
+
+        overdue = loop.call_later(self._limit_s, give_back)
 
         def body() -> None:
             result: Any = None
@@ -51,7 +63,8 @@ class Parsers:
                 loop.call_soon_threadsafe(finish, result, failure)
 
         def finish(result: T, failure: BaseException | None) -> None:
-            self._places.release()
+            overdue.cancel()
+            give_back()
             if ended.done():
                 return  # nobody waits any more
             if failure is None:
@@ -60,4 +73,6 @@ class Parsers:
                 ended.set_exception(failure)
 
         threading.Thread(target=body, name="palimpsest-parser", daemon=True).start()
-        return await ended
+        if not (await asyncio.wait((ended,), timeout=self._limit_s))[0]:
+            raise Refused(400, f"{names}: not read within {self._limit_s:g} s; send its text", code="invalid_file")
+        return ended.result()
