@@ -202,13 +202,13 @@ class ServedAgent:
             return Plan(problem, chat, None, 0, len(prompt))
         problem = Problem.asking("question", asked, document.text)
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room(self._policies[model])):
-            raise PromptTooLong(f"messages: the question has {tokens} tokens with its instructions, at most {most} fit")
+            raise PromptTooLong(f"the question has {tokens} tokens with its instructions, at most {most} fit")
         policy = self._fitted(self._policies[model], problem, limit)
         prepared = policy.prepare(problem, self.codec)
         if isinstance(policy, FullContextPolicy) and not isinstance(policy, SlidingWindowPolicy):
             room = policy.room(problem, self.codec, self.window)
             if prepared is not None and len(prepared) > room:
-                raise PromptTooLong(f"messages: the document has {len(prepared)} tokens, {model} takes {room} with it")
+                raise PromptTooLong(f"the document has {len(prepared)} tokens, {model} takes {room} with it")
         chunks = getattr(prepared, "chunks", ())
         read = sum(map(len, chunks)) if chunks else len(self.codec.encode(document.text))
         return Plan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))

@@ -196,17 +196,24 @@ async def test_beyond_the_queue_requests_are_told_to_come_later() -> None:
 @pytest.mark.parametrize(
     ("script", "limits", "status", "code"),
     [
-        ({"failure": SamplerError("server gone")}, Limits(), 503, "engine_failed"),
+        ({"failure": SamplerError("http://10.0.0.7/x: gone")}, Limits(), 503, "engine_failed"),
         ({"gate": asyncio.Event()}, Limits(bounds=Bounds(episode_s=0.05)), 504, "timed_out"),
-        ({"failure": RuntimeError("no idea")}, Limits(), 500, "policy_failed"),
+        ({"failure": RuntimeError("no idea of /srv/x")}, Limits(), 500, "policy_failed"),
     ],
 )
-async def test_an_outcome_without_an_answer_is_an_error(script: Any, limits: Any, status: int, code: str) -> None:
+async def test_an_outcome_without_an_answer_is_an_error_whose_words_stay_in_the_log(
+    script: Any, limits: Any, status: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
     client, _, _ = scripted(None, limits=limits, **script)
     answer = await client.post(PATH, json=about("Who?"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     streamed = await client.post(PATH, json=about("Who?", stream=True))
     assert deltas(streamed.text)[-1]["error"]["code"] == code
+    assert "/x" not in answer.text + streamed.text
+    if "failure" in script:
+        assert str(script["failure"]) in caplog.text
+    if code == "policy_failed":
+        assert "RuntimeError; the server's log says more" in answer.json()["error"]["message"]
 
 
 async def test_a_question_beyond_its_budget_is_refused() -> None:

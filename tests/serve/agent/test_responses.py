@@ -131,6 +131,18 @@ async def test_a_failure_is_told_of_a_response_too(tmp_path: Path) -> None:
     assert streamed[-1]["type"] == "response.failed"
 
 
+async def test_what_is_too_long_or_asks_nothing_is_told_of_the_input() -> None:
+    client, _, _ = scripted(None)
+    for given, code in (
+        (about("why " * 700), "context_length_exceeded"),
+        (about("Who?") | {"input": [{"role": "system", "content": "Be brief."}]}, "no_question"),
+    ):
+        answer = await client.post(PATH, json=given)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+        assert answer.json()["error"]["param"] == "input"
+        assert "messages" not in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [

@@ -128,13 +128,14 @@ FAILURES: dict[str, tuple[int, str | None]] = {
 """Outcomes that are errors: status and code."""
 
 
-def failure_of(result: dict[str, Any]) -> Refused | None:
-    """What an episode without an answer is told as; None where there is one."""
+def failure_of(result: dict[str, Any], field: str = "messages") -> Refused | None:
+    """What an episode without an answer is told as, to a client who said everything in `field`; None where there is
+    one."""
     status, code = FAILURES.get(result["outcome"], (200, None))
     if status == 200:
         return None
     headers = {"Retry-After": "5"} if status == 503 else {}
-    param = "messages" if code == "context_length_exceeded" else None
+    param = field if code == "context_length_exceeded" else None
     return Refused(
         status, result.get("failure") or f"no answer: {result['outcome']}", code=code, param=param, headers=headers
     )

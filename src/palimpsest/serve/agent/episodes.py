@@ -177,7 +177,7 @@ class Episodes:
         """Whatever happens, the episode ends: those who follow it wait for that."""
         result = _failed("failed", "the server failed; its log says why")
         try:
-            result = await self._outcome(episode, order, lease)
+            result = _without_internals(episode, await self._outcome(episode, order, lease))
             self._keep(episode, result)
         except OSError:
             _log.exception("episode %s: the store failed", episode.id)
@@ -260,6 +260,17 @@ class _Kept:
         except OSError as error:
             self.broken = error
             raise
+
+
+def _without_internals(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
+    """`result` as clients may see it: an error of the policy or the engine, which may quote paths, addresses or what
+    others asked, goes to the log; of it the client is told the class."""
+    if result["outcome"] not in (Outcome.POLICY_FAILED, Outcome.SAMPLER_FAILED):
+        return result
+    why = result.get("failure") or "no reason was told"
+    _log.error("episode %s: %s: %s", episode.id, result["outcome"], why)
+    kind = why.partition(":")[0] if result["outcome"] == Outcome.POLICY_FAILED else "the engine failed"
+    return {**result, "failure": f"no answer: {kind}; the server's log says more"}
 
 
 def _failed(outcome: str, why: str) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def input_of(ask: Ask, text_of_file: TextOfFile, fits: Callable[[str], bool]) ->
     except DataError as error:
         raise Refused(400, str(error), code="invalid_document") from None
     if not questions or not all(question.strip() for question in questions):
-        raise Refused(400, "messages: nothing is asked; end with a message of the user", code="no_question")
+        told = f"{ask.field}: nothing is asked; end with a message of the user"
+        raise Refused(400, told, code="no_question", param=ask.field)
     return Input(rule, document, questions, instructions.strip())
 
 
@@ -85,11 +86,11 @@ def _by_rule(
     if len(said) > 1:
         earlier = "\n\n".join(f"{each.role}:\n{each.text}" for each in said[:-1])
         return Rule.MESSAGES, document_of([("messages", earlier)]), asked or (said[-1].text,)
-    return _of_one(said[0].text, asked, fits)
+    return _of_one(said[0].text, asked, fits, ask.field)
 
 
 def _of_one(
-    message: str, asked: tuple[str, ...], fits: Callable[[str], bool]
+    message: str, asked: tuple[str, ...], fits: Callable[[str], bool], field: str
 ) -> tuple[Rule, Document | None, tuple[str, ...]]:
     if tagged := _TAGGED.findall(message):
         rest = _TAGGED.sub("", message).strip()
@@ -104,9 +105,10 @@ def _of_one(
             return Rule.PARAGRAPH, document_of([("message", before)]), (last,)
     raise Refused(
         400,
-        "messages: one paragraph beyond the model's window; put the question into a paragraph of its own at the end, "
+        f"{field}: one paragraph beyond the model's window; put the question into a paragraph of its own at the end, "
         "or the document between <document> and </document>",
         code="no_question",
+        param=field,
     )
 
 

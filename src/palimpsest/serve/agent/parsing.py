@@ -34,12 +34,7 @@ class Parsers:
     async def run(self, names: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns or raises of files called `names`. Raises Refused where no place is left for too long, or
         it takes too long."""
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._places.acquire()
-        except TimeoutError:
-            said = "other files are being read; try again later"
-            raise Refused(503, said, code="busy", headers={"Retry-After": "5"}) from None
+        await self._take_place()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
         given_back = False
@@ -76,3 +71,11 @@ class Parsers:
         if not (await asyncio.wait((ended,), timeout=self._limit_s))[0]:
             raise Refused(400, f"{names}: not read within {self._limit_s:g} s; send its text", code="invalid_file")
         return ended.result()
+
+    async def _take_place(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._places.acquire()
+        except TimeoutError:
+            said = "other files are being read; try again later"
+            raise Refused(503, said, code="busy", headers={"Retry-After": "5"}) from None

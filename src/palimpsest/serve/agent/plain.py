@@ -37,6 +37,6 @@ class PlainChat(MemoryPolicy):
         prompt, template = self.prompt(problem.question, model.codec)
         room = min(self.answer_tokens, model.max_context - len(prompt))
         if room < 1:
-            raise PromptTooLong(f"messages: {len(prompt)} tokens leave no room in the window of {model.max_context}")
+            raise PromptTooLong(f"the message: {len(prompt)} tokens leave no room in the window of {model.max_context}")
         completion = await model.generate(prompt, name="answer", max_tokens=room)
         return answered(completion, model.codec, template.pieces[-1])

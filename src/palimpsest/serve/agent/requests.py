@@ -115,6 +115,8 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    field: str = "messages"
+    """The key of the body in which it was said."""
 
 
 def openai_error(refused: Refused) -> dict[str, Any]:

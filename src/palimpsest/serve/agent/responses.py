@@ -73,6 +73,7 @@ def response_ask(given: ResponseBody) -> Ask:
                 raise invalid(f"input.{at}.type", f"{shown(item['type'])} is not possible here; items are messages")
             messages.append(message_of(item, f"input.{at}"))
     return Ask(
+        field="input",
         model=given.model,
         messages=tuple(messages),
         own=given.palimpsest,
@@ -108,7 +109,7 @@ class Responses:
             return self._streamed(record, episode, -1)
         if not given.background:
             result = await ended_or_gone(request, episode, self._episodes)
-            if (failed := failure_of(result)) is not None:
+            if (failed := failure_of(result, "input")) is not None:
                 raise failed
         return json_response(response_of(record, episode, reasoning_of(episode, record["progress"])))
 
