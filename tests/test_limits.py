@@ -51,6 +51,7 @@ WIDE = {
     "cli.retrieval.serve": "a command",
     "cli.serve.serve": "a command",
     "cli.train.sft": "a command",
+    "cli.view.view": "a command",
     "evaluation.run.evaluate": "keywords alone",
     "jobs.evaluation.evaluate_async": "a public call: keywords but two, each with a default",
     "jobs.ruler.make_ruler": "a public call: keywords but two",

@@ -113,7 +113,12 @@ async def test_a_run_that_goes_while_it_is_shown_is_a_404_that_says_so(run: Path
     assert "moved or deleted" in answer.json()["error"]
 
 
-ROUTES = ("", "/metrics", "/timings", "/events")
+EPISODE = "/steps/1/groups/0/rollouts/0"
+ROUTES = (
+    *("", "/metrics", "/timings", "/events", "/alarms", "/steps"),
+    *("/steps/1/episodes", "/steps/1/measures?groups=0", "/steps/1/decoder", "/steps/1/groups/0"),
+    *(EPISODE, f"{EPISODE}/turns/0", f"{EPISODE}/turns/0/tokens"),
+)
 
 
 async def test_every_route_leaves_the_folder_as_it_was(run: Path) -> None:

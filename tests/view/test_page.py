@@ -42,7 +42,7 @@ GROUPS = [group(f"p{place}", (0.0, 1.0, 0.5, None), turns=2 + place % 3) for pla
 @contextmanager
 def viewer(*paths: Path) -> Iterator[str]:
     """The address of a viewer in a thread of this process."""
-    service = ViewerService(Answers(Library(paths)))
+    service = ViewerService(Answers(Library(paths), follow=True))
     with bound("127.0.0.1", 0) as taken:
         server = Server(service.app(), taken, ConnectionLimits(), grace_seconds=1)
         server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't

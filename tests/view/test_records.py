@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from palimpsest.text.codec import Codec
+from palimpsest.view import opened_groups
 from palimpsest.view.answers import Answers
 from palimpsest.view.sources import Library, NotThere
 from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
@@ -91,6 +92,49 @@ def test_a_model_of_the_hub_that_is_not_in_the_local_cache_is_not_asked_for(
     assert "nobody/no-such-model is neither a folder here nor in the local cache" in why
 
 
+EPISODE = "/api/runs/first/steps/1/groups/0/rollouts/0"
+
+
+def test_a_group_its_episodes_turns_and_tokens_are_told_by_their_places(tmp_path: Path, tiny_codec: Codec) -> None:
+    run = run_folder(tmp_path / "first", records={1: [reading_group(tiny_codec), group("q")]})
+    tiny_codec.save(run / "checkpoints" / "step-000001")
+    told = answers(run)
+    assert told.get("/api/runs/first/steps/1/groups/1")["problem"]["id"] == "q"
+    episode = told.get(EPISODE)
+    assert (episode["answer"], len(episode["turns"])) == ("answer 0", 2)
+    assert "Eve sings." in str(told.get(f"{EPISODE}/turns/0"))
+    assert told.get(f"{EPISODE}/turns/1/tokens")
+    for path in (
+        "/api/runs/first/steps/1/groups/2",
+        "/api/runs/first/steps/1/groups/0/rollouts/1",
+        f"{EPISODE}/turns/2",
+        f"{EPISODE}/turns/2/tokens",
+        f"{EPISODE}/turns/-1",
+        f"{EPISODE}/turns/{'9' * 40}",
+    ):
+        with pytest.raises(NotThere):
+            told.get(path)
+
+
+def test_without_a_tokenizer_an_episode_is_shown_as_ids(tmp_path: Path, tiny_codec: Codec) -> None:
+    run = run_folder(tmp_path / "first", records={1: [reading_group(tiny_codec)]})
+    told = answers(run)
+    assert told.get(EPISODE)["outcome"] == "answered"
+    ids = tiny_codec.encode("Eve sings.")
+    assert " ".join(map(str, ids[-2:])) in str(told.get(f"{EPISODE}/turns/0"))
+
+
+def test_only_the_last_few_groups_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_folder(tmp_path / "first", records={1: [group(f"p{place}") for place in range(6)]})
+    told = answers(run)
+    for place in range(6):
+        told.get(f"/api/runs/first/steps/1/groups/{place}")
+    assert len(told.opened._kept) == opened_groups.MOST_GROUPS
+    monkeypatch.setattr(opened_groups, "MOST_TOKENS", 1)
+    told.get("/api/runs/first/steps/1/groups/0")
+    assert len(told.opened._kept) == 1
+
+
 def test_nothing_that_is_asked_for_changes_the_folder(tmp_path: Path, tiny_codec: Codec) -> None:
     run = run_folder(
         tmp_path / "first",
@@ -108,6 +152,10 @@ def test_nothing_that_is_asked_for_changes_the_folder(tmp_path: Path, tiny_codec
         *(f"/api/runs/first/{name}" for name in ("metrics", "timings", "events", "alarms", "items", "steps")),
         "/api/runs/first/steps/1/episodes",
         "/api/runs/first/steps/1/decoder",
+        "/api/runs/first/steps/1/groups/0",
+        EPISODE,
+        f"{EPISODE}/turns/0",
+        f"{EPISODE}/turns/0/tokens",
     ):
         told.get(path)
     told.get("/api/runs/first/steps/1/measures", {"groups": "0"})

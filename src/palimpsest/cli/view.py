@@ -21,6 +21,7 @@ def view(
     ] = None,
     host: Annotated[str, typer.Option(help="Address; other than loopback needs --key-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7800,
+    follow: Annotated[bool, typer.Option("--follow", help="Have the page take new steps as they come.")] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or hub id that decodes episodes; default: what the run's files name.")
     ] = None,
@@ -45,6 +46,7 @@ def view(
     \b
     Examples:
       palimpsest view runs/quickstart
+      palimpsest view runs/first --follow
       palimpsest view runs evals --port 7801
       palimpsest view runs/first/trajectories/step-000040.jsonl.zst
       palimpsest view episodes.jsonl --tokenizer Qwen/Qwen3-4B
@@ -63,7 +65,7 @@ def view(
     key = None if key_env is None else os.environ.get(key_env)
     if key_env is not None and not key:
         raise ConfigError(f"--key-env {key_env}: that environment variable is empty or isn't set; put the key there")
-    serve_view(View(tuple(paths or ()), host, port, key, tokenizer), on_ready=_tell)
+    serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_tell)
 
 
 def _export(paths: list[Path], out: Path, only: str | None, step: str | None, tokenizer: str | None) -> None:

@@ -31,6 +31,8 @@ class View:
     key: str | None = None
     tokenizer: str | None = None
     """Decodes everything, in place of what the files name."""
+    follow: bool = False
+    """Whether the page asks again by itself."""
 
 
 def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
@@ -41,7 +43,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths))
-    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder())
+    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), follow=asked.follow)
     with bound(asked.host, asked.port) as taken, closing(ViewerService(answers, token=asked.key)) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
         on_ready(server.url)

@@ -15,11 +15,16 @@ from palimpsest.runs.run_folder import METRICS
 from palimpsest.view.alarms import to_json
 from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view
 from palimpsest.view.decoding import Decoders
+from palimpsest.view.episode_view import episode_view
 from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
+from palimpsest.view.group_view import group_view
+from palimpsest.view.opened_groups import OpenedGroups
 from palimpsest.view.records import MOST_MEASURED, Records, record_path, steps_of
 from palimpsest.view.row_cache import RowCache
 from palimpsest.view.run_facts import Facts
 from palimpsest.view.sources import Kind, Library, NotThere, Source
+from palimpsest.view.token_strips import token_view
+from palimpsest.view.turn_view import turn_view
 
 Query = Mapping[str, str]
 
@@ -35,6 +40,10 @@ _PATHS = (
     (r"/api/runs/([^/]+)/steps/([^/]+)/episodes", "_episodes"),
     (r"/api/runs/([^/]+)/steps/([^/]+)/measures", "_measures"),
     (r"/api/runs/([^/]+)/steps/([^/]+)/decoder", "_decoder"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})", "_group"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})", "_rollout"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})", "_turn"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})/tokens", "_tokens"),
     (r"/api/compare", "_compare"),
 )
 """Pattern to the method that answers it."""
@@ -43,12 +52,16 @@ _PATHS = (
 class Answers:
     """The API over a library. Threads may share it."""
 
-    def __init__(self, library: Library, *, tokenizer: str | None = None, cache: Path | None = None) -> None:
-        """`tokenizer`: decodes everything in place of what the files name; `cache`: folder for rows of large files."""
-        self.library = library
+    def __init__(
+        self, library: Library, *, tokenizer: str | None = None, cache: Path | None = None, follow: bool = False
+    ) -> None:
+        """`tokenizer`: decodes everything in place of what the files name; `cache`: folder for rows of large files;
+        `follow`: whether the page asks again by itself."""
+        self.library, self.follow = library, follow
         self.facts = Facts()
         self.decoders = Decoders(self.facts, tokenizer)
         self.records = Records(self.decoders, None if cache is None else RowCache(cache))
+        self.opened = OpenedGroups(self.records, self.decoders, self.facts)
         self.samples = Samples()
         self._routes = [(re.compile(pattern), getattr(self, name)) for pattern, name in _PATHS]
 
@@ -60,7 +73,7 @@ class Answers:
         raise NotThere(f"{path[:200]!r}: no such path")
 
     def _runs(self, query: Query) -> Any:
-        return {"runs": [self.facts.row(source) for source in self.library.sources()]}
+        return {"runs": [self.facts.row(source) for source in self.library.sources()], "follow": self.follow}
 
     def _run(self, query: Query, key: str) -> Any:
         source = self.library.source(key)
@@ -104,6 +117,21 @@ class Answers:
 
     def _decoder(self, query: Query, key: str, step: str) -> Any:
         return {"why": self.decoders.of(self.library.source(key)).why}
+
+    def _group(self, query: Query, key: str, step: str, group: str) -> Any:
+        return self.opened.look(self.library.source(key), step, int(group), group_view)
+
+    def _rollout(self, query: Query, key: str, step: str, group: str, rollout: str) -> Any:
+        source = self.library.source(key)
+        return self.opened.look(source, step, int(group), lambda opened: episode_view(opened, int(rollout)))
+
+    def _turn(self, query: Query, key: str, step: str, group: str, rollout: str, turn: str) -> Any:
+        source = self.library.source(key)
+        return self.opened.look(source, step, int(group), lambda opened: turn_view(opened, int(rollout), int(turn)))
+
+    def _tokens(self, query: Query, key: str, step: str, group: str, rollout: str, turn: str) -> Any:
+        source = self.library.source(key)
+        return self.opened.look(source, step, int(group), lambda opened: token_view(opened, int(rollout), int(turn)))
 
     def _compare(self, query: Query) -> Any:
         keys = list(dict.fromkeys(each for each in query.get("keys", "").split(",") if each))

@@ -80,7 +80,7 @@ class Decoders:
         if self._given is not None:
             yield self._given
             return
-        run = _run_of(source)
+        run = run_of(source)
         if run is not None:
             newest = next(reversed(checkpoint_paths(run / CHECKPOINTS)), None)
             if newest is not None:
@@ -101,7 +101,7 @@ def _of_model(name: str) -> Iterator[str]:
     yield name
 
 
-def _run_of(source: Source) -> Path | None:
+def run_of(source: Source) -> Path | None:
     """The run that a source is, or that its file lies in."""
     places = (source.path, *list(source.path.parents)[: 0 if source.kind is Kind.RUN else 4])
     return next((place for place in places if (place / CONFIG).is_file()), None)

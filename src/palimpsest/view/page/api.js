@@ -29,12 +29,15 @@ export async function get(path) {
   return value;
 }
 
-// Calls `action` every `seconds` while the page is in sight; the function that comes back stops it.
+// Whether the page asks again by itself: palimpsest view --follow, or the button above.
+export const following = { now: false };
+
+// Calls `action` every `seconds` while the page follows and is in sight; the function that comes back stops it.
 export function every(seconds, action) {
   let stopped = false, timer = 0;
   async function again() {
     if (stopped) return;
-    if (!document.hidden) await Promise.resolve(action()).catch(() => null);
+    if (following.now && !document.hidden) await Promise.resolve(action()).catch(() => null);
     if (!stopped) timer = setTimeout(again, seconds * 1000);
   }
   timer = setTimeout(again, seconds * 1000);

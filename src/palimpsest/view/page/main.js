@@ -1,7 +1,7 @@
 // Which screen is shown: the one its address names.
 
 import { clear, el } from "./dom.js";
-import { exported, get } from "./api.js";
+import { exported, following, get } from "./api.js";
 import { link, parse } from "./place.js";
 import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
@@ -64,13 +64,20 @@ function header(place) {
   if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
   if (place.screen === "compare") trail.push(el("span", null, "comparison"));
   const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
-  top.append(
+  const tools = [
     el("nav", { class: "crumbs", "aria-label": "Where this is" }, crumbs),
     el("span", { class: "grow" }),
+    exported ? null : el("button", { type: "button", class: "quiet", title: "Take new steps as they come", "aria-pressed": String(following.now), onclick: follow }, "Follow"),
     el("button", { type: "button", class: "quiet", title: "Keys (?)", onclick: help }, "Keys"),
     el("button", { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours }, "◐", el("span", { class: "hidden" }, " Light or dark")),
-  );
+  ];
+  top.append(...tools.filter(Boolean));
   document.title = ["palimpsest", place.run, place.step && "step " + place.step].filter(Boolean).join(" · ");
+}
+
+function follow(event) {
+  following.now = !following.now;
+  event.target.setAttribute("aria-pressed", String(following.now));
 }
 
 const COLOURS = "palimpsest-colours";
@@ -91,7 +98,7 @@ function setColours(name) {
   dispatchEvent(new Event("colours"));
 }
 
-function begin() {
+async function begin() {
   try {
     const name = localStorage.getItem(COLOURS);
     if (name === "dark" || name === "light") document.documentElement.dataset.colours = name;
@@ -100,6 +107,7 @@ function begin() {
   }
   if (exported) document.documentElement.dataset.exported = "yes";
   listen();
+  if (!exported) following.now = (await get("/api/runs").catch(() => ({ follow: false }))).follow;
   addEventListener("hashchange", draw);
   draw();
 }

@@ -1,0 +1,85 @@
+"""The groups that are looked at, kept open: the last few, so that a turn costs no more than a turn."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from palimpsest.config.schema import CreditConfig
+from palimpsest.types import Group
+from palimpsest.view.decoding import Decoders, run_of
+from palimpsest.view.opened import Opened
+from palimpsest.view.records import Records, record_path
+from palimpsest.view.run_facts import Facts
+from palimpsest.view.sources import Kind, NotThere, Source
+
+MOST_GROUPS, MOST_TOKENS = 4, 6_000_000
+"""What is kept beside the newest; a token takes some 40 bytes."""
+T = TypeVar("T")
+_Key = tuple[Path, int, int, int]
+
+
+@dataclass(slots=True)
+class _Kept:
+    opened: Opened
+    tokens: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class OpenedGroups:
+    """Groups by source, step and place. Threads may share it."""
+
+    def __init__(self, records: Records, decoders: Decoders, facts: Facts) -> None:
+        self._records, self._decoders, self._facts = records, decoders, facts
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+
+    def look(self, source: Source, step: str, place: int, at: Callable[[Opened], T]) -> T:
+        """What `at` finds in a group. Raises NotThere for what isn't in it, DataError for what can't be read."""
+        kept = self._of(source, step, place)
+        with kept.lock:
+            try:
+                return at(kept.opened)
+            except IndexError as error:
+                raise NotThere(f"{source.name}, group {place}: {error}") from None
+
+    def _of(self, source: Source, step: str, place: int) -> _Kept:
+        path = record_path(source, step)
+        state = path.stat()
+        key = (path, place, state.st_size, state.st_mtime_ns)
+        with self._lock:
+            if key not in self._kept:
+                group = self._records.index(source, step).group(place)
+                opened = Opened(group, self._decoders.of(source).codec, self._credit(source))
+                self._kept[key] = _Kept(opened, _tokens(group))
+            self._kept.move_to_end(key)
+            while self._full():
+                self._kept.popitem(last=False)
+            return self._kept[key]
+
+    def _full(self) -> bool:
+        several = len(self._kept) > 1
+        return several and (
+            len(self._kept) > MOST_GROUPS or sum(kept.tokens for kept in self._kept.values()) > MOST_TOKENS
+        )
+
+    def _credit(self, source: Source) -> CreditConfig | None:
+        """By which a run gives credit; None where it is of no run, or of one of another version."""
+        run = run_of(source)
+        if run is None:
+            return None
+        try:
+            return CreditConfig.model_validate(self._facts.config(Source("", Kind.RUN, run, "")).get("credit", {}))
+        except ValidationError:
+            return None
+
+
+def _tokens(group: Group) -> int:
+    turns = (turn for trajectory in group.trajectories for turn in trajectory.turns)
+    return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in turns)
