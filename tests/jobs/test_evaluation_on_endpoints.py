@@ -59,7 +59,7 @@ def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
     usage = json.loads((out / "usage.jsonl").read_text())
     turns = sum(sample.turns for sample in samples)
     assert (usage["requests"], usage["cached_tokens"], usage["sampled_tokens"]) == (turns, 2 * turns, 3 * turns)
-    assert not [file for file in out.iterdir() if "s3cret" in file.read_text()]
+    assert not [file for file in out.iterdir() if b"s3cret" in file.read_bytes()]
 
 
 def test_the_same_from_python(tiny_model_folder: Path) -> None:
@@ -94,6 +94,40 @@ def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
         ended = palimpsest(*command(other, tiny_model_folder, out))
     assert "holds another evaluation (endpoint" in ended.stderr
     assert ended.returncode == 2
+
+
+def test_an_evaluation_does_not_go_on_with_another_model_of_the_same_name(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    with endpoint_server(Server(root="/a/Qwen3-8B", name="served-1")) as first:
+        assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
+    assert summary(out)["model_endpoint"]["served"] == "root=Qwen3-8B, model=served-1"
+    with endpoint_server(Server(root="/b/Qwen3-8B", name="served-1")) as moved:
+        assert palimpsest(*command(moved, tiny_model_folder, out, "--limit", "3")).returncode == 0
+    with endpoint_server(Server(root="/b/Qwen3-4B", name="served-1")) as other:
+        ended = palimpsest(*command(other, tiny_model_folder, out, "--limit", "4"))
+    assert ended.returncode == 2
+    assert "endpoint.served was" in ended.stderr
+    assert "Qwen3-4B" in ended.stderr
+    assert len(read_samples(out / "samples.jsonl")[0]) == 3
+
+
+def test_replies_of_another_model_end_an_evaluation_which_keeps_what_was_played(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    with endpoint_server(Server(name="served-1")) as server:
+
+        def renamed(number: int) -> None:
+            server.name = "served-2" if number > 9 else "served-1"
+
+        server.fault = renamed
+        ended = palimpsest(*command(server, tiny_model_folder, out, "--set", "engine.concurrency=1"))
+    assert ended.returncode == 2
+    assert f"error: {server.url}: replies are by model 'served-2' now, by 'served-1' when it was" in ended.stderr
+    kept, _ = read_samples(out / "samples.jsonl")
+    assert sum(sample.value is not None for sample in kept) >= 1
 
 
 @pytest.mark.parametrize("option", ["--api-key-env", "--tokenizer"])

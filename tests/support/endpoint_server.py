@@ -75,7 +75,7 @@ def completion(path: str, body: dict[str, Any], server: Server) -> Raw:
     if server.refuses & set(body):
         return reply(400, {"error": {"message": f"Unsupported parameter: {sorted(server.refuses & set(body))[0]}"}})
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
-    return reply(200, {"choices": [choice], "usage": usage})
+    return reply(200, {"choices": [choice], "usage": usage} | ({"model": server.name} if server.name else {}))
 
 
 @dataclass
@@ -87,6 +87,10 @@ class Server:
     """It refuses fields that OpenAI hasn't."""
     refuses: frozenset[str] = frozenset()
     window: int | None = WINDOW
+    name: str | None = None
+    """What replies call the model."""
+    root: str | None = None
+    """The folder it was loaded from, which the list of models tells."""
     tokenize: Callable[[str], list[int]] | None = None
     speak: Callable[[dict[str, Any]], str] = text_of
     fault: Fault = lambda number: None
@@ -112,6 +116,7 @@ def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
         def do_GET(self) -> None:
             server.paths.append(self.path)
             card = {"id": MODEL} | ({"max_model_len": server.window} if server.window else {})
+            card |= {"created": len(server.paths)} | ({"root": server.root} if server.root else {})
             self.answer(reply(200, {"data": [card]}) if self.path == "/v1/models" else reply(404))
 
         def do_POST(self) -> None:

@@ -42,6 +42,8 @@ class Endpoint:
     """Whether it gives their log-probabilities; 0.0 stands for each where it doesn't."""
     tokenizer: str
     """The one that prompts are counted and cut by: a hash of it."""
+    served: str = ""
+    """What it says of the model behind the name; "": nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,8 +139,14 @@ def evaluation_identity(
         "seed": config.seed,
         **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
         **({} if problems is None else {"problems": _fingerprint(problems)}),
-        **({} if endpoint is None else {"endpoint": {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer}}),
+        **({} if endpoint is None else {"endpoint": _same_endpoint(endpoint)}),
     }
+
+
+def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:
+    """What must be the same of one that samples."""
+    served = {"served": endpoint.served} if endpoint.served else {}
+    return {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer} | served
 
 
 def _weights(config: RunConfig) -> str:

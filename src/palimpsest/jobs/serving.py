@@ -165,9 +165,11 @@ class ServedAgent:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the weights' files; of a model of the hub, or at an endpoint, its name."""
+        """Of the weights' files; of a model of the hub its name, of one at an endpoint what that says of it, too."""
         if isinstance(self._config.engine, EndpointEngineConfig):
-            return f"{self._config.model.path} at {self._config.engine.url}"
+            told = self._opened.engine.limits.endpoint
+            served = f" ({told.served})" if told is not None and told.served else ""
+            return f"{self._config.model.path} at {self._config.engine.url}{served}"
         return weights_fingerprint(model_path(self._config.model)) or self._config.model.path
 
     @property

@@ -22,9 +22,9 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.endpoints import Again
 from palimpsest.engines.endpoint.client import Client
 from palimpsest.engines.endpoint.forms import Answered
-from palimpsest.engines.endpoint.probe import Found, probe
+from palimpsest.engines.endpoint.probe import Found, model_of, probe
 from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
-from palimpsest.errors import ConfigError, ModelError, SamplerError
+from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError
 from palimpsest.model_files.folder import tokenizer_folder
 from palimpsest.model_files.reading import read_object
 from palimpsest.text.codec import Codec
@@ -56,7 +56,7 @@ class EndpointSampler:
             answered = await self._client.post(
                 form.path,
                 form.body(prompt_ids, params),
-                lambda answer: self._as_found(form.read(answer, prompt_ids, params)),
+                lambda answer: self._as_found(answer, form.read(answer, prompt_ids, params)),
                 key=params.seed,
             )
         self._counts.prompt_tokens += answered.prompt_tokens or len(prompt_ids)
@@ -67,9 +67,16 @@ class EndpointSampler:
         logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
         return Completion(answered.token_ids, logprobs, answered.stop_reason)
 
-    def _as_found(self, answered: Answered) -> Answered:
-        """`answered`, if it is as exact as `limits.endpoint` says. Raises Again."""
-        probed = self._found.answered
+    def _as_found(self, answer: Any, answered: Answered) -> Answered:
+        """`answered`, if it is by the model that was found and as exact as `limits.endpoint` says. Raises Again, and
+        EngineError for another model."""
+        probed, name = self._found.answered, model_of(answer)
+        if name and self._found.model and name != self._found.model:
+            raise EngineError(
+                f"{self._client.url}: replies are by model {name!r:.80} now, by {self._found.model!r:.80} when it was "
+                "first asked; what was played is kept, and figures of both would be of neither: name one of them by "
+                "--model (model.path)"
+            )
         if probed.exact and not answered.exact:
             raise Again("no token ids came back, which it gave before")
         if answered.token_ids and probed.logprobs is not None and answered.logprobs is None:
@@ -118,6 +125,7 @@ class EndpointEngine:
             exact_ids=found.exact_prompt and found.answered.exact,
             logprobs=found.answered.logprobs is not None,
             tokenizer=_fingerprint(counting),
+            served=found.served,
         )
         note = told(endpoint, found, window, counting_only=own is None)
         self.limits = Limits(vocab, window, concurrency=settings.concurrency, note=note, endpoint=endpoint)

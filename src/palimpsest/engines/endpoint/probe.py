@@ -59,6 +59,10 @@ class Found:
     """Tokens, as the endpoint says; None: it doesn't."""
     checked: bool
     """Whether its tokenizer was compared with ours."""
+    model: str | None = None
+    """What its reply calls the model; None: nothing."""
+    served: str = ""
+    """What it says of the model behind the name, in words."""
 
     @property
     def exact_prompt(self) -> bool:
@@ -84,7 +88,7 @@ async def probe(
     reasons = dict[str, str]()
     for form in _forms(settings, model, own, counting, more):
         try:
-            answered = await _asked(client, form)
+            answered, name = await _asked(client, form)
         except Unavailable as error:
             raise EngineError(f"{error}; try again later") from None  # another mode would be another evaluation
         except (Again, SamplerError) as error:
@@ -92,7 +96,7 @@ async def probe(
             continue
         window = _window(models, model)
         checked = isinstance(form, TokenForm | TextForm) and await _agrees(client, model, form.codec)
-        return Found(form, answered, window, checked)
+        return Found(form, answered, window, checked, name, _served(models, model, name))
     raise ConfigError(_why_not(client.url, model, models, reasons))
 
 
@@ -115,8 +119,8 @@ def _forms(
             yield ChatForm(codec, model, replace(fields, spare=settings.thinking_tokens), options)
 
 
-async def _asked(client: Client, form: Form) -> Answered:
-    """Its answer to a word. Raises SamplerError or Again where this form isn't understood."""
+async def _asked(client: Client, form: Form) -> tuple[Answered, str | None]:
+    """Its answer to a word, and what it calls the model. Raises SamplerError or Again where it is not understood."""
     prompt = user_turn(form.codec, _WORD, ()).fill({})
     params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, stop_ids=form.codec.stop_ids)
     body = form.body(prompt, params)
@@ -124,17 +128,46 @@ async def _asked(client: Client, form: Form) -> Answered:
     answered = form.read(answer, prompt, params)
     if isinstance(form, TokenForm) and answered.prompt_tokens not in (0, len(prompt)):
         raise SamplerError(f"it read {answered.prompt_tokens} tokens where {len(prompt)} were sent")
-    return answered
+    return answered, model_of(answer)
+
+
+def model_of(answer: Any) -> str | None:
+    """What a reply calls the model that gave it; None where it says nothing."""
+    name = answer.get("model") if isinstance(answer, dict) else None
+    return name if isinstance(name, str) and name else None
 
 
 def _window(models: Any, model: str) -> int | None:
     """Tokens of the longest prompt plus completion, where the list of models says it (vLLM, llama.cpp)."""
-    for each in _listed(models):
-        if each.get("id") == model or len(_listed(models)) == 1:
-            meta = each.get("meta")
-            tokens = each.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
-            return tokens if isinstance(tokens, int) and tokens > 1 else None
-    return None
+    card, meta = _card(models, model)
+    tokens = card.get("max_model_len") or meta.get("n_ctx")
+    return tokens if isinstance(tokens, int) and tokens > 1 else None
+
+
+def _card(models: Any, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the list of models says of one, and its `meta`; nothing where it says nothing."""
+    listed = _listed(models)
+    card = next((each for each in listed if each.get("id") == model or len(listed) == 1), {})
+    meta = card.get("meta")
+    return card, meta if isinstance(meta, dict) else {}
+
+
+def _served(models: Any, model: str, name: str | None) -> str:
+    """What tells one model behind a name from another: the folder it was loaded from, without where that lies (vLLM,
+    SGLang), parameters and bytes (llama.cpp), the name in a reply. `created` tells nothing: servers give the time.
+
+    >>> _served({"data": [{"id": "m", "root": "/a/Qwen3-8B", "created": 1}]}, "m", "m-2026-01")
+    'root=Qwen3-8B, model=m-2026-01'
+    """
+    card, meta = _card(models, model)
+    root = card.get("root")
+    facts = {
+        "root": root.rstrip("/").rpartition("/")[2] if isinstance(root, str) else None,
+        "parameters": meta.get("n_params"),
+        "bytes": meta.get("size"),
+        "model": name if name != model else None,
+    }
+    return ", ".join(f"{key}={value!s:.100}" for key, value in facts.items() if isinstance(value, str | int) and value)
 
 
 def _listed(models: Any) -> list[dict[str, Any]]:
