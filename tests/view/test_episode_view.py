@@ -11,7 +11,7 @@ import pytest
 from palimpsest.events import Event, HeadWritten, Plain, SamplerFailed
 from palimpsest.rollout.record import encode_groups, group_lines, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory
-from palimpsest.view.episode_view import blame_view, episode_view
+from palimpsest.view.episode_view import blame_view, episode_view, search_view
 from palimpsest.view.event_words import STATES
 from palimpsest.view.group_view import group_view
 from palimpsest.view.opened import Opened
@@ -149,6 +149,12 @@ def test_blame_is_of_the_memory_held_after_a_turn() -> None:
     trajectory = replace(group.group.trajectories[0], turns=(*group.group.trajectories[0].turns, answer))
     assert blame_view(opened(trajectory), 0, 2)["after"] in (1, 2)
     assert [one["turn"] for one in blame_view(group, 0, 1)["spans"]] == [0]
+
+
+def test_memories_are_searched_without_case_and_line_breaks() -> None:
+    group = reading((ROME, "none"), ("Fog.", "Bo ran.\nAnn  lives."), ("Fog.", "ann LIVES here."))
+    assert search_view(group, 0, "Ann\nlives")["turns"] == [1, 2]
+    assert search_view(group, 0, " ")["turns"] == []
 
 
 def test_rollouts_of_a_group_stand_side_by_side_until_their_memories_part() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from palimpsest.measures.memory import evidence_retention, memory_steps, unsuppo
 from palimpsest.types import Problem, Question
 from palimpsest.view.evidence import evidence_of, place_of
 from palimpsest.view.fates import fates
-from support.views import LETTERS, episodes, reading, texts
+from support.views import LETTERS, episodes, opened, read, reading, texts
 
 ROME, BO = "Ann lives in Rome.", "Bo is old."
 
@@ -41,6 +43,16 @@ def test_what_a_tool_brought_and_the_last_prompt_shows_is_in_sight() -> None:
     opened = episodes()["tool_window"]
     story = type(opened.story(0))(problem, episodes()["full_context"].group.trajectories[0], opened.texts)
     assert [one.verdict.value for one in fates(story)] == ["in sight"]
+
+
+def test_a_memory_that_is_recalled_for_the_answer_brings_it_back() -> None:
+    opened_group = reading((ROME, ROME), (BO, BO), evidence=[ROME])
+    answer = read(2, "", BO, "Rome", name="answer", recalled=ROME)
+    played = opened_group.group.trajectories[0]
+    spans = {name: span for name, span in answer.spans.items() if name != "section"}
+    turns = (*played.turns, replace(answer, spans=spans))
+    (one,) = fates(opened(replace(played, turns=turns), {"evidence": [ROME]}).story(0))
+    assert (one.lost, one.recalled, one.verdict.value) == ((1,), (2,), "in sight")
 
 
 def test_paragraphs_and_missing_evidence_are_looked_for_by_the_gold_answers() -> None:

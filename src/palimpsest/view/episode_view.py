@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from palimpsest.measures.texts import flat
 from palimpsest.types import RESULT, Turn
 from palimpsest.view.blame import Blamed, blame
 from palimpsest.view.context_blocks import Block, Deleted, Freed, context_blocks, freed
@@ -50,6 +51,13 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
         "context": _context(story) if kind_of(story) == "tools" else None,
         "before": [in_words(event) for event in story.events_after[0]],
     }
+
+
+def search_view(opened: Opened, rollout: int, text: str) -> dict[str, Any]:
+    """The turns after which the memory holds a text, without regard to case and white space. Raises IndexError."""
+    wanted = flat(text)
+    steps = opened.story(rollout).steps if wanted else ()
+    return {"text": text, "turns": [step.turn for step in steps if wanted in step.after.flat]}
 
 
 def kind_of(story: Story) -> str:

@@ -45,7 +45,7 @@ STATES = {
     "invented": "wrote a sentence that nothing in sight says",
     "pruned": "deleted results, wrote a memory",
     "summed up": "the history gave way to a summary",
-    "recalled": "asked for an earlier memory",
+    "recalled": "asked for an earlier memory, and one came up",
     "wrote": "wrote a memory that differs",
     "kept": "kept the memory as it was",
     "called": "called a tool",
@@ -62,7 +62,7 @@ _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("tool error", lambda what: isinstance(what, ToolFailed)),
     ("pruned", lambda what: isinstance(what, Pruned)),
     ("summed up", lambda what: isinstance(what, SummedUp)),
-    ("recalled", lambda what: isinstance(what, Recalled)),
+    ("recalled", lambda what: isinstance(what, Recalled) and what.chunk is not None),
     ("called", lambda what: isinstance(what, ToolCalled)),
 )
 

@@ -124,7 +124,8 @@ def _read(story: Story) -> Iterator[tuple[int, Text]]:
 
 
 def _recalled(story: Story) -> Iterator[tuple[int, Text]]:
-    for number, step in enumerate(story.steps):
-        text = story.recalled(number)
+    for index, turn in enumerate(story.trajectory.turns):
+        number = story.step_at.get(index)
+        text = story.piece(turn, "recalled") if number is None else story.recalled(number)
         if text is not None:
-            yield step.turn, text
+            yield index, text

@@ -7,10 +7,12 @@ import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
 import { show as showRun } from "./screens/run.js";
 import { show as showEpisodes } from "./screens/episodes.js";
+import { show as showGroup } from "./screens/group.js";
+import { show as showEpisode } from "./screens/episode.js";
 import { show as showEvaluation } from "./screens/evaluation.js";
 import { show as showCompare } from "./screens/compare.js";
 
-const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, evaluation: showEvaluation, compare: showCompare };
+const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation, compare: showCompare };
 
 let stop = null;
 let turn = 0;

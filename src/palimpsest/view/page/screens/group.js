@@ -1,0 +1,105 @@
+// A group: its rollouts side by side by what they read, where their memories part, and the prefix forest that training
+// computes once.
+
+import { badge, el, num, svg } from "../dom.js";
+import { get } from "../api.js";
+import { link } from "../place.js";
+import { on } from "../keys.js";
+import { sign, slug } from "../strip.js";
+
+const WIDE = 8;
+
+export async function show(main, place) {
+  const view = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`);
+  const to = (by) => place.group + by >= 0 && (location.hash = link({ ...place, group: place.group + by }));
+  on("j", "next group", () => to(1));
+  on("k", "group before", () => to(-1));
+  on("]", "next group", () => to(1));
+  on("[", "group before", () => to(-1));
+  main.append(head(view), el("section", { class: "card" }, el("h2", null, "Rollouts side by side"), parting(view), matrix(view, place)), forestCard(view, place));
+}
+
+function head(view) {
+  const rewards = view.rollouts.map((row) => row.grade.value).filter((value) => value !== null);
+  const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
+  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean)], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is]];
+  return el("header", { class: "episode-head" }, el("h1", { class: view.problem.question.includes("\n") || view.problem.question.length > 160 ? "long" : null }, view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "The answer needs ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
+}
+
+function parting(view) {
+  if (!view.parts.length) return el("p", { class: "faint" }, "These agents have no memory that could differ.");
+  if (view.first_parting === null) return el("p", { class: "soft" }, "All rollouts wrote the same memories.");
+  return el("p", { class: "soft" }, "Memories first part after step ", el("strong", null, String(view.first_parting)), `: ${view.parts[view.first_parting].memories} different ones. Equal letters in a column are equal memories; A is the most frequent.`);
+}
+
+function matrix(view, place) {
+  const steps = view.parts.length, wide = steps <= WIDE;
+  const letters = view.parts.map((part) => new Map(Object.keys(part.counts).map((id, at) => [id, letter(at)])));
+  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first part here" : null }, wide ? `step ${part.step}` : String(part.step))), el("th", { scope: "col" }, "Answer"));
+  const order = [...view.rollouts].sort((a, b) => (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout);
+  const rows = order.map((row) => {
+    const to = (turn) => link({ ...place, screen: "episode", rollout: row.rollout, turn });
+    const cells = view.parts.map((part) => cell(row.cells[part.step], letters[part.step], wide, to));
+    return el("tr", null, el("td", null, el("a", { href: to(null) }, "rollout " + row.rollout)), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, (row.answer || "–").slice(0, 120)));
+  });
+  return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
+}
+
+function letter(at) {
+  return at < 26 ? String.fromCharCode(65 + at) : "+";
+}
+
+function cell(found, letters, wide, to) {
+  if (!found) return el("td", { class: "faint" }, "–");
+  const name = letters.get(found.memory_id), held = found.held.length > 0;
+  const title = `turn ${found.turn}: ${found.marks.join(", ")}; ${found.tokens} tokens${held ? "; holds what the answer needs" : ""}\n${found.memory}`;
+  return el("td", { class: "step" }, el("a", { href: to(found.turn), class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "holds what the answer needs" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "what the answer needs was read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
+}
+
+function advantage(value, rows) {
+  if (value === null) return "–";
+  const most = Math.max(1e-9, ...rows.map((row) => Math.abs(row.advantage || 0)));
+  return el("span", { class: "bar-cell" }, el("span", { class: value < 0 ? "bar minus" : "bar plus", "aria-hidden": "true", style: { width: `${((Math.abs(value) / most) * 3).toFixed(2)}rem` } }), num(value));
+}
+
+function forestCard(view, place) {
+  const forest = view.forest;
+  if (forest.left_out) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, forest.left_out));
+  if (!forest.rows.length) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, "There is nothing to train in this group."));
+  const share = forest.logical_tokens / Math.max(1, forest.physical_tokens);
+  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens; shared beginnings are computed once, so training computes ${num(forest.physical_tokens)} of them (`, el("strong", null, `${share.toFixed(2)} to 1`), "). A line is a segment, its tokens run to the right; a block across several lines is shared by them."), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "one segment's own"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes are left out`) : null));
+}
+
+// Neighbouring lines of the same turns.
+function runs(rows) {
+  const found = [];
+  rows.forEach((row, at) => {
+    const last = found[found.length - 1];
+    if (last && last.turns.join() === row.turns.join()) last.size += 1;
+    else found.push({ at, size: 1, turns: row.turns, rollout: row.rollout });
+  });
+  return found;
+}
+
+function drawing(forest, place) {
+  const deepest = Math.max(1, ...forest.nodes.map((node) => node.end)), line = Math.max(5, Math.min(18, 900 / forest.rows.length));
+  const left = 132, width = 1040, scale = width / deepest, height = line * forest.rows.length;
+  const image = svg("svg", { class: "forest", viewBox: `0 0 ${left + width + 4} ${height + 22}`, role: "img", "aria-label": `prefix forest of ${forest.rows.length} segments` });
+  for (const run of runs(forest.rows)) {
+    if (run.size * line < 11) continue;
+    const turns = run.turns[0] === run.turns[1] ? "turn " + run.turns[0] : `turns ${run.turns[0]}–${run.turns[1]}`;
+    const text = run.size === 1 ? `rollout ${run.rollout}, ${turns}` : `${turns}, ${run.size} segments`;
+    image.append(svg("a", { href: link({ ...place, screen: "episode", rollout: run.rollout, turn: run.turns[0] }) }, svg("text", { class: "forest-row", x: left - 8, y: (run.at + run.size / 2) * line + 4 }, text)));
+  }
+  for (const node of forest.nodes) {
+    const [first, last] = node.rows, rows = last - first, shade = Math.min(4, Math.ceil(Math.log2(rows)));
+    const box = { x: left + node.start * scale, y: first * line + 0.5, width: Math.max(0.5, (node.end - node.start) * scale - 0.75), height: rows * line - 1 };
+    const title = `${node.end - node.start} tokens, shared by ${rows} segments of ${node.rollouts.length} rollouts, ${node.trained} trained\n${node.text}`;
+    image.append(svg("rect", { class: "node node-" + (rows === 1 && node.trained > 0 ? "0" : shade), ...box, rx: 1.5 }, svg("title", null, title)));
+    if (node.trained) image.append(svg("rect", { class: "node-trained", x: box.x + box.width * (1 - node.trained / (node.end - node.start)), y: box.y, width: (box.width * node.trained) / (node.end - node.start), height: box.height }, svg("title", null, title)));
+    const own = box.width * (1 - node.trained / (node.end - node.start));
+    if (own > 60 && box.height > 9) image.append(svg("text", { class: "node-text", x: box.x + 4, y: box.y + Math.min(box.height / 2 + 4, box.height - 2) }, node.text.replace(/\s+/g, " ").trim().slice(0, Math.floor(own / 6.4))));
+  }
+  for (const share of [0, 0.5, 1]) image.append(svg("text", { class: "axis-text", x: left + width * share, y: height + 16, "text-anchor": share === 1 ? "end" : share ? "middle" : "start" }, num(Math.round(deepest * share)) + (share ? "" : " tokens")));
+  return el("div", { class: "scroll" }, image);
+}

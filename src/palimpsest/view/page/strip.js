@@ -1,0 +1,155 @@
+// The strip of an episode's turns: a cell a turn by what happened, and below it a lane for each thing the answer needs:
+// where it was read, how long a memory held it, where it was lost.
+
+import { clear, el, num, svg } from "./dom.js";
+
+const SIGNS = {
+  failed: "✕", malformed: "?", refused: "⊘", "tool error": "×", truncated: "✂", invented: "!", pruned: "⌫", "summed up": "Σ",
+  recalled: "↩", wrote: "✎", kept: "=", called: "→", answered: "A", sampled: "·",
+};
+const GRAVE = new Set(["failed", "malformed", "invented", "tool error"]);
+const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320;
+
+export function sign(state) {
+  return SIGNS[state] || "·";
+}
+
+export function slug(state) {
+  return state.replace(/ /g, "-");
+}
+
+export function verdictBadge(fate) {
+  const kind = { held: "good", "in sight": "good", lost: "bad", "not written": "bad", unseen: "faint" }[fate.verdict] || "faint";
+  return el("span", { class: "verdict verdict-" + kind }, fate.verdict);
+}
+
+// {element, mark(turn)}: `mark` shows which turn is looked at.
+export function strip(view, pick) {
+  const lanes = view.fates.slice(0, MOST_LANES), rows = view.turns, count = Math.max(1, rows.length);
+  const sizes = rows.some((row) => row.memory !== null);
+  const height = CELL + lanes.length * LANE + (sizes ? SIZE + GAP : 0) + 16;
+  const drawing = el("div", { class: "strip-drawing" });
+  const cursor = svg("rect", { class: "strip-cursor", y: 0.75, height: height - 15, rx: 3 });
+  let at = 0, width = 0;
+  const element = el("section", { class: "card strip", "aria-label": "Turns" }, labels(view, lanes, sizes, pick), drawing);
+  const whole = el("div", null, element, legend(view));
+
+  function draw() {
+    width = Math.max(drawing.clientWidth - 2, count * 1.5, 120);
+    const cell = Math.min(width / count, MOST_CELL), drawn = cell * count;
+    const image = svg("svg", { width: drawn + 2, height, viewBox: `-1 0 ${drawn + 2} ${height}`, role: "img", "aria-label": told(view) });
+    const cells = svg("g", { class: cell < 14 ? "cells narrow" : "cells" });
+    const gravest = Object.keys(view.states);
+    const order = rows.map((row, turn) => turn).sort((a, b) => gravest.indexOf(rows[b].state) - gravest.indexOf(rows[a].state));
+    for (const turn of order) cells.append(cellOf(rows[turn], turn * cell, cell, view));
+    image.append(cells);
+    lanes.forEach((fate, lane) => image.append(laneOf(fate, CELL + lane * LANE, cell, drawn)));
+    if (sizes) image.append(sizesOf(rows, CELL + lanes.length * LANE + GAP, cell));
+    image.append(numbers(count, cell, height - 3), cursor);
+    image.addEventListener("click", (event) => {
+      const x = event.clientX - image.getBoundingClientRect().left - 1;
+      pick(Math.min(count - 1, Math.max(0, Math.floor(x / cell))));
+    });
+    clear(drawing).append(image);
+    place(cell);
+  }
+
+  function place(cell) {
+    cursor.setAttribute("x", String(at * cell - 0.5));
+    cursor.setAttribute("width", String(Math.max(cell + 1, 3)));
+  }
+
+  new ResizeObserver(() => Math.abs(drawing.clientWidth - 2 - width) > 1 && draw()).observe(drawing);
+  return {
+    element: whole,
+    mark(turn) {
+      at = turn;
+      place(Math.min(width / count, MOST_CELL));
+      const cell = Math.min(width / count, MOST_CELL), left = drawing.scrollLeft;
+      if (at * cell < left || (at + 1) * cell > left + drawing.clientWidth) drawing.scrollLeft = at * cell - drawing.clientWidth / 2;
+    },
+  };
+}
+
+function labels(view, lanes, sizes, pick) {
+  const more = view.fates.length - lanes.length;
+  return el(
+    "div",
+    { class: "strip-labels" },
+    el("div", { class: "strip-label strip-label-cells" }, "what each turn did"),
+    lanes.map((fate) =>
+      el(
+        "div",
+        { class: "strip-label" },
+        el("button", { type: "button", class: "fate-name", title: fate.text, onclick: () => pick(first(fate)) }, fate.text),
+        verdictBadge(fate),
+      ),
+    ),
+    sizes ? el("div", { class: "strip-label strip-label-size" }, "tokens in memory") : null,
+    more > 0 ? el("div", { class: "strip-label faint" }, "and " + more + " more below") : null,
+  );
+}
+
+// The turn that a fate is best looked at: where it was lost, else where it was written or read.
+function first(fate) {
+  return fate.lost[0] ?? fate.written ?? fate.seen[0] ?? 0;
+}
+
+function cellOf(row, x, width, view) {
+  const group = svg("g", { class: "cell cell-" + slug(row.state) });
+  group.append(svg("rect", { x: x + (width > 6 ? 1 : 0), y: 2, width: Math.max(width - (width > 6 ? 2 : 0), GRAVE.has(row.state) ? 3 : 1), height: CELL - 4, rx: width > 8 ? 3 : 0 }));
+  if (width >= 14) group.append(svg("text", { x: x + width / 2, y: CELL / 2 + 4.5 }, sign(row.state)));
+  group.append(svg("title", null, `turn ${row.turn}: ${row.marks.join(", ")} (${view.states[row.state]})`));
+  return group;
+}
+
+function laneOf(fate, y, cell, drawn) {
+  const lane = svg("g", { class: "lane" }), middle = y + LANE / 2 + 3;
+  lane.append(svg("line", { class: "lane-line", x1: 0, x2: drawn, y1: middle, y2: middle }));
+  for (const [from, to] of fate.held) lane.append(svg("rect", { class: "lane-held", x: from * cell + Math.min(cell / 2, 8), y: middle - 4, width: Math.max((to - from + 1) * cell - Math.min(cell / 2, 8), 2), height: 8, rx: 2 }, svg("title", null, `held after turns ${from} to ${to}`)));
+  for (const turn of fate.seen) lane.append(svg("path", { class: "lane-seen", d: triangle(turn * cell + Math.min(cell / 2, 8), middle - 5) }, svg("title", null, `read at turn ${turn}`)));
+  for (const turn of fate.recalled) lane.append(svg("circle", { class: "lane-recalled", cx: (turn + 0.5) * cell, cy: middle, r: 5 }, svg("title", null, `recalled at turn ${turn}`)));
+  for (const turn of fate.lost) lane.append(cross(turn * cell + Math.min(cell / 2, 8), middle, `lost at turn ${turn}`));
+  return lane;
+}
+
+function triangle(x, y) {
+  return `M${x - 5},${y - 7} L${x + 5},${y - 7} L${x},${y} Z`;
+}
+
+function cross(x, y, title) {
+  return svg("path", { class: "lane-lost", d: `M${x - 5},${y - 5} L${x + 5},${y + 5} M${x - 5},${y + 5} L${x + 5},${y - 5}` }, svg("title", null, title));
+}
+
+function sizesOf(rows, y, cell) {
+  const most = Math.max(1, ...rows.map((row) => row.memory || 0)), group = svg("g", { class: "sizes" });
+  rows.forEach((row, turn) => {
+    if (row.memory === null) return;
+    const height = Math.max(1, (SIZE * row.memory) / most);
+    group.append(svg("rect", { x: turn * cell + (cell > 6 ? 1 : 0), y: y + SIZE - height, width: Math.max(cell - (cell > 6 ? 2 : 0), 1), height }, svg("title", null, `turn ${turn}: ${num(row.memory)} tokens in memory`)));
+  });
+  return group;
+}
+
+function numbers(count, cell, y) {
+  const group = svg("g", { class: "strip-numbers" });
+  const apart = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step * cell >= 34) || 1000;
+  for (let turn = 0; turn < count; turn += apart) group.append(svg("text", { x: turn * cell + cell / 2, y }, String(turn)));
+  return group;
+}
+
+function legend(view) {
+  const present = Object.keys(view.states).filter((state) => view.turns.some((row) => row.state === state));
+  const states = present.map((state) => el("span", { class: "legend-item", title: view.states[state] }, el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), state));
+  const mark = (kind, text) => el("span", { class: "legend-item" }, el("span", { class: "legend-mark " + kind, "aria-hidden": "true" }), text);
+  const marks = view.fates.length ? [mark("mark-seen", "read"), mark("mark-held", "held in memory"), mark("mark-lost", "lost")] : [];
+  if (view.fates.some((fate) => fate.recalled.length)) marks.push(mark("mark-recalled", "recalled"));
+  return el("p", { class: "legend" }, states, marks);
+}
+
+function told(view) {
+  const counts = {};
+  for (const row of view.turns) counts[row.state] = (counts[row.state] || 0) + 1;
+  const turns = Object.entries(counts).map(([state, count]) => `${count} ${state}`).join(", ");
+  return `${view.turns.length} turns: ${turns}. ` + view.fates.map((fate) => `${fate.text} ${fate.verdict}`).join("; ");
+}
