@@ -101,6 +101,14 @@ def models() -> str:
     return table()
 
 
+def alarms() -> str:
+    """When the viewer raises one, and how grave it is."""
+    from palimpsest.view.alarms import THRESHOLDS
+
+    rows = [row(f"`{key}`", f"{when[0].upper()}{when[1:]}", severity) for key, when, severity in THRESHOLDS]
+    return row("alarm", "when", "") + "\n|---|---|---|\n" + "\n".join(rows)
+
+
 GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/recipes.md", "keys"): key_tables,
     ("docs/recipes.md", "options"): option_tables,
@@ -112,6 +120,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/evaluation.md", "pairs"): answer_pairs,
     ("docs/evaluation.md", "hacks"): hacks,
     ("docs/models.md", "models"): models,
+    ("docs/viewer.md", "alarms"): alarms,
 }
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from palimpsest.view.alarms import Watched, alarms
+import palimpsest.view.alarms as alarms_module
+from palimpsest.view.alarms import THRESHOLDS, Watched, alarms
 from palimpsest.view.status import Status
 
 
@@ -105,3 +108,9 @@ def test_advice_comes_only_where_no_alarm_is_red() -> None:
 def test_the_worst_comes_first() -> None:
     found = raised(rows(optim__grad_skipped=0.1, memory__truncated=0.9), status=Status.DEAD)
     assert list(found.values()) == ["red", "red", "amber"]
+
+
+def test_every_alarm_stands_in_the_table_of_thresholds() -> None:
+    source = Path(alarms_module.__file__).read_text("utf-8")
+    raised_keys = set(re.findall(r'Alarm\((?:"\w+"|severity), "(\w+)"', source))
+    assert raised_keys == {key for key, _, _ in THRESHOLDS}

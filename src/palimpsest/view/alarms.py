@@ -1,17 +1,4 @@
-"""What is wrong with a run, from its rows alone; and, where nothing is, what could go better.
-
-| alarm | when | |
-|---|---|---|
-| no_signal | the rewards of more than half of the groups are all the same | red |
-| ungraded | more than 2 % of the episodes have no grade | red |
-| memory_cut | more than 25 % of the memories were cut by their budget | red |
-| logprob_gap | sampler and learner differ by more than 0.05 nats a token | red |
-| entropy | the policy's entropy (where it isn't measured, the spread of rewards) fell to a quarter in 50 steps | red |
-| invention | sentences without a source are 10 points more of all written than 50 steps before | red |
-| slow_stage | a stage of the last step took 6 times its median, and over a second | amber |
-| grad_skipped | gradients that weren't finite were left out | amber; red above a quarter of the steps |
-| silent | the process lives, and no row came for 6 times a step's median, and over a minute | amber |
-| dead | the process is gone without having ended the run | red |
+"""What is wrong with a run, from its rows alone; and, where nothing is, what could go better. `THRESHOLDS` says when.
 
 Means are over the last `WINDOW` steps that have the metric; an alarm on them needs `FEWEST`. Advice is given only where
 no alarm is red.
@@ -34,6 +21,43 @@ NO_SIGNAL, UNGRADED, MEMORY_CUT, LOGPROB_GAP = 0.5, 0.02, 0.25, 0.05
 ENTROPY_LEFT, INVENTION_MORE = 0.25, 0.10
 SLOW, SLOW_SECONDS, SILENT_SECONDS, SKIPPED = 6.0, 1.0, 60.0, 0.25
 ROLLOUT_SHARE, MEMORY_USED, FLAT_STEPS, FLAT = 0.9, 0.5, 100, 0.01
+THRESHOLDS: tuple[tuple[str, str, str], ...] = (
+    ("dead", "the process is gone without having ended the run", "red"),
+    ("no_signal", f"the rewards of more than {NO_SIGNAL:.0%} of the groups are all the same", "red"),
+    ("ungraded", f"more than {UNGRADED:.0%} of the episodes have no grade", "red"),
+    ("memory_cut", f"more than {MEMORY_CUT:.0%} of the memories were cut by their budget", "red"),
+    ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats a token", "red"),
+    (
+        "entropy",
+        f"the policy's entropy, or where that isn't measured the spread of rewards, fell below {ENTROPY_LEFT:.0%} of "
+        f"what it was {BEFORE} steps before",
+        "red",
+    ),
+    (
+        "invention",
+        f"the share of sentences without a source grew by more than {INVENTION_MORE:.0%} of all in {BEFORE} steps",
+        "red",
+    ),
+    (
+        "slow_stage",
+        f"a stage of the last step took more than {SLOW:.0f} times its median, and over {SLOW_SECONDS:.0f} s",
+        "amber",
+    ),
+    ("grad_skipped", f"gradients that weren't finite were left out; red above {SKIPPED:.0%} of the steps", "amber"),
+    (
+        "silent",
+        f"the process lives, and no row came for {SLOW:.0f} times a step's median, and over {SILENT_SECONDS:.0f} s",
+        "amber",
+    ),
+    ("rollout_bound", f"rollouts take more than {ROLLOUT_SHARE:.0%} of the time", "advice"),
+    ("memory_unused", f"memories have less than {MEMORY_USED:.0%} of their budget on average", "advice"),
+    (
+        "flat",
+        f"the reward moved by less than {FLAT} over the last {FLAT_STEPS} steps of a run that isn't finished",
+        "advice",
+    ),
+)
+"""Key, when it is raised, how grave it is; docs/viewer.md shows them."""
 _STAGES = {"rollout_s": "the rollouts", "learn_s": "learning", "publish/seconds": "publishing weights"}
 Severity = Literal["red", "amber", "advice"]
 _ORDER: tuple[Severity, ...] = ("red", "amber", "advice")

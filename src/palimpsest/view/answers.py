@@ -13,7 +13,7 @@ from typing import Any
 from palimpsest.evaluation.identity import leaves
 from palimpsest.runs.run_folder import METRICS
 from palimpsest.view.alarms import to_json
-from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view
+from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view, with_one_policy
 from palimpsest.view.decoding import Decoders
 from palimpsest.view.episode_view import episode_view
 from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
@@ -21,7 +21,7 @@ from palimpsest.view.group_view import group_view
 from palimpsest.view.opened_groups import OpenedGroups
 from palimpsest.view.records import MOST_MEASURED, Records, record_path, steps_of
 from palimpsest.view.row_cache import RowCache
-from palimpsest.view.run_facts import Facts
+from palimpsest.view.run_facts import Facts, updated
 from palimpsest.view.sources import Kind, Library, NotThere, Source
 from palimpsest.view.token_strips import token_view
 from palimpsest.view.turn_view import turn_view
@@ -63,6 +63,7 @@ class Answers:
         self.records = Records(self.decoders, None if cache is None else RowCache(cache))
         self.opened = OpenedGroups(self.records, self.decoders, self.facts)
         self.samples = Samples()
+        self._compared: tuple[Any, Any] = (None, None)
         self._routes = [(re.compile(pattern), getattr(self, name)) for pattern, name in _PATHS]
 
     def get(self, path: str, query: Query | None = None) -> Any:
@@ -137,7 +138,11 @@ class Answers:
         keys = list(dict.fromkeys(each for each in query.get("keys", "").split(",") if each))
         if not FEWEST <= len(keys) <= MOST:
             raise NotThere(f"compare: {len(keys)} given; choose {FEWEST} to {MOST}")
-        return comparison_view([self._side(self.library.source(key)) for key in keys])
+        sources = [self.library.source(key) for key in keys]
+        state = tuple((source.key, updated(source)) for source in sources)
+        if self._compared[0] != state:
+            self._compared = state, comparison_view([self._side(source) for source in sources])
+        return self._compared[1]
 
     def _side(self, source: Source) -> Side:
         samples = self.samples.all(source)[0] if source.kind is not Kind.RECORD else []
@@ -146,7 +151,7 @@ class Answers:
             (gid.rpartition("/")[0], gid.rpartition("/")[2], draw): {"step": step, "group": group, "rollout": rollout}
             for (step, gid, draw), (group, rollout) in self._places(source).items()
         }
-        settings = dict(leaves(self.facts.config(source)))
+        settings = dict(leaves(with_one_policy(self.facts.config(source))))
         return Side(source.key, source.name, settings, metrics, samples, episodes)
 
     def _places(self, source: Source) -> dict[tuple[str, str, int], tuple[int, int]]:

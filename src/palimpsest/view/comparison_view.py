@@ -79,6 +79,19 @@ def differing(sides: Sequence[Side]) -> dict[str, list[Any]]:
     return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
 
 
+def with_one_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation's settings with its policy under `policy`, where it played one: its keys are then those of others.
+
+    >>> with_one_policy({"policies": {"gated": {"name": "gated"}}, "seed": 0})
+    {'seed': 0, 'policy': {'name': 'gated'}}
+    """
+    policies = settings.get("policies")
+    if not isinstance(policies, dict) or len(policies) != 1:
+        return dict(settings)
+    rest = {key: value for key, value in settings.items() if key != "policies"}
+    return {**rest, "policy": next(iter(policies.values()))}
+
+
 def curve(sides: Sequence[Side], name: str) -> list[dict[str, Any]]:
     """A band for each group of sides that differ by their seeds alone: at each step the mean, lowest and highest."""
     groups: dict[str, list[Side]] = {}

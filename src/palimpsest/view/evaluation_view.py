@@ -77,7 +77,10 @@ def evaluation_view(logs: Sequence[tuple[str, Sequence[Sample], int]], places: E
     rows = [
         {**_item(first[key], key[0]), "draws": draws, "disagree": disagreement(draws)} for key, draws in items.items()
     ]
-    rows.sort(key=lambda row: -row["disagree"])
+    order = {
+        cell: place for place, cell in enumerate(sorted({cell_of(sample) for sample in first.values()}, key=_rank))
+    }
+    rows.sort(key=lambda row: (-row["disagree"], order[Cell(row["set"], -1 if row["size"] is None else row["size"])]))
     return {
         "rows": rows,
         "cells": _cells([sample for _, samples, _ in logs for sample in samples]),
@@ -130,6 +133,11 @@ def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
         "tokens": sample.tokens,
         "episode": None if place is None else {"step": log, "group": place[0], "rollout": place[1]},
     }
+
+
+def _rank(cell: Cell) -> tuple[str, int, str]:
+    """Task by task, shorter ones first."""
+    return cell.task, cell.size, cell.set
 
 
 def _cells(samples: Sequence[Sample]) -> list[dict[str, Any]]:

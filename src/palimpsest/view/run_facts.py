@@ -19,7 +19,7 @@ from palimpsest.evaluation.identity import leaves
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.origin import EVENTS, resume_command
-from palimpsest.runs.rows import whole
+from palimpsest.runs.rows import is_number, whole
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
 from palimpsest.view.alarms import Alarm, Watched, alarms
 from palimpsest.view.metrics_view import events_since, names_of, rows_since, seconds_left, spark
@@ -49,6 +49,7 @@ class Facts:
             "name": source.name,
             "updated": updated(source),
             "alarm": None,
+            "accuracy": _accuracy(source) if source.kind is Kind.EVALUATION else [],
         }
         if source.kind is not Kind.RUN:
             return {
@@ -169,6 +170,13 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _accuracy(source: Source) -> list[float]:
+    """Of each part, as the evaluation wrote it down at its end."""
+    found = (read_object(source.path / _SUMMARY) or {}).get("evaluations")
+    means = [each.get("accuracy", {}).get("mean") for each in found] if isinstance(found, list) else []
+    return [float(mean) for mean in means if is_number(mean)]
 
 
 def _status_of_files(source: Source) -> Status:

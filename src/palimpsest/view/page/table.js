@@ -28,6 +28,13 @@ export function virtualTable(holder, options) {
     }));
   }
 
+  // As high as the page has room for, and no higher than its rows.
+  function fit() {
+    const top = frame.getBoundingClientRect().top + scrollY, room = innerHeight - top - 20;
+    const wanted = Math.min(Math.max(room, 12 * HEIGHT), head.offsetHeight + rows.length * HEIGHT + 4);
+    frame.style.setProperty("height", Math.max(wanted, 4 * HEIGHT) + "px");
+  }
+
   function window_() {
     const top = Math.max(0, frame.scrollTop - head.offsetHeight);
     first = Math.max(0, Math.floor(top / HEIGHT) - SPARE);
@@ -49,15 +56,20 @@ export function virtualTable(holder, options) {
   });
   const watcher = new ResizeObserver(window_);
   watcher.observe(frame);
+  addEventListener("resize", fit);
   return {
     draw(newRows, newSort) {
       rows = newRows;
       sort = newSort || "";
       frame.setAttribute("aria-rowcount", rows.length);
       titles();
+      fit();
       window_();
     },
     again: window_,
-    stop: () => watcher.disconnect(),
+    stop() {
+      watcher.disconnect();
+      removeEventListener("resize", fit);
+    },
   };
 }

@@ -87,6 +87,11 @@ function mark(value, words) {
   return el("span", { class: "mark mark-" + name, title: `${words}: ${num(value)}`, role: "img", "aria-label": `${words} ${name}` }, { right: "✓", wrong: "✕", partly: "~" }[name]);
 }
 
+function said(draw) {
+  if (draw.answer === null) return draw.reason || draw.outcome.replace(/_/g, " ");
+  return draw.answer.trim() === "" ? el("span", { class: "faint" }, "(empty)") : draw.answer;
+}
+
 function columns(place, told) {
   const strings = told.strings.map((name) => ({ name, title: name, hint: name.replace(/_/g, " "), width: name.length > 6 ? "9rem" : "4rem", cell: (row) => row.draws.map((draw) => mark(draw.metrics[name], name)) }));
   const judge = told.judged ? [{ name: "disagree", title: "Judge", sort: true, width: "6rem", cell: (row) => [row.draws.map((draw) => mark(draw.judge, "judge")), row.disagree === 2 ? el("span", { class: "flag", title: "judge and strings disagree" }, " ≠") : null] }] : [];
@@ -96,7 +101,7 @@ function columns(place, told) {
     { name: "value", title: "Draws", sort: true, width: "5rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
     ...judge, ...strings,
     { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
-    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws.map((draw) => draw.answer || draw.reason || draw.outcome).join("\n") }, row.draws[0].answer || row.draws[0].reason || row.draws[0].outcome) },
+    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws.map((draw) => draw.answer || draw.reason || draw.outcome).join("\n") }, said(row.draws[0])) },
     { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => row.golds.join(" | ") },
     { name: "memory", title: "Last memory", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws[0].memory || "" }, row.draws[0].memory || "") },
     { name: "tokens", title: "Tokens", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.draws[0].tokens) },

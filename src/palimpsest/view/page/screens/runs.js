@@ -44,7 +44,7 @@ export async function show(main, place) {
       el("td", { class: "name" }, el("a", { href: link({ screen: "run", run: run.key }) }, run.name), kind),
       el("td", null, badge(run.status)),
       el("td", { class: "number" }, run.step === null ? "" : num(run.step) + (run.steps ? " of " + num(run.steps) : "")),
-      el("td", { class: "number" }, run.reward.length ? num(run.reward[run.reward.length - 1], 3) : ""),
+      el("td", { class: "number" }, run.reward.length ? num(run.reward[run.reward.length - 1], 3) : "", run.accuracy.length ? el("span", { title: "accuracy of its parts, %" }, run.accuracy.slice(0, 4).map((mean) => (100 * mean).toFixed(0)).join(" · ") + " %") : ""),
       el("td", null, run.reward.length ? sparkline(run.reward, "mean reward over the run") : ""),
       el("td", { class: "once" }, alarm), el("td", { class: "soft" }, ago(run.updated)));
   }
