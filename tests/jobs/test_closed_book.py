@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from palimpsest.config.reward import JudgeConfig
 from palimpsest.data.problems import read_problems
 from palimpsest.errors import DataError, JudgeError, RunError
 from palimpsest.jobs.closed_book import filter_known
+from palimpsest.progress.progress import Silent, Tick
 from support.judge_server import judge_server
 
 ROWS = [
@@ -79,6 +82,56 @@ def test_questions_without_a_reply_stay_and_are_counted(tmp_path: Path) -> None:
     with judge_server(lambda *_: (401, "no")) as server, pytest.raises(JudgeError, match="status 401"):
         filter_known(tmp_path / "a.json", config(server.url), out=tmp_path / "none.jsonl", asks=1)
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_probing_that_was_ended_goes_on_and_asks_for_what_is_lacking(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    out = tmp_path / "out.jsonl"
+
+    class Stops(Silent):
+        """Ends it after four questions."""
+
+        @contextmanager
+        def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
+            ticks = iter(range(4))
+
+            def tick(done: int = 1, *, note: str | None = None) -> None:
+                if next(ticks) == 3:
+                    raise RunError("stopped")
+
+            yield tick
+
+    with judge_server(lambda request, before: knows_the_even(request, before + 6)) as server:
+        with pytest.raises(RunError, match="stopped"):
+            filter_known(tmp_path / "a.json", config(server.url), out=out, asks=2, progress=Stops())
+        asked = {asked_of(request) for request in server.requests}
+        assert not out.exists()
+        before = len(server.requests)
+        done = filter_known(tmp_path / "a.json", config(server.url), out=out, asks=2)
+        again = {asked_of(request) for request in server.requests[before:]}
+    assert (done.kept, done.known) == (3, 3)
+    assert len(asked & again) <= len(asked) - 4  # what was found is not asked for again
+    assert [json.loads(line) for line in out.read_text().splitlines()] == ROWS[1::2]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "out.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--endpoint", "ftp://x"), "--endpoint 'ftp://x': give one like http://127.0.0.1:8000/v1"),
+        (("--endpoint", "http://a:b@x/v1"), "--endpoint: the address holds a user or a password"),
+        (("--api-key-env", "NOT_THERE_X"), "--api-key-env=NOT_THERE_X: the environment has no such variable"),
+        (("--model", ""), "--model '': give another value"),
+    ],
+)
+def test_errors_name_the_options_of_the_command(
+    more: tuple[str, ...], told: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    given = {"--endpoint": "http://127.0.0.1:1/v1", "--model": "m", "--out": str(tmp_path / "out")}
+    given |= {more[0]: more[1]}
+    options = [word for pair in given.items() for word in pair]
+    assert told in refused("data", "filter", str(tmp_path / "a.json"), *options)
 
 
 def test_the_command_tells_the_counts(tmp_path: Path, palimpsest: Any) -> None:

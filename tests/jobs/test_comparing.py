@@ -47,7 +47,15 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
     comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.other_question, pairing.only_first, pairing.only_second) == (1, 2, 1, 1)
-    assert "2 problems of the same name ask something else" in comparison.notes[0]
+    assert "2 episodes of problems that ask something else there" in comparison.notes[0]
+
+
+def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several_times(tmp_path: Path) -> None:
+    a = [sample(f"p{n}", 1.0, draw=draw) for n in range(2) for draw in range(3)]
+    b = [sample(f"p{n}", 1.0, draw=0) for n in range(2)]
+    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    assert comparison.pairings["b"].problems == 2
+    assert "4 episodes only on the first side" in comparison.notes[0]
 
 
 def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_path: Path) -> None:

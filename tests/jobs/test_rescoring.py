@@ -67,6 +67,29 @@ def test_the_same_reward_gives_the_same_grades_as_the_evaluation_gave(tiny_model
     assert done.before == done.summaries
 
 
+def test_rows_stand_by_policy_and_then_from_short_to_long_as_those_of_the_evaluation_do(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    done = palimpsest.evaluate(
+        tiny_model_folder,
+        policy="sliding_window,full_context",
+        chunks=[2, 1],
+        limit=1,
+        baselines=False,
+        out=tmp_path / "e",
+        quiet=True,
+    )
+    again = palimpsest.rescore(tmp_path / "e")
+    assert [each.name for each in again.summaries] == [row.summary.name for row in done.rows]
+
+
+def test_a_log_without_its_identity_is_graded_and_told(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e")
+    (folder / IDENTITY).unlink()
+    done = palimpsest.rescore(folder, ["reward.name=sub_em"])
+    assert any("evaluation.json: is not there, so what was played" in line for line in done.told)
+
+
 def test_a_rescoring_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None:
     folder = evaluation(tmp_path / "e")
     done = palimpsest.rescore(folder, ["reward.name=sub_em"])

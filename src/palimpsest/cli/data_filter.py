@@ -27,11 +27,10 @@ def filter(
       palimpsest data filter hotpot_train.json --endpoint http://127.0.0.1:8000/v1 --model Qwen/Qwen3-4B \\
         --out filtered.jsonl
     """
-    from palimpsest.config.reward import JudgeConfig
-    from palimpsest.jobs.closed_book import filter_known
+    from palimpsest.jobs.closed_book import endpoint_of, filter_known
     from palimpsest.progress.terminal import Terminal
 
-    asked = JudgeConfig(url=endpoint, model=model, api_key_env=api_key_env, temperature=temperature, max_tokens=512)
+    asked = endpoint_of(url=endpoint, model=model, api_key_env=api_key_env, temperature=temperature)
     done = filter_known(file, asked, out=out, asks=n, force=force, progress=Terminal())
     typer.echo(f"{out}: {done.kept:,} questions; left out, answered without the document: {done.known:,}")
     if done.unanswered:

@@ -50,7 +50,7 @@ class Pairing:
     flips: tuple[Flip, ...]
     """Where the values differ: what the second lost, then what it won, each in the order of the first side."""
     ungraded: int
-    """The same problem on both sides, without a grade on one of them at least."""
+    """Episodes, as those below: of the same problem on both sides, without a grade on one of them at least."""
     only_first: int
     only_second: int
     other_question: int
@@ -67,13 +67,13 @@ class Pairing:
 
     @property
     def warning(self) -> str | None:
-        """What a reader of the difference has to know; None where both sides graded the same problems."""
+        """What a reader of the difference has to know; None where both sides graded the same episodes."""
         counts = {
-            "problems of the same name ask something else or have other golds: not paired": self.other_question,
-            "only on the first side": self.only_first,
-            "only on the second side": self.only_second,
-            "without a grade on one side": self.ungraded,
-            "paired although they read another document": self.other_document,
+            "episodes of problems that ask something else there, or have other golds: not paired": self.other_question,
+            "episodes only on the first side": self.only_first,
+            "episodes only on the second side": self.only_second,
+            "episodes without a grade on one side": self.ungraded,
+            "episodes paired although they read another document": self.other_document,
         }
         told = [f"{count} {what}" for what, count in counts.items() if count]
         return "; ".join(told) or None

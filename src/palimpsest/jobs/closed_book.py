@@ -6,22 +6,29 @@ for each model.
 
 Guaranteed: rows that stay are written as they were read, one object a line, in their order; a question that got no
 reply stays and is counted; the file appears whole or not at all.
-Not covered: going on with a probing that was ended; a model that would know the answer if it were asked otherwise.
+A probing that was ended goes on by the same call: what was found so far lies beside the file, hidden, until that is
+there.
+Not covered: a model that would know the answer if it were asked otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from palimpsest import files
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.data.problems import read_problems
 from palimpsest.data.rows import read_rows
-from palimpsest.errors import DataError, JudgeError
+from palimpsest.endpoints import check_address, token_from
+from palimpsest.errors import ConfigError, DataError, JudgeError
 from palimpsest.jobs.blocking import finish
 from palimpsest.jobs.set_folder import free_file
 from palimpsest.progress.progress import Progress, Silent, Tick
@@ -33,6 +40,15 @@ from palimpsest.types import Problem, Question
 
 _PROMPT = "Answer in a few words and put the answer in \\boxed{{}}. If you don't know it, guess.\n\n{question}"
 _AT_ONCE = 256  # questions under way
+_REPLY_TOKENS = 512
+OPTIONS = {
+    "url": "--endpoint",
+    "model": "--model",
+    "api_key_env": "--api-key-env",
+    "temperature": "--temperature",
+    "max_tokens": f"the limit of {_REPLY_TOKENS} tokens",
+}
+"""What the command calls keys of the endpoint."""
 
 
 @dataclass(slots=True)
@@ -49,6 +65,16 @@ class Filtered:
     """Why not, the first."""
 
 
+def endpoint_of(**values: Any) -> JudgeConfig:
+    """An endpoint by the command's options. Raises ConfigError in the words of those."""
+    try:
+        return JudgeConfig(**values, max_tokens=_REPLY_TOKENS)
+    except ValidationError as error:
+        (name, *_), value = error.errors()[0]["loc"], error.errors()[0]["input"]
+        example = "one like http://127.0.0.1:8000/v1" if name == "url" else "another value"
+        raise ConfigError(f"{OPTIONS.get(str(name), name)} {value!r:.80}: give {example}") from None
+
+
 def filter_known(
     file: Path,
     endpoint: JudgeConfig,
@@ -63,21 +89,48 @@ def filter_known(
     questions = [_question(problem) for problem in read_problems(file)]
     if len(questions) != sum(1 for _ in read_rows(file)):
         raise DataError(f"{file}: its rows are not one question each, so that none can be left out")
+    check_address(endpoint.url, OPTIONS["url"], example="one like http://127.0.0.1:8000/v1")
+    token_from(endpoint.api_key_env, OPTIONS["api_key_env"])
     free_file(out, force=force, progress=progress)
     filtered = Filtered(out)
+    found = _Found(out, f"{endpoint.url} {endpoint.model} {endpoint.temperature} {asks}")
     with progress.count("questions", len(questions)) as tick:
-        known = finish(lambda: _probed(questions, endpoint, asks, filtered, tick))
+        known = finish(lambda: _probed(questions, endpoint, asks, filtered, found, tick))
     filtered.known = sum(known)
     filtered.kept = len(known) - filtered.known
     if filtered.unanswered == len(known):
         raise JudgeError(filtered.failures[0])
     if not filtered.kept:
+        found.path.unlink(missing_ok=True)
         raise DataError(f"{file}: all {len(known):,} questions are answered without their document; nothing is left")
     with files.drafted(out) as draft:
         for row, left_out in zip(read_rows(file), known, strict=True):
             if not left_out:
                 draft.write(json.dumps(storable(row.values, []), ensure_ascii=False) + "\n")
+    found.path.unlink(missing_ok=True)
     return filtered
+
+
+class _Found:
+    """Whether questions were known, one line each, for a call that goes on."""
+
+    def __init__(self, out: Path, how: str) -> None:
+        """`how`: what they were asked by, in a text."""
+        self.path, self._how = files.hidden_name(out).with_suffix(".palimpsest-asked"), how
+        lines = self.path.read_text("utf-8").splitlines() if self.path.is_file() else []
+        self._known = {line[:64]: line[65:] == "known" for line in lines if line[65:] in ("known", "not")}
+
+    def of(self, question: Question) -> bool | None:
+        """None: it wasn't asked, or got no reply."""
+        return self._known.get(self._key(question))
+
+    def add(self, question: Question, known: bool) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{self._key(question)} {'known' if known else 'not'}\n")
+
+    def _key(self, question: Question) -> str:
+        return hashlib.sha256(repr((self._how, question.text, question.answers)).encode()).hexdigest()
 
 
 def _question(problem: Problem) -> Question:
@@ -87,21 +140,34 @@ def _question(problem: Problem) -> Question:
 
 
 async def _probed(
-    questions: Sequence[Question], endpoint: JudgeConfig, asks: int, filtered: Filtered, tick: Tick
+    questions: Sequence[Question], endpoint: JudgeConfig, asks: int, filtered: Filtered, found: _Found, tick: Tick
 ) -> list[bool]:
     """Whether each was answered right."""
-    client = ChatClient(endpoint, None)
+    client = ChatClient(endpoint, None, options=OPTIONS)
+
+    async def probed(question: Question) -> bool:
+        known = found.of(question)
+        if known is None:
+            known = await _known(client, question, asks, filtered)
+            if known is None:
+                filtered.unanswered += 1
+            else:
+                found.add(question, known)
+        tick()
+        return bool(known)
+
     known: list[bool] = []
     try:
         for start in range(0, len(questions), _AT_ONCE):
             some = questions[start : start + _AT_ONCE]
-            known += await asyncio.gather(*(_known(client, question, asks, filtered, tick) for question in some))
+            known += await asyncio.gather(*map(probed, some))
     finally:
         await client.close()
     return known
 
 
-async def _known(client: ChatClient, question: Question, asks: int, filtered: Filtered, tick: Tick) -> bool:
+async def _known(client: ChatClient, question: Question, asks: int, filtered: Filtered) -> bool | None:
+    """None: it got no reply."""
     replies = 0
     for _ in range(asks):
         try:
@@ -111,11 +177,8 @@ async def _known(client: ChatClient, question: Question, asks: int, filtered: Fi
             continue
         replies += 1
         if right(reply, question.answers):
-            tick()
             return True
-    filtered.unanswered += not replies
-    tick()
-    return False
+    return False if replies else None
 
 
 def right(reply: str, golds: Sequence[str]) -> bool:

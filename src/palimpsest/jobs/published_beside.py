@@ -17,6 +17,8 @@ def published_beside(evaluation: Evaluation) -> list[Counterpart]:
 def _ours(evaluation: Evaluation) -> Iterator[Ours]:
     editions = editions_of(evaluation.config.data)
     for row in evaluation.rows:
+        if row.policy == "closed_book":  # it reads nothing: what was published is of agents
+            continue
         if len(row.summary.sizes) == 1:  # the metrics are those of all sizes together
             size = row.summary.sizes[0].size
             edition = edition_of_set(row.data, editions)

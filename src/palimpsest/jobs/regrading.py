@@ -116,11 +116,13 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
     return problem, Trajectory(sample.id, sample.name, 0, (), outcome, sample.answer, answers=answers)
 
 
-def summaries_by_set(samples: Sequence[Sample]) -> tuple[EvalSummary, ...]:
-    """Figures of each set: the agents' from short to long, then those of each baseline."""
+def summaries_by_set(samples: Sequence[Sample], policies: Sequence[str] = ()) -> tuple[EvalSummary, ...]:
+    """Figures of each set: the agents' by policy, of several in the order of `policies`, each from short to long; then
+    those of each baseline."""
     sets: dict[str, list[Sample]] = {}
     for sample in samples:
         sets.setdefault(sample.name, []).append(sample)
     baselines = {name: own[0].baseline or "" for name, own in sets.items()}
     figures = [summarise(name, own, drawn=1 + max(each.draw for each in own)) for name, own in sets.items()]
-    return tuple(sorted(figures, key=lambda each: (baselines[each.name], each.length)))
+    order = {name: next((at for at, own in enumerate(policies) if name.startswith(f"{own}, ")), 0) for name in sets}
+    return tuple(sorted(figures, key=lambda each: (baselines[each.name], order[each.name], each.length)))

@@ -113,7 +113,8 @@ async def rescore_async(
     around = await beside([s for s in graded if s.baseline is None], config, folder, errata=overlay)
     if layers := training_layers(config):
         notes.append(f"left out, as they count in training alone: {', '.join(layers)}")
-    before, now = summaries_by_set(samples), summaries_by_set(graded)
+    policies = list(identity.get("policies") or ())
+    before, now = summaries_by_set(samples, policies), summaries_by_set(graded, policies)
     rescoring = Rescoring(config, tuple(graded), before, now, around, out, tuple(notes))
     _write(rescoring, folder, identity)
     return rescoring
@@ -133,7 +134,10 @@ def _read(folder: Path) -> tuple[list[Sample], dict[str, Any], list[str]]:
     notes = [f"{lost}; every episode of {SUMMARY} is in others"] if unreadable else []
     if not samples:
         raise RunError(f"{folder / SAMPLES}: no episode has ended yet; run the same palimpsest eval again first")
-    return samples, read_identity(folder), notes
+    identity = read_identity(folder)
+    if not identity:
+        notes.append(f"{folder / IDENTITY}: is not there, so what was played, and by which reward, isn't known")
+    return samples, identity, notes
 
 
 def _is_whole(folder: Path, samples: Sequence[Sample]) -> bool:
