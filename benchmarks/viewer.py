@@ -1,0 +1,192 @@
+"""How long the viewer takes for a long episode and for a step of many, in Chromium.
+
+    python benchmarks/viewer.py
+
+A record of one episode of `--turns` turns that read `--tokens` tokens in all, and a run with a step of `--episodes`
+episodes, are made in a folder of their own, served by `palimpsest view` in a process of its own, and opened by
+Playwright's Chromium. Told are, in milliseconds, the median and the greatest of `--repeats`: from the address to the
+memory of a turn on the page (`first`: with a server that has read nothing yet); from the key `j` to the next turn's
+memory, one after the other and of turns the page hasn't asked for; from the address to the table's rows; and the
+memory of the page (JavaScript's heap) and of the server's process, in MB.
+
+Not covered: another browser, a network between both, a machine that does other work meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.models import named
+from palimpsest.rollout.record import encode_groups
+from palimpsest.runs.rows import encode_row
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
+
+MEMORY = 64
+_WORDS = "Anna lives in Rome. Bob keeps hens. It rained for a while. Carla sells hats. Dora drinks tea. "
+_TURN = """(turn) => new Promise((done) => {
+  const began = performance.now();
+  const look = () => {
+    const title = document.querySelector("#main .memory h2");
+    if (title && title.textContent === "Memory after turn " + turn) done(performance.now() - began);
+    else requestAnimationFrame(look);
+  };
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "j", bubbles: true }));
+  look();
+})"""
+
+
+def long_episode(codec: Codec, turns: int, tokens: int) -> Group:
+    """An agent that keeps a memory over `turns` turns, which read `tokens` tokens together."""
+    ids = codec.encode(_WORDS)
+    question = codec.encode("Where does Anna live?")
+    section = (ids * (tokens // turns // len(ids) + 1))[: max(1, tokens // turns - MEMORY - len(question))]
+    made, memory = [], (ids * MEMORY)[:MEMORY]
+    for step in range(turns):
+        shift = step % len(ids)
+        pieces: dict[str, list[int]] = {"question": question, "memory": memory}
+        if step < turns - 1:
+            pieces["section"] = section[shift:] + section[:shift]
+        prompt = Prompt.joined([Prompt.named(name, piece) for name, piece in pieces.items()])
+        memory = [*memory[8:], *section[shift : shift + 8]]
+        completion = Completion(tuple(memory), (-0.5,) * len(memory), StopReason.STOP)
+        name = "read" if step < turns - 1 else "answer"
+        made.append(Turn(tuple(prompt), completion, step, name, spans=prompt.spans))
+    problem = Problem("long", "Where does Anna live?", ("Rome",), metadata={"evidence": ["Anna lives in Rome."]})
+    played = Trajectory("long", "long", 0, tuple(made), Outcome.ANSWERED, "Rome")
+    return Group(problem, (played,), (Grade(0.0),))
+
+
+def short_groups(codec: Codec, episodes: int, size: int = 16) -> Iterator[Group]:
+    """Groups of episodes of five short turns."""
+    for number in range(episodes // size):
+        one = long_episode(codec, 5, 1200)
+        played = tuple(
+            Trajectory(f"p{number}", f"1/0/p{number}", rollout, one.trajectories[0].turns, Outcome.ANSWERED, "Rome")
+            for rollout in range(size)
+        )
+        yield Group(one.problem, played, tuple(Grade(float(rollout % 2)) for rollout in range(size)))
+
+
+def write_folder(folder: Path, turns: int, tokens: int, episodes: int) -> None:
+    """`run`, with its step 1, and the record `long.jsonl.zst`."""
+    codec = Codec.load(named("embedded"))
+    (folder / "run" / "trajectories").mkdir(parents=True)
+    (folder / "run" / "config.yaml").write_text("recipe: benchmark\nmodel:\n  path: embedded\ntrain:\n  steps: 1\n")
+    (folder / "run" / "metrics.jsonl").write_bytes(encode_row({"step": 1, "reward/mean": 0.5}))
+    step = folder / "run" / "trajectories" / "step-000001.jsonl.zst"
+    step.write_bytes(encode_groups(short_groups(codec, episodes)))
+    (folder / "long.jsonl.zst").write_bytes(encode_groups([long_episode(codec, turns, tokens)]))
+
+
+@contextmanager
+def served(path: Path) -> Iterator[tuple[str, int]]:
+    """Address and process id of a viewer on `path`."""
+    command = [sys.executable, "-m", "palimpsest", "view", str(path), "--port", "0", "--tokenizer", "embedded"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        match = re.search(r"http://\S+", process.stdout.readline())
+        try:
+            if match is None:
+                raise RuntimeError("the viewer didn't start")
+            yield match[0].rstrip("/"), process.pid
+        finally:
+            process.terminate()
+
+
+def resident_mb(process: int) -> float:
+    """Resident memory."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def shown_after(browser: Any, url: str, selector: str) -> tuple[Any, float]:
+    """A page, and milliseconds from its address to the element."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.set_default_timeout(120_000)
+    began = time.perf_counter()
+    page.goto(url)
+    page.wait_for_selector(selector)
+    return page, 1000 * (time.perf_counter() - began)
+
+
+def heap_mb(page: Any) -> float:
+    """What JavaScript holds after a collection."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    return float(session.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
+
+
+def told(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 1), "greatest": round(max(values), 1)}
+
+
+def episode_figures(browser: Any, path: Path, repeats: int, turns: int) -> dict[str, Any]:
+    with served(path) as (url, process):
+        page, first = shown_after(browser, f"{url}/#/e/0/0/t/0", "#main .memory h2")
+        near = [page.evaluate(_TURN, turn) for turn in range(1, repeats + 1)]
+        page.close()
+        again = []
+        for at in range(repeats):
+            page, took = shown_after(browser, f"{url}/#/e/0/0/t/{(at * 37) % (turns - 2)}", "#main .memory h2")
+            again.append(took)
+            heap = heap_mb(page)
+            page.close()
+        return {
+            "first paint, server cold": round(first, 1),
+            "first paint": told(again),
+            "next turn": told(near),
+            "page MB": round(heap, 1),
+            "server MB": round(resident_mb(process), 1),
+        }
+
+
+def table_figures(browser: Any, path: Path, repeats: int) -> dict[str, Any]:
+    with served(path) as (url, _):
+        times = []
+        for _ in range(repeats):
+            page, took = shown_after(browser, f"{url}/#/r/run/s/1", "#main table tbody tr")
+            times.append(took)
+            heap = heap_mb(page)
+            page.close()
+        return {"rows, server cold": round(times[0], 1), "rows": told(times[1:] or times), "page MB": round(heap, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=740)
+    parser.add_argument("--tokens", type=int, default=3_500_000)
+    parser.add_argument("--episodes", type=int, default=5000)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("PALIMPSEST_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+    with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
+        folder = Path(made)
+        write_folder(folder, options.turns, options.tokens, options.episodes)
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        figures = {
+            "record MB": round((folder / "long.jsonl.zst").stat().st_size / 1e6, 2),
+            "episode": episode_figures(browser, folder / "long.jsonl.zst", options.repeats, options.turns),
+            "table": table_figures(browser, folder / "run", options.repeats),
+        }
+        browser.close()
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

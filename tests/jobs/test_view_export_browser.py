@@ -1,0 +1,42 @@
+"""An exported file in a browser: from a folder, without a server, without a request, with what was embedded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.jobs.view_export import export
+from support.browser import Watched, chromium
+from support.view_folders import group, run_folder
+
+pytestmark = pytest.mark.slow
+HOSTILE = "<img src=x onerror=\"document.title='executed'\"></script><script>document.title='executed'</script>\u202e"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
+
+
+def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Path) -> None:
+    records = {step: [group(HOSTILE, (0.0, 1.0)), group("tea")] for step in (1, 2)}
+    run = run_folder(
+        tmp_path / "run", [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": 0.75}], records=records
+    )
+    file = export([run], tmp_path / "out.html").path
+    shown = Watched(browser, file.as_uri())
+    for place in ("#/", "#/r/run", "#/r/run/s/2"):
+        shown.page.goto(f"{file.as_uri()}{place}")
+        page = shown.read()
+        assert page.locator("[role=alert]").count() == 0
+    assert "tea" in page.locator("#main").inner_text()
+    page.goto(f"{file.as_uri()}#/r/run/s/1")
+    shown.page.wait_for_selector("text=this file was exported without it")
+    assert {url.partition("#")[0] for url in shown.requests} == {file.as_uri()}
+    assert "executed" not in page.title()
+    assert shown.errors == []
+    shown.close()
