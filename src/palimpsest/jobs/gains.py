@@ -24,6 +24,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
+from palimpsest.report.story import ToldStory, look, told_beside
 from palimpsest.report.training import ToldEpisode, TrainingResults, write_training_report
 from palimpsest.rollout.record import read_groups
 from palimpsest.runs.origin import resume_command
@@ -69,6 +70,8 @@ def training_results(folder: Path) -> TrainingResults:
         episodes=_episodes(folder, config),
         next_steps=next_steps(folder, config, len(rows)),
         config=dump_config(config),
+        stories=told_of_last_step(folder, config),
+        look=look(folder),
     )
 
 
@@ -181,10 +184,21 @@ def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
     ]
 
 
+def told_of_last_step(folder: Path, config: RunConfig) -> list[ToldStory]:
+    """A failure of the last recorded step memory by memory, beside the success of the same problem where there is
+    one."""
+    groups = _last_groups(folder)
+    return told_beside(groups, Codec.load(model_path(config.model))) if groups else []
+
+
+def _last_groups(folder: Path) -> tuple[Group, ...]:
+    records = sorted((folder / "trajectories").glob("step-*.jsonl.zst"))
+    return read_groups(records[-1]).groups if records else ()
+
+
 def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
     """The best, the worst and one between of the last recorded step, of different problems where there are several."""
-    records = sorted((folder / "trajectories").glob("step-*.jsonl.zst"))
-    groups = read_groups(records[-1]).groups if records else ()
+    groups = _last_groups(folder)
     if not groups:
         return []
     texts = Texts(Codec.load(model_path(config.model)))

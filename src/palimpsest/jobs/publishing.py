@@ -12,9 +12,11 @@ from palimpsest.config.load import dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.samples import Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.jobs.gains import told_of_last_step
 from palimpsest.jobs.methods import Method
 from palimpsest.jobs.shards import set_name
 from palimpsest.report.report import Cell, Results, write_report
+from palimpsest.report.story import look
 from palimpsest.runs.rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, RunFolder
 
@@ -78,6 +80,8 @@ def _results(
         labels=method.labels,
         others=method.others,
         note=method.note,
+        stories=told_of_last_step(folder.path, config),
+        look=look(folder.path),
     )
 
 

@@ -9,19 +9,22 @@ Not covered: results that are not there. A curve without points is left out of i
 from __future__ import annotations
 
 import base64
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import Score
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
+from palimpsest.report.story import LEGEND, ToldStory
 from palimpsest.report.training_plots import training_figures
+from palimpsest.report.visible import visible as visible
 from palimpsest.report.words import DOCUMENTS, Words, times
+from palimpsest.view.page_files import page_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class Results:
     """[steps] lines of metrics.jsonl; what they hold of tools and context is drawn over training."""
     planned: int | None = None
     """Largest size that training was to come to, of which points are multiples; None: it came to it."""
+    stories: Sequence[ToldStory] = ()
+    """A failure and the success beside it, told memory by memory."""
+    look: str = ""
+    """The command that shows every episode."""
 
     def label(self, name: str) -> str:
         """What tables and figures call a policy."""
@@ -134,6 +141,9 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
         figures=embedded(figures),
         samples=[_shown(sample) for sample in results.samples],
         samples_note=words.samples,
+        stories=results.stories,
+        legend=LEGEND,
+        look=results.look,
         config=visible(results.config),
     )
 
@@ -145,7 +155,13 @@ def page(template: str, **values: Any) -> str:
         autoescape=select_autoescape(["j2"]),
         undefined=StrictUndefined,
     )
-    return environment.get_template(template).render(**values)
+    return environment.get_template(template).render(colours=colours(), **values)
+
+
+def colours() -> Markup:
+    """The viewer's own, light and dark, as variables of CSS."""
+    style = page_files()["page.css"].decode("utf-8")
+    return Markup(style[style.index(":root {") : style.index("* { box-sizing")])
 
 
 def lead(results: Results) -> str:
@@ -167,21 +183,6 @@ def lead(results: Results) -> str:
             f"the largest had {results.trained_words}."
         )
     return text
-
-
-def visible(text: str) -> str:
-    """`text` with control, format (bidirectional) and surrogate characters written as escapes; newlines stay.
-
-    >>> visible("a\\x1b[31m\\u202eb")
-    'a\\\\x1b[31m\\\\u202eb'
-    """
-    return "".join(_visible(c) for c in text)
-
-
-def _visible(character: str) -> str:
-    if character == "\n" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn"}:
-        return character
-    return character.encode("unicode_escape").decode("ascii")
 
 
 _REWARD = (

@@ -13,6 +13,7 @@ from typing import Any
 
 from palimpsest.report.plots import reward_figure
 from palimpsest.report.report import embedded, page, visible, write_page
+from palimpsest.report.story import LEGEND, ToldStory
 from palimpsest.report.training_plots import training_figures
 from palimpsest.report.words import DOCUMENTS, QUESTIONS
 
@@ -52,6 +53,10 @@ class TrainingResults:
     next_steps: Sequence[str]
     """Commands."""
     config: str
+    stories: Sequence[ToldStory] = ()
+    """A failure and the success beside it, told memory by memory."""
+    look: str = ""
+    """The command that shows every episode."""
 
     @property
     def episodes_note(self) -> str:
@@ -73,6 +78,9 @@ def write_training_report(folder: Path, results: TrainingResults) -> None:
         figures=embedded(figures),
         episodes=[_shown(episode) for episode in results.episodes],
         episodes_note=results.episodes_note,
+        stories=results.stories,
+        legend=LEGEND,
+        look=results.look,
         next_steps=[visible(line) for line in results.next_steps],
         config=visible(results.config),
     )
