@@ -40,3 +40,24 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     assert "executed" not in page.title()
     assert shown.errors == []
     shown.close()
+
+
+def test_an_episode_is_told_turn_by_turn_and_can_be_searched(browser: Any, tmp_path: Path) -> None:
+    record = Path(__file__).parents[1] / "view" / "data" / "group.jsonl.zst"
+    file = export([record], tmp_path / "out.html", only="0/0,0/1", tokenizer="embedded").path
+    shown = Watched(browser, file.as_uri())
+    shown.page.goto(f"{file.as_uri()}#/e/0/0/t/0")
+    page = shown.read()
+    page.keyboard.press("j")
+    page.wait_for_function("document.querySelector('#main .memory h2').textContent === 'Memory after turn 1'")
+    page.locator("input[type=search]").fill("LENA  speaks")
+    page.locator("input[type=search]").press("Enter")
+    page.wait_for_function("document.querySelector('#main .memory h2').textContent === 'Memory after turn 3'")
+    assert page.locator(".hits").inner_text() == "in 1 of 4 memories"
+    page.goto(f"{file.as_uri()}#/g/0")
+    shown.read()
+    assert page.locator("[role=alert]").count() == 0
+    assert "Lena speaks German." in page.locator("#main").inner_text()
+    assert {url.partition("#")[0] for url in shown.requests} == {file.as_uri()}
+    assert shown.errors == []
+    shown.close()

@@ -9,8 +9,23 @@ const kept = embedded();
 
 export const exported = kept !== null;
 
+// In an exported file a search looks through the memories that it holds.
+function searched(path) {
+  const [, episode, asked] = /^(.*)\/search\?text=(.*)$/.exec(path) || [];
+  if (!episode) return null;
+  const flat = (text) => text.toLowerCase().replace(/\s+/g, " ").trim();
+  const wanted = flat(decodeURIComponent(asked)), turns = [];
+  for (let turn = 0; `${episode}/turns/${turn}` in kept; turn += 1) {
+    const memory = kept[`${episode}/turns/${turn}`].memory;
+    if (wanted && memory && flat(memory.after).includes(wanted)) turns.push(turn);
+  }
+  return { text: wanted, turns };
+}
+
 export async function get(path) {
   if (kept) {
+    const found = searched(path);
+    if (found) return found;
     for (const name of [path, path.split("?", 1)[0]]) if (name in kept) return kept[name];
     throw new Error("this file was exported without it: " + path);
   }
