@@ -158,7 +158,7 @@ def table_figures(browser: Any, path: Path, repeats: int) -> dict[str, Any]:
     with served(path) as (url, _):
         times = []
         for _ in range(repeats):
-            page, took = shown_after(browser, f"{url}/#/r/run/s/1", "#main table tbody tr")
+            page, took = shown_after(browser, f"{url}/#/r/run/s/1", "#main .vrow")
             times.append(took)
             heap = heap_mb(page)
             page.close()
