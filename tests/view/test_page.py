@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,6 @@ from palimpsest.events import Event, Plain
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.lock import FolderLock
 from palimpsest.runs.rows import append_row
-from palimpsest.serve.bounded import ConnectionLimits
-from palimpsest.serve.http import Server, bound
-from palimpsest.serve.viewer import ViewerService
 from palimpsest.types import Group
 from palimpsest.view.answers import Answers
 from palimpsest.view.page_files import page_files
@@ -30,6 +26,7 @@ from support.browser import Watched, chromium
 from support.kill_child import STEPS
 from support.killing import child, differences, killed_often
 from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
+from support.viewer import viewer
 
 METRICS = [
     {"step": step, "reward/mean": 0.2 + step / 100, "policy/entropy": 1.0, "memory/truncated": 0.4}
@@ -37,28 +34,6 @@ METRICS = [
 ]
 TIMINGS = [{"step": step, "rollout_s": 1.0, "learn_s": 0.5} for step in range(1, 31)]
 GROUPS = [group(f"p{place}", (0.0, 1.0, 0.5, None), turns=2 + place % 3) for place in range(12)]
-
-
-@contextmanager
-def viewer(*paths: Path) -> Iterator[str]:
-    """The address of a viewer in a thread of this process."""
-    service = ViewerService(Answers(Library(paths), follow=True))
-    with bound("127.0.0.1", 0) as taken:
-        server = Server(service.app(), taken, ConnectionLimits(), grace_seconds=1)
-        server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't
-        thread = threading.Thread(target=server.run_here)
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.should_exit = True
-            thread.join()
-            service.close()
-
-
-@contextmanager
-def _no_signals() -> Iterator[None]:
-    yield
 
 
 @pytest.fixture(scope="module")

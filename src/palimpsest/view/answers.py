@@ -15,7 +15,7 @@ from palimpsest.runs.run_folder import METRICS
 from palimpsest.view.alarms import to_json
 from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view, with_one_policy
 from palimpsest.view.decoding import Decoders
-from palimpsest.view.episode_view import episode_view
+from palimpsest.view.episode_view import blame_view, episode_view, search_view
 from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
 from palimpsest.view.group_view import group_view
 from palimpsest.view.opened_groups import OpenedGroups
@@ -44,6 +44,8 @@ _PATHS = (
     (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})", "_rollout"),
     (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})", "_turn"),
     (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})/tokens", "_tokens"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})/blame", "_blame"),
+    (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/search", "_search"),
     (r"/api/compare", "_compare"),
 )
 """Pattern to the method that answers it."""
@@ -133,6 +135,14 @@ class Answers:
     def _tokens(self, query: Query, key: str, step: str, group: str, rollout: str, turn: str) -> Any:
         source = self.library.source(key)
         return self.opened.look(source, step, int(group), lambda opened: token_view(opened, int(rollout), int(turn)))
+
+    def _blame(self, query: Query, key: str, step: str, group: str, rollout: str, turn: str) -> Any:
+        source = self.library.source(key)
+        return self.opened.look(source, step, int(group), lambda opened: blame_view(opened, int(rollout), int(turn)))
+
+    def _search(self, query: Query, key: str, step: str, group: str, rollout: str) -> Any:
+        source, text = self.library.source(key), query.get("text", "")
+        return self.opened.look(source, step, int(group), lambda opened: search_view(opened, int(rollout), text))
 
     def _compare(self, query: Query) -> Any:
         keys = list(dict.fromkeys(each for each in query.get("keys", "").split(",") if each))

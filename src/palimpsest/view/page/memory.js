@@ -108,7 +108,7 @@ function pieceOf(piece, view, spans, fates) {
   const taken = piece.spans.map((span) => ({ from: span.characters[0], to: span.characters[1], kind: "taken", part: span.part, origin: view.diff[span.part].origin }));
   const gold = piece.evidence.map((one) => ({ from: one.characters[0], to: one.characters[1], kind: "gold", number: one.number }));
   const text = cut(piece.text, 0, [...taken, ...gold], (part, found) => {
-    if (!found.length) return part;
+    if (!found.length || !part.trim()) return part;
     const source = found.find((range) => range.kind === "taken"), needed = found.find((range) => range.kind === "gold");
     const classes = [source && "o-" + source.origin, needed && "gold"].filter(Boolean).join(" ");
     const title = needed ? "what the answer needs: " + fates[needed.number].text : "words that the memory took from here";

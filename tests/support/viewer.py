@@ -1,0 +1,36 @@
+"""A viewer in a thread of the tests' process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from palimpsest.serve.bounded import ConnectionLimits
+from palimpsest.serve.http import Server, bound
+from palimpsest.serve.viewer import ViewerService
+from palimpsest.view.answers import Answers
+from palimpsest.view.sources import Library
+
+
+@contextmanager
+def viewer(*paths: Path) -> Iterator[str]:
+    """The address of a viewer in a thread of this process."""
+    service = ViewerService(Answers(Library(paths), follow=True))
+    with bound("127.0.0.1", 0) as taken:
+        server = Server(service.app(), taken, ConnectionLimits(), grace_seconds=1)
+        server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't
+        thread = threading.Thread(target=server.run_here)
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.should_exit = True
+            thread.join()
+            service.close()
+
+
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    yield

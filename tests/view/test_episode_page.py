@@ -1,0 +1,190 @@
+"""The screens of an episode and of a group in a browser: what they show, their keys and links, every kind of agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from palimpsest.types import Grade, Group
+from palimpsest.view.episode_view import blame_view, episode_view
+from palimpsest.view.opened import Opened
+from palimpsest.view.turn_view import turn_view
+from support.agents import base_codec
+from support.browser import Watched, chromium
+from support.view_folders import run_folder
+from support.viewer import viewer
+from support.views import episodes
+
+KINDS = [name for name in sorted(episodes()) if episodes()[name].codec is base_codec()]
+CONFIG = "model:\n  path: embedded\n"
+HOSTILE = "<img src=x onerror='window.hit=1'></script><script>window.hit=1</script>\u202e"
+
+
+def twice(opened: Opened) -> Group:
+    """A group of two rollouts that did the same."""
+    (trajectory,) = opened.group.trajectories
+    return Group(opened.group.problem, (trajectory, replace(trajectory, rollout=1)), (Grade(1.0), Grade(0.0)))
+
+
+GROUPS = [twice(episodes()[name]) for name in KINDS]
+
+
+def hostile(group: Group) -> Group:
+    evidence = {"evidence": [HOSTILE]}
+    problem = replace(group.problem, question=HOSTILE, answers=(HOSTILE,), questions=(), metadata=evidence)
+    trajectories = (replace(one, answer=HOSTILE) for one in group.trajectories)
+    return replace(group, problem=problem, trajectories=tuple(trajectories))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("runs") / "one"
+    run_folder(path, records={1: [hostile(group) for group in GROUPS], 2: GROUPS}, config=CONFIG)
+    with viewer(path) as url:
+        yield url
+
+
+@pytest.fixture
+def watched(browser: Any, origin: str) -> Iterator[Watched]:
+    page = Watched(browser, origin)
+    yield page
+    assert page.errors == []
+    assert page.strays == []
+    page.close()
+
+
+def at(name: str, turn: int | None = None, step: int = 2) -> str:
+    return f"#/r/one/s/{step}/e/{KINDS.index(name)}/0" + ("" if turn is None else f"/t/{turn}")
+
+
+def shown(page: Any, turn: int) -> None:
+    page.wait_for_function(
+        "(turn) => document.querySelector('.turn-head strong')?.textContent === 'Turn ' + turn", arg=turn
+    )
+
+
+OFTEN = ("overwrite", "recall", "prune", "full_context")  # the others when there is time
+
+
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in KINDS])
+def test_every_kind_of_agent_has_an_episode_and_a_group(name: str, watched: Watched) -> None:
+    page = watched.go(at(name, 0))
+    assert page.locator(".cell").count() == len(GROUPS[KINDS.index(name)].trajectories[0].turns)
+    shown(page, 0)
+    page.keyboard.press("t")
+    page.wait_for_selector(".token")
+    page.keyboard.press("b")
+    page = watched.go(f"#/r/one/s/2/g/{KINDS.index(name)}")
+    assert page.locator(".matrix tbody tr").count() == 2
+
+
+PARTS = """(all) => all.map((one) => {
+    const own = one.cloneNode(true);
+    own.querySelectorAll(".hidden").forEach((hidden) => hidden.remove());
+    return [one.className.replace("o-", "").replace("lost", "dropped"), own.textContent];
+})"""
+
+
+def test_the_difference_that_is_shown_is_the_one_that_was_computed(watched: Watched) -> None:
+    group = Opened(GROUPS[KINDS.index("overwrite")], base_codec())
+    for turn in range(3):
+        page = watched.go(at("overwrite", turn))
+        shown(page, turn)
+        wanted = [[part["origin"], part["text"].lstrip()] for part in turn_view(group, 0, turn)["diff"]]
+        assert page.locator(".memory-text > :is(span, del)").evaluate_all(PARTS) == wanted
+
+
+def test_turns_change_by_keys_and_stand_in_the_address(watched: Watched) -> None:
+    page = watched.go(at("overwrite", 0))
+    shown(page, 0)
+    page.keyboard.press("j")
+    shown(page, 1)
+    assert page.evaluate("location.hash").endswith("/t/1")
+    page.keyboard.press("k")
+    shown(page, 0)
+    page.get_by_role("button", name="next turn (j)").click()
+    shown(page, 1)
+    page.go_back()
+    shown(page, 0)
+    page.reload()
+    shown(page, 0)
+
+
+def test_a_short_address_leads_to_a_turn_of_the_only_run(watched: Watched) -> None:
+    page = watched.go(f"#/e/{KINDS.index('overwrite')}/0/t/2")
+    shown(page, 2)
+
+
+def test_brackets_lead_to_the_episodes_beside(watched: Watched) -> None:
+    page = watched.go(at("overwrite"))
+    page.keyboard.press("]")
+    page.wait_for_url(lambda url: f"/e/{KINDS.index('overwrite')}/1" in url)
+    watched.read()
+    page.wait_for_selector(".chip.now >> text=1")
+    page.keyboard.press("[")
+    page.wait_for_url(lambda url: url.endswith(f"/e/{KINDS.index('overwrite')}/0"))
+
+
+def test_blame_names_the_turn_of_every_run_of_words(watched: Watched) -> None:
+    group = Opened(GROUPS[KINDS.index("overwrite")], base_codec())
+    page = watched.go(at("overwrite", 2))
+    shown(page, 2)
+    page.keyboard.press("b")
+    page.wait_for_selector(".blamed")
+    turns = page.locator(".blamed sup").all_inner_texts()
+    assert turns == [str(one["turn"]) for one in blame_view(group, 0, 2)["spans"]]
+    page.keyboard.press("b")
+    page.wait_for_selector(".memory-text:not(.blame-text)")
+
+
+def test_memories_are_searched(watched: Watched) -> None:
+    page = watched.go(at("overwrite", 0))
+    shown(page, 0)
+    page.keyboard.press("/")
+    page.keyboard.type("DRINKS tea")
+    page.keyboard.press("Enter")
+    shown(page, 1)
+    assert page.locator(".hits").inner_text() == "in 2 of 4 memories"
+
+
+def test_a_word_that_was_taken_lights_up_where_it_stands(watched: Watched) -> None:
+    page = watched.go(at("overwrite", 1))
+    shown(page, 1)
+    page.locator(".memory .o-section").first.focus()
+    assert "drinks tea" in page.locator(".piece .lit").first.inner_text()
+
+
+def test_fates_lead_to_their_turns(watched: Watched) -> None:
+    group = Opened(GROUPS[KINDS.index("overwrite")], base_codec())
+    (fate,) = episode_view(group, 0)["fates"]
+    page = watched.go(at("overwrite", 0))
+    shown(page, 0)
+    page.get_by_role("button", name="Fates").click()
+    page.locator(".tab-body a", has_text=f"turn {fate['seen'][0]}").first.click()
+    shown(page, fate["seen"][0])
+
+
+def test_pruning_agents_show_their_context_and_what_was_missed(watched: Watched) -> None:
+    page = watched.go(at("prune", 2))
+    shown(page, 2)
+    assert page.locator(".column").count() == 6
+    assert "was asked for again at turn 4" in page.locator(".missed").inner_text()
+
+
+@pytest.mark.parametrize("name", ["overwrite", "prune"])
+def test_hostile_questions_answers_and_evidence_are_text(name: str, watched: Watched) -> None:
+    for place in (at(name, 1, step=1), f"#/r/one/s/1/g/{KINDS.index(name)}"):
+        page = watched.go(place)
+        page.wait_for_selector(".episode-head h1")
+        assert page.evaluate("window.hit") is None
+        assert page.locator("script:not([src]), main img").count() == 0
+        assert "\u202e" not in page.content()
