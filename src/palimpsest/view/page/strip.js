@@ -7,6 +7,10 @@ const SIGNS = {
   failed: "✕", malformed: "?", refused: "⊘", "tool error": "×", truncated: "✂", invented: "!", pruned: "⌫", "summed up": "Σ",
   recalled: "↩", wrote: "✎", kept: "=", called: "→", answered: "A", sampled: "·",
 };
+const VERDICTS = {
+  held: "the last memory holds it", "in sight": "no memory holds it at the end, but the last prompt shows it", lost: "a memory held it, the last one doesn't",
+  "not written": "it was read, and never stood in a memory", unseen: "it stood in nothing that was read",
+};
 const GRAVE = new Set(["failed", "malformed", "invented", "tool error"]);
 const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320;
 
@@ -20,7 +24,7 @@ export function slug(state) {
 
 export function verdictBadge(fate) {
   const kind = { held: "good", "in sight": "good", lost: "bad", "not written": "bad", unseen: "faint" }[fate.verdict] || "faint";
-  return el("span", { class: "verdict verdict-" + kind }, fate.verdict);
+  return el("span", { class: "verdict verdict-" + kind, title: VERDICTS[fate.verdict] }, fate.verdict);
 }
 
 // {element, mark(turn)}: `mark` shows which turn is looked at.

@@ -184,7 +184,7 @@ function firstTurn(view) {
 
 function head(view, place) {
   const grade = view.grade.value, gold = view.problem.answers;
-  const facts = [`${num(view.turns.length)} turns`, view.advantage === null ? null : `advantage ${num(view.advantage)}`].filter(Boolean).join(" · ");
+  const facts = [`${num(view.turns.length)} turns`, view.advantage === null || view.rollouts < 2 ? null : `advantage ${num(view.advantage)}`].filter(Boolean).join(" · ");
   const others = Array.from({ length: view.rollouts }, (_, rollout) => el("a", { href: link({ ...place, rollout, turn: null }), class: rollout === view.rollout ? "chip now" : "chip", "aria-current": rollout === view.rollout ? "true" : null }, String(rollout)));
   return el(
     "header",

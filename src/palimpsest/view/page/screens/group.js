@@ -40,7 +40,7 @@ function matrix(view, place) {
   const rows = order.map((row) => {
     const to = (turn) => link({ ...place, screen: "episode", rollout: row.rollout, turn });
     const cells = view.parts.map((part) => cell(row.cells[part.step], letters[part.step], wide, to));
-    return el("tr", null, el("td", null, el("a", { href: to(null) }, "rollout " + row.rollout)), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, (row.answer || "–").slice(0, 120)));
+    return el("tr", null, el("td", { class: "unbroken" }, el("a", { href: to(null) }, "rollout " + row.rollout)), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, (row.answer || "–").slice(0, 120)));
   });
   return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
 }
