@@ -11,7 +11,7 @@ from palimpsest.evaluation.pairing import pair
 from palimpsest.rollout.record import encode_groups
 from palimpsest.types import Group
 from palimpsest.view.answers import Answers
-from palimpsest.view.comparison_view import Side, comparison_view, curve
+from palimpsest.view.comparison_view import Side, comparison_view, curve, differing
 from palimpsest.view.sources import Library, NotThere
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
@@ -81,6 +81,12 @@ def side(name: str, seed: int = 0, rate: float = 0.1, **more: Any) -> Side:
 def test_only_what_differs_is_told() -> None:
     told = comparison_view([side("a"), side("b", rate=0.2), side("c", rate=0.2)])
     assert told["differs"] == {"optim.rate": [0.1, 0.2, 0.2]}
+
+
+def test_a_key_that_an_older_run_lacks_is_told_only_where_the_other_changed_it() -> None:
+    older = Side("a", "a", {"seed": 0})
+    newer = Side("b", "b", {"seed": 0, "train.ahead": 0, "train.group_size": 999})
+    assert differing([older, newer]) == {"train.group_size": [None, 999]}
 
 
 def test_sides_that_differ_by_their_seeds_alone_are_one_band() -> None:

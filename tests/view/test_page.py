@@ -96,6 +96,10 @@ SCREENS = {
     "#/r/first/s/30": "Episodes of step 30",
     "#/r/eval-a/items": "Problems of eval-a",
     "#/compare?keys=first,second": "first · second",
+    "#/r/first/s/30/g/2": "What is p2?",
+    "#/r/first/s/30/e/2/1": "What is p2?",
+    "#/r/first/s/30/e/2/1/t/1": "What is p2?",
+    "#/beside?a=first,30,2,1&b=second,30,2,0&t=1": "What is p2?",
     "#/compare?keys=eval-a,eval-b": "eval-a · eval-b",
 }
 
@@ -186,6 +190,29 @@ def test_runs_that_differ_in_one_key_show_that_one(watched: Watched) -> None:
     page = watched.go("#/compare?keys=first,second")
     assert "What differs in the configuration (1 keys)" in page.locator("#main").inner_text()
     assert "policy.options.memory_tokens" in page.locator("#main").inner_text()
+
+
+def test_without_a_tokenizer_an_episode_says_why_it_shows_ids(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30/e/2/1")
+    page.wait_for_selector("text=Token ids are shown instead of text")
+
+
+def test_two_episodes_beside_each_other_move_together(watched: Watched) -> None:
+    page = watched.go("#/beside?a=first,30,2,1&b=second,30,2,0")
+    page.keyboard.press("j")
+    page.wait_for_selector("text=/(Reply of|Memory after) turn 1/ >> nth=1")
+    assert "t=1" in page.url
+    page.get_by_role("button", name="First different memory").click()
+    page.wait_for_selector("[role=status]:text('after turn 0')")
+
+
+def test_the_short_address_opens_the_only_thing_that_is_shown(browser: Any, folder: Path) -> None:
+    with viewer(folder / "first") as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/e/3/2/t/1")
+        assert page.locator("h1").first.inner_text() == "What is p3?"
+        assert watched.errors == []
+        watched.close()
 
 
 def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> None:

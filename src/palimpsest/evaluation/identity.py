@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
+
+from palimpsest.config.load import parse_config
 
 _NAMED = 3
 """Differences that a message names; of the others it gives the number."""
@@ -22,6 +25,12 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(inner, f"{key}.{name}" if key else name)
     else:
         yield key, value
+
+
+@cache
+def default_settings() -> Mapping[str, Any]:
+    """Dotted key of a run's configuration to its default."""
+    return dict(leaves(parse_config("").model_dump(mode="json")))
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -14,15 +14,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from palimpsest.config.load import parse_config
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.evaluation.identity import default_settings as default_settings
 from palimpsest.evaluation.identity import leaves
 from palimpsest.evaluation.samples import SAMPLES, Sample, read_identity, read_samples
 from palimpsest.jobs.evaluation_folder import SUMMARY
@@ -183,12 +182,6 @@ def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
 def _and_parents(model: Path) -> Iterable[Path]:
     """A run, or the run of a checkpoint."""
     return (model, *list(model.parents)[:2])
-
-
-@cache
-def default_settings() -> Mapping[str, Any]:
-    """Dotted key of a run's configuration to its default."""
-    return dict(leaves(parse_config("").model_dump(mode="json")))
 
 
 def _run_settings(run: Path) -> Iterator[tuple[str, Any]]:

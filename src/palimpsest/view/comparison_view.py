@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from palimpsest.evaluation.cells import Cell, cell_of
+from palimpsest.evaluation.identity import default_settings
 from palimpsest.evaluation.pairing import Pairing, pair
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import accuracy_of
@@ -68,15 +69,21 @@ def comparison_view(sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def differing(sides: Sequence[Side]) -> dict[str, list[Any]]:
-    """[sides] values of every key that isn't the same everywhere; None: not set.
+    """[sides] values of every key that isn't the same everywhere; None: not set. A key that some sides don't have is
+    left out where the others have its default.
 
     >>> one, two = Side("a", "a", {"seed": 0, "x": 1}), Side("b", "b", {"seed": 0, "x": 2, "y": 3})
     >>> differing([one, two])
     {'x': [1, 2], 'y': [None, 3]}
     """
-    keys = dict.fromkeys(key for side in sides for key in side.settings)
-    values = {key: [side.settings.get(key) for side in sides] for key in sorted(keys)}
+    keys = sorted({key for side in sides for key in side.settings if _told(key, sides)})
+    values = {key: [side.settings.get(key) for side in sides] for key in keys}
     return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _told(key: str, sides: Sequence[Side]) -> bool:
+    given = [side.settings[key] for side in sides if key in side.settings]
+    return len(given) == len(sides) or any(value not in (None, default_settings().get(key)) for value in given)
 
 
 def with_one_policy(settings: Mapping[str, Any]) -> dict[str, Any]:

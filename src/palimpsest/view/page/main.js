@@ -11,8 +11,9 @@ import { show as showGroup } from "./screens/group.js";
 import { show as showEpisode } from "./screens/episode.js";
 import { show as showEvaluation } from "./screens/evaluation.js";
 import { show as showCompare } from "./screens/compare.js";
+import { show as showBeside } from "./screens/beside.js";
 
-const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation, compare: showCompare };
+const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation, compare: showCompare, beside: showBeside };
 
 let stop = null;
 let turn = 0;
@@ -32,6 +33,7 @@ async function draw() {
   try {
     if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
     const ended = await SCREENS[place.screen](holder, place);
+    if (["group", "episode"].includes(place.screen)) ids(place, main);
     if (mine === turn) stop = ended || null;
     else if (ended) ended();
   } catch (error) {
@@ -50,6 +52,12 @@ async function resolved(place) {
   return { ...place, run: runs[0].key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
 }
 
+// Where no tokenizer is there ids stand for text: a line says why.
+async function ids(place, main) {
+  const told = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/decoder`).catch(() => ({ why: null }));
+  if (told.why) main.prepend(el("div", { class: "notice notice-warn" }, told.why));
+}
+
 function trouble(error) {
   const back = el("a", { href: link({ screen: "runs" }) }, "All runs");
   return el("div", { class: "notice notice-bad", role: "alert" }, el("p", null, el("strong", null, error.message)), el("p", null, back));
@@ -64,6 +72,7 @@ function header(place) {
   if (place.group !== null && SCREENS.group) trail.push(el("a", { href: link({ ...at, screen: "group" }) }, "group " + place.group));
   if (place.rollout !== null) trail.push(el("a", { href: link({ ...at, screen: "episode" }) }, "rollout " + place.rollout));
   if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
+  if (place.screen === "beside") trail.push(el("span", null, "two episodes"));
   if (place.screen === "compare") trail.push(el("span", null, "comparison"));
   const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
   const tools = [

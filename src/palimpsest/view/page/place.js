@@ -3,7 +3,8 @@
 //   #/                      the list             #/r/R                the run, evaluation or file of key R
 //   #/r/R/s/S               episodes of step S   #/r/R/s/S/g/G        a group of them
 //   #/r/R/s/S/e/G/K/t/T     turn T of episode K  #/r/R/items          the problems of an evaluation
-//   #/compare?keys=a,b      side by side         #/e/G/K/t/T          short, where one thing alone is shown
+//   #/compare?keys=a,b      side by side         #/beside?a=..&b=..   two episodes, turn by turn
+//   #/e/G/K/t/T             short, where one thing alone is shown
 
 const FORMS = [
   [/^\/?$/, "runs", []],
@@ -17,6 +18,7 @@ const FORMS = [
   [/^\/e\/(\d+)\/(\d+)$/, "episode", ["group", "rollout"]],
   [/^\/e\/(\d+)\/(\d+)\/t\/(\d+)$/, "episode", ["group", "rollout", "turn"]],
   [/^\/compare$/, "compare", []],
+  [/^\/beside$/, "beside", []],
 ];
 const NUMBERS = ["group", "rollout", "turn"];
 
@@ -59,6 +61,7 @@ export function link(place) {
     group: at + step + "/g/" + place.group,
     episode: at + step + "/e/" + place.group + "/" + place.rollout + turn,
     compare: "/compare",
+    beside: "/beside",
   };
   const kept = Object.entries(place.query || {}).filter((pair) => pair[1] !== null && pair[1] !== undefined && pair[1] !== "");
   const query = new URLSearchParams(kept).toString();

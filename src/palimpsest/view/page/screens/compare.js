@@ -76,6 +76,14 @@ function table(told, names) {
   return el("table", { class: "rows" }, el("thead", null, head), el("tbody", null, body));
 }
 
+// The first side's episode and that of the first other one whose value is another.
+function pair(flip, sides) {
+  const [one, ...others] = sides;
+  const other = others.find((each) => flip.sides[each.key].value !== flip.sides[one.key].value) || others[0];
+  const named = (side) => [side.key, flip.sides[side.key].episode.step, flip.sides[side.key].episode.group, flip.sides[side.key].episode.rollout].join(",");
+  return link({ screen: "beside", query: { a: named(one), b: named(other) } });
+}
+
 function flips(told) {
   const head = el("tr", null, ["Problem", "Gold"].map((name) => el("th", { scope: "col" }, name)), told.sides.map((side) => el("th", { scope: "col" }, side.name)));
   const holder = el("tbody", null);
@@ -88,12 +96,12 @@ function flips(told) {
   }
   function row(flip) {
     const both = told.sides.filter((side) => (flip.sides[side.key] || {}).episode);
-    return el("tr", null, el("td", null, flip.question, el("small", null, `${flip.set} · ${flip.id}${flip.draw ? " · draw " + flip.draw : ""}`)), el("td", null, flip.golds.join(" | ")), told.sides.map((side) => {
+    return el("tr", null, el("td", null, flip.question, el("small", null, `${flip.set} · ${flip.id}${flip.draw ? " · draw " + flip.draw : ""}`), both.length > 1 ? el("small", null, el("a", { href: pair(flip, both) }, "both episodes, turn by turn")) : null), el("td", null, flip.golds.join(" | ")), told.sides.map((side) => {
       const own = flip.sides[side.key];
       if (!own) return el("td", { class: "faint" }, "not played");
       const sign = own.value === null ? "?" : own.value >= 0.999 ? "✓" : own.value <= 0.001 ? "✕" : "~";
       const name = { "✓": "right", "✕": "wrong", "~": "partly", "?": "none" }[sign];
-      const where = own.episode && link({ screen: "episode", run: side.key, ...own.episode, query: both.length > 1 ? { beside: both.find((other) => other.key !== side.key).key } : {} });
+      const where = own.episode && link({ screen: "episode", run: side.key, ...own.episode });
       return el("td", null, el("span", { class: "mark mark-" + name }, sign), " ", own.answer || "–", where ? el("small", null, el("a", { href: where }, "open the episode")) : null);
     }));
   }
