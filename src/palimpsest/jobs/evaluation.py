@@ -24,6 +24,7 @@ from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
 from palimpsest.jobs.counting import counting, finished
+from palimpsest.jobs.estimating import announce_cost
 from palimpsest.jobs.evaluated import Evaluation, Prices, Row
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
@@ -147,7 +148,7 @@ async def evaluate_sweep_async(
     move_aside(out if force else None, progress.message)
     sets = [each.episodes for each in (*planned, *baselines.planned)]
     with counting(sets, out, progress) as counted:
-        samples = await _play(sweep, sets, engine, out, counted, progress)
+        samples = await _play(sweep, sets, engine, out, counted, prices, progress)
     played = _samples(planned, samples)
     evaluation = Evaluation(
         config=sweep.config,
@@ -217,9 +218,11 @@ async def _play(
     engine: Engine,
     out: Path | None,
     on_sample: OnProgress,
+    prices: Prices | None,
     progress: Progress,
 ) -> Samples:
-    """Every episode, in one pool."""
+    """Every episode, in one pool; first what it will cost."""
+    await announce_cost(sets, sweep.config, engine, prices, progress)
     reward = build_reward(sweep.config.reward, engine.codec, out)
     evaluator = Evaluator(sweep.config, engine, reward.answer, measure=measure_memory(engine.codec))
     playing = evaluator.play(

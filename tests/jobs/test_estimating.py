@@ -1,0 +1,57 @@
+"""What an evaluation will cost is told before the first request, and is no less than what it then costs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest import evaluate
+from palimpsest.evaluation.samples import read_samples
+from palimpsest.jobs.evaluated import Prices
+from palimpsest.progress.progress import Silent
+
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+
+
+class Listening(Silent):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.told.append(text)
+
+
+def told(model: Path, out: Path, **more: Any) -> list[str]:
+    listening = Listening()
+    options: dict[str, Any] = {
+        "chunks": 2,
+        "limit": 4,
+        "overrides": BUDGETS | {"eval_sampling.temperature": 1.0},
+        "baselines": False,
+        "progress": listening,
+    }
+    evaluate(model, out=out, **{**options, **more})
+    return [line for line in listening.told if "at most about" in line]
+
+
+def test_the_cost_is_told_at_most_as_it_becomes(tiny_model_folder: Path, tmp_path: Path) -> None:
+    (line,) = told(tiny_model_folder, tmp_path / "e", prices=Prices(2_000_000, 1_000_000), samples=2)
+    found = re.fullmatch(
+        r"at most about ([\d,]+) requests, ([\d,]+) prompt tokens and ([\d,]+) sampled ones: ([\d,.]+) at the prices.*",
+        line,
+    )
+    assert found is not None
+    requests, read, sampled, cost = (float(each.replace(",", "")) for each in found.groups())
+    samples, _ = read_samples(tmp_path / "e" / "samples.jsonl")
+    assert len(samples) == 8
+    assert requests == sum(sample.turns for sample in samples)
+    assert sum(sample.prompt_tokens for sample in samples) <= 1.05 * read  # of two digits
+    assert sum(sample.sampled_tokens for sample in samples) <= 1.05 * sampled
+    assert cost == pytest.approx(2 * read + sampled, rel=0.05)
+
+
+def test_without_prices_and_with_a_model_of_one_s_own_nothing_is_told(tiny_model_folder: Path, tmp_path: Path) -> None:
+    assert not told(tiny_model_folder, tmp_path / "e")
