@@ -53,7 +53,7 @@ class BaseModelConfig:
     seed: int = 0
     few_words_steps: int = 210
     all_words_steps: int = 240
-    ambiguous_steps: int = 2000
+    ambiguous_steps: int = 6000
     """At most so many; the stage ends earlier once its losses, over 50 steps, are below the next two."""
     ambiguous_repeat_loss: float = 1.25
     """Nats a token."""
