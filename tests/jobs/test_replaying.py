@@ -245,7 +245,8 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     assert "the checkpoint step-000001, which sampled it" in done.stderr
     told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
     assert told.keys() >= {"recorded", "replayed", "weights", "document", "path"}
-    assert lines[-1] == f"palimpsest view {told['path']}"
+    assert lines[-1] == f"palimpsest view {told['path']} --tokenizer {told['model']}"
+    assert told["model"].endswith("checkpoints/step-000001")
 
 
 def test_the_result_of_a_replay_is_plain_json(run: Path, tmp_path: Path) -> None:

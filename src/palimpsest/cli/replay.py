@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,7 +75,8 @@ def _show(played: Replay) -> None:
         print("token for token the same")
     else:
         print(f"turn {played.parts_at} is the first that says something else")
-    print(f"palimpsest view {printable(str(played.path))}", flush=True)
+    command = f"palimpsest view {quote(str(played.path))} --tokenizer {quote(played.model)}"
+    print(printable(command), flush=True)
 
 
 def _line(name: str, end: End) -> str:

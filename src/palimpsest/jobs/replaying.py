@@ -72,6 +72,8 @@ class Replay:
     parts_at: int | None
     """The first turn whose sampled tokens differ; None: all are the same."""
     weights: str
+    model: str
+    """The folder they are in, whose tokenizer decodes both."""
     document: str
     path: Path
     """A record of two rollouts: the recorded, and the replayed."""
@@ -82,7 +84,7 @@ class Replay:
             name: {key: getattr(end, key) for key in End.__dataclass_fields__}
             for name, end in (("recorded", self.recorded), ("replayed", self.replayed))
         }
-        keys = ("turn", "memory", "parts_at", "weights", "document")
+        keys = ("turn", "memory", "parts_at", "weights", "model", "document")
         return {**ends, **{key: getattr(self, key) for key in keys}, "path": str(self.path)}
 
 
@@ -159,7 +161,7 @@ async def _replayed(
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_file(path, encode_groups([both]))
     before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)
-    return Replay(before, after, first, edited, parts_at, origin.weights.told, document, path)
+    return Replay(before, after, first, edited, parts_at, origin.weights.told, origin.weights.path, document, path)
 
 
 async def _play(
