@@ -7,9 +7,11 @@ episodes, are made in a folder of their own, served by `palimpsest view` in a pr
 Playwright's Chromium. Told are, in milliseconds, the median and the greatest of `--repeats`: from the address to the
 memory of a turn on the page (`first`: with a server that has read nothing yet); from the key `j` to the next turn's
 memory, one after the other and of turns the page hasn't asked for; from the address to the table's rows; and the
-memory of the page (JavaScript's heap) and of the server's process, in MB.
+memory of the page (JavaScript's heap) and of the server's process, in MB. Beside each stands the processor time that it
+took, of the server's process and of the page's main thread: what the clock would say at least on a machine that does
+nothing else.
 
-Not covered: another browser, a network between both, a machine that does other work meanwhile.
+Not covered: another browser, a network between both; processor time of the browser's other processes.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.models import named
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.rows import encode_row
+from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 
@@ -53,15 +57,15 @@ def long_episode(codec: Codec, turns: int, tokens: int) -> Group:
     """An agent that keeps a memory over `turns` turns, which read `tokens` tokens together."""
     ids = codec.encode(_WORDS)
     question = codec.encode("Where does Anna live?")
-    section = (ids * (tokens // turns // len(ids) + 1))[: max(1, tokens // turns - MEMORY - len(question))]
+    drawn, length = keyed_random(0, "section"), max(1, tokens // turns - MEMORY - len(question))
     made, memory = [], (ids * MEMORY)[:MEMORY]
     for step in range(turns):
-        shift = step % len(ids)
+        section = drawn.choices(ids, k=length)
         pieces: dict[str, list[int]] = {"question": question, "memory": memory}
         if step < turns - 1:
-            pieces["section"] = section[shift:] + section[:shift]
+            pieces["section"] = section
         prompt = Prompt.joined([Prompt.named(name, piece) for name, piece in pieces.items()])
-        memory = [*memory[8:], *section[shift : shift + 8]]
+        memory = [*memory[8:], *section[:8]]
         completion = Completion(tuple(memory), (-0.5,) * len(memory), StopReason.STOP)
         name = "read" if step < turns - 1 else "answer"
         made.append(Turn(tuple(prompt), completion, step, name, spans=prompt.spans))
@@ -113,14 +117,55 @@ def resident_mb(process: int) -> float:
     return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
-def shown_after(browser: Any, url: str, selector: str) -> tuple[Any, float]:
-    """A page, and milliseconds from its address to the element."""
+def server_ms(process: int) -> float:
+    """Processor time that it has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def page_ms(session: Any) -> float:
+    """Processor time of the page's main thread since its session began."""
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    return 1000 * float(metrics["TaskDuration"])
+
+
+@dataclass
+class Cost:
+    """What something took: by the clock, of the server's and of the page's processor time, each in ms."""
+
+    clock: list[float] = field(default_factory=list)
+    server: list[float] = field(default_factory=list)
+    page: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def counting(self, session: Any, process: int) -> Iterator[None]:
+        """Count what is done in here."""
+        before = time.perf_counter(), server_ms(process), page_ms(session)
+        yield
+        self.clock.append(1000 * (time.perf_counter() - before[0]))
+        self.server.append(server_ms(process) - before[1])
+        self.page.append(page_ms(session) - before[2])
+
+    def told(self) -> dict[str, float]:
+        """Medians, and the greatest by the clock."""
+        return {
+            "clock": round(statistics.median(self.clock)),
+            "greatest": round(max(self.clock)),
+            "server": round(statistics.fmean(self.server)),
+            "page": round(statistics.median(self.page)),
+        }
+
+
+def opened(browser: Any, url: str, selector: str, cost: Cost, process: int) -> Any:
+    """The page at an address once it shows the element."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.set_default_timeout(120_000)
-    began = time.perf_counter()
-    page.goto(url)
-    page.wait_for_selector(selector)
-    return page, 1000 * (time.perf_counter() - began)
+    page.set_default_timeout(300_000)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    with cost.counting(session, process):
+        page.goto(url)
+        page.wait_for_selector(selector)
+    return page
 
 
 def heap_mb(page: Any) -> float:
@@ -130,39 +175,38 @@ def heap_mb(page: Any) -> float:
     return float(session.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
 
 
-def told(values: list[float]) -> dict[str, float]:
-    return {"median": round(statistics.median(values), 1), "greatest": round(max(values), 1)}
-
-
 def episode_figures(browser: Any, path: Path, repeats: int, turns: int) -> dict[str, Any]:
+    memory = "#main .memory h2"
+    cold, warm, step = Cost(), Cost(), Cost()
     with served(path) as (url, process):
-        page, first = shown_after(browser, f"{url}/#/e/0/0/t/0", "#main .memory h2")
-        near = [page.evaluate(_TURN, turn) for turn in range(1, repeats + 1)]
+        page = opened(browser, f"{url}/#/e/0/0/t/0", memory, cold, process)
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        for turn in range(1, repeats + 1):
+            with step.counting(session, process):
+                page.evaluate(_TURN, turn)
         page.close()
-        again = []
         for at in range(repeats):
-            page, took = shown_after(browser, f"{url}/#/e/0/0/t/{(at * 37) % (turns - 2)}", "#main .memory h2")
-            again.append(took)
+            page = opened(browser, f"{url}/#/e/0/0/t/{(at * 37 + 50) % (turns - 2)}", memory, warm, process)
             heap = heap_mb(page)
             page.close()
         return {
-            "first paint, server cold": round(first, 1),
-            "first paint": told(again),
-            "next turn": told(near),
+            "first paint, server cold": cold.told(),
+            "first paint": warm.told(),
+            "next turn": step.told(),
             "page MB": round(heap, 1),
             "server MB": round(resident_mb(process), 1),
         }
 
 
 def table_figures(browser: Any, path: Path, repeats: int) -> dict[str, Any]:
-    with served(path) as (url, _):
-        times = []
-        for _ in range(repeats):
-            page, took = shown_after(browser, f"{url}/#/r/run/s/1", "#main .vrow")
-            times.append(took)
+    cold, warm = Cost(), Cost()
+    with served(path) as (url, process):
+        for at in range(repeats):
+            page = opened(browser, f"{url}/#/r/run/s/1", "#main .vrow", warm if at else cold, process)
             heap = heap_mb(page)
             page.close()
-        return {"rows, server cold": round(times[0], 1), "rows": told(times[1:] or times), "page MB": round(heap, 1)}
+        return {"rows, server cold": cold.told(), "rows": warm.told(), "page MB": round(heap, 1)}
 
 
 def main() -> None:
