@@ -31,11 +31,17 @@ def test_words_are_the_whole_text_and_all_its_tokens(tiny_codec: Any, text: str)
     assert all(found.text[a:b] == word.text for word, (a, b) in zip(found.words, pairwise(found.places), strict=True))
 
 
-@given(text=st.text("aé—ü \n", max_size=30))
+@given(text=st.text("aé—ü安は \n", max_size=30))
 def test_a_character_of_several_tokens_is_in_one_word(text: str) -> None:
     for name in ("qwen", "spm"):
         codec = family_codec(name)
         assert "\ufffd" not in "".join(word.text for word in words(Spelling(codec), text).words)
+
+
+def test_chinese_and_japanese_words_begin_where_their_tokens_do() -> None:
+    found = words(Spelling(LETTERS), "安娜住在罗马。 Bo は")
+    assert [word.text for word in found.words] == ["安", "娜", "住", "在", "罗", "马。", " Bo", " は"]
+    assert found.keys[5] == "马"
 
 
 def test_the_same_ids_are_the_same_word() -> None:

@@ -3,17 +3,19 @@
     ids        " Anna", " lives", " in", " Ro", "me", ".\\n"
     words      " Anna"  " lives"  " in"  " Rome.\\n"           keys    anna  lives  in  rome
 
-White space alone belongs to the word behind it. Texts are looked up by token where the tokenizer spells a text token by
-token, so that a long text costs no decoding.
+White space alone belongs to the word behind it. Where a token begins with a Chinese or Japanese character, a word does,
+as these languages put no white space between words. Texts are looked up by token where the tokenizer spells a text
+token by token, so that a long text costs no decoding.
 
 Guaranteed: words are whole tokens, in order, all of them; tokens that make up one character stay together; one
 `Spelling` gives the same `Word` for the same ids, so that words are compared by identity.
-Not covered: languages that put no white space between words, where a line is one word; what the cache of a `Spelling`
-holds grows with the different words it has seen. Keep one for a group and let it go.
+Not covered: other languages without white space between words (Thai...), where a line is one word; a bound on what the
+cache of a `Spelling` holds, which grows with the different words it has seen. Keep one for a group and let it go.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ V = TypeVar("V")
 Tokens = tuple[int, ...]
 
 _BROKEN = "\ufffd"  # what a part of a character decodes to
-_MARKS = string.punctuation + "“”‘’«»…–—•"
+_MARKS = string.punctuation + "“”‘’«»…–—•。、，；：！？「」『』（）"
+_UNSPACED = re.compile("[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _BEGINS, _ENDS, _BLANK = 1, 2, 4
 _COMPARED = 8  # texts that are spelt and decoded, before spelling alone is trusted
 
@@ -125,7 +128,8 @@ class Spelling:
 
     def _flags_of(self, id_: int) -> int:
         piece = self._pieces[id_]
-        return _BEGINS * piece[:1].isspace() | _ENDS * piece[-1:].isspace() | _BLANK * piece.isspace()
+        begins = piece[:1].isspace() or _UNSPACED.match(piece) is not None
+        return _BEGINS * begins | _ENDS * piece[-1:].isspace() | _BLANK * piece.isspace()
 
     def _word(self, ids: Tokens) -> Word:
         text = "".join(map(self._pieces.__getitem__, ids))
