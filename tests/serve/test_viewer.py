@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,15 @@ async def test_a_run_that_goes_while_it_is_shown_is_a_404_that_says_so(run: Path
     service.close()
     assert answer.status_code == 404
     assert "moved or deleted" in answer.json()["error"]
+
+
+async def test_names_and_texts_that_are_no_unicode_are_shown_all_the_same(tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff")
+    run = run_folder(tmp_path / name, ROWS, config='"\\ud800": "\\udfff"\n')
+    key = (await ask(run, "/api/runs")).json()["runs"][0]["key"]
+    told = await ask(run, f"/api/runs/{key}")
+    assert told.status_code == 200
+    assert told.json()["step"] == 2
 
 
 EPISODE = "/steps/1/groups/0/rollouts/0"

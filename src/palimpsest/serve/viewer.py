@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palimpsest.serve.http import Guard, Refused
+from palimpsest.text.storable import storable
 from palimpsest.view.answers import Answers
 from palimpsest.view.page_files import page_files
 from palimpsest.view.sources import NotThere
@@ -85,12 +86,20 @@ class ViewerService:
 
     def _read(self, path: str, query: dict[str, str]) -> bytes:
         try:
-            return orjson.dumps(self._answers.get(path, query), option=orjson.OPT_NON_STR_KEYS)
+            return _encoded(self._answers.get(path, query))
         except NotThere as error:
             raise Refused(404, str(error)) from None
         except OSError as error:
             name = Path(error.filename).name if error.filename else "a file"
             raise Refused(404, f"{name}: {error.strerror}; it was moved or deleted while it was shown") from None
+
+
+def _encoded(value: object) -> bytes:
+    """JSON, also of what no JSON holds: a file's name or a foreign text that is no Unicode."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return orjson.dumps(storable(value, []))
 
 
 class _Sealed:

@@ -87,7 +87,6 @@ class Facts:
             "metrics": names_of(self.tails.rows(source.path / METRICS)),
             "checkpoints": [path.name for path in checkpoint_paths(source.path / CHECKPOINTS)],
             "seconds_left": seconds_left(timings, row["step"], row["steps"]),
-            "resume": resume_command(source.path),
             "records": (source.path / TRAJECTORIES).is_dir(),
         }
 
@@ -95,13 +94,14 @@ class Facts:
         """Of a run, the worst first."""
         timings = self.tails.rows(source.path / TIMINGS)
         times = [changed for name in (METRICS, EVENTS) if (changed := _changed(source.path / name)) is not None]
+        status = self.status(source)
         return alarms(
             Watched(
                 self.tails.rows(source.path / METRICS),
                 timings,
-                self.status(source),
+                status,
                 max(times, default=None),
-                resume_command(source.path),
+                resume_command(source.path) if status is Status.DEAD else "",
                 _memory_tokens(self.config(source)),
             )
         )
