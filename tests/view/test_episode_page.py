@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from palimpsest.rollout.record import encode_groups
 from palimpsest.types import Grade, Group
 from palimpsest.view.episode_view import blame_view, episode_view
 from palimpsest.view.opened import Opened
@@ -16,7 +19,7 @@ from support.agents import base_codec
 from support.browser import Watched, chromium
 from support.view_folders import run_folder
 from support.viewer import viewer
-from support.views import episodes
+from support.views import episodes, reading
 
 KINDS = [name for name in sorted(episodes()) if episodes()[name].codec is base_codec()]
 CONFIG = "model:\n  path: embedded\n"
@@ -188,3 +191,27 @@ def test_hostile_questions_answers_and_evidence_are_text(name: str, watched: Wat
         assert page.evaluate("window.hit") is None
         assert page.locator("script:not([src]), main img").count() == 0
         assert "\u202e" not in page.content()
+
+
+@pytest.mark.parametrize("turns", [1024, pytest.param(5000, marks=pytest.mark.slow)])
+def test_all_turns_of_a_long_episode_are_in_sight_and_a_column_leads_to_its_gravest(
+    turns: int, browser: Any, tmp_path: Path
+) -> None:
+    steps = [(" It rained.", " It rained.")] * turns
+    steps[turns // 2 + 1] = (" It rained.", " Zed eats hay.")
+    path = tmp_path / "long.jsonl.zst"
+    path.write_bytes(encode_groups([reading(*steps).group]))
+    with viewer(path) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/e/0/0/t/3")
+        drawing, columns = page.locator(".strip-drawing"), page.locator(".strip .column")
+        assert drawing.evaluate("it => it.scrollWidth <= it.clientWidth")
+        assert 100 <= columns.count() < turns / 2
+        numbers = [int(text) for text in page.locator(".strip-numbers text").all_text_contents()]
+        assert numbers[-1] > turns * 0.9
+        note = re.search(r"a column is (\d+) turns", page.locator(".strip-note").inner_text())
+        assert note is not None
+        columns.nth((turns // 2 + 1) // int(note[1])).locator("rect").first.click()
+        page.wait_for_selector(f"h2:text-is('Memory after turn {turns // 2 + 1}')", timeout=5000)
+        assert watched.errors == []
+        watched.close()

@@ -192,6 +192,18 @@ def test_runs_that_differ_in_one_key_show_that_one(watched: Watched) -> None:
     assert "policy.options.memory_tokens" in page.locator("#main").inner_text()
 
 
+def test_curves_of_a_comparison_follow_their_runs(browser: Any, tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / name, METRICS[:3]) for name in ("first", "second")]
+    with viewer(*runs) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/compare?keys=first,second")
+        append_row(runs[1] / "metrics.jsonl", {"step": 4, "reward/mean": 0.75, "episode/turns": 5.0})
+        page.wait_for_selector("svg[aria-label^='reward/mean'][aria-label$='second 0.75']")
+        page.wait_for_selector("svg[aria-label^='episode/turns']")
+        assert watched.errors == []
+        watched.close()
+
+
 def test_without_a_tokenizer_an_episode_says_why_it_shows_ids(watched: Watched) -> None:
     page = watched.go("#/r/first/s/30/e/2/1")
     page.wait_for_selector("text=Token ids are shown instead of text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 import pytest
@@ -16,6 +17,7 @@ from palimpsest.evaluation.episodes import read_episodes
 from palimpsest.rollout.record import encode_groups, group_lines, read_groups
 from palimpsest.types import Group
 from palimpsest.view.episode_rows import row_of
+from palimpsest.view.pieces import Piece, content_of
 from palimpsest.view.record_index import RecordIndex
 from palimpsest.view.row_cache import RowCache
 from palimpsest.view.sources import NotThere
@@ -49,6 +51,18 @@ def test_rows_and_groups_are_those_of_the_reader(name: str, tmp_path: Path) -> N
         assert row["answer"] == trajectory.answer
     assert (found.torn, found.more, found.groups) == (None, False, 3)
     assert [RecordIndex(path).group(place) for place in (2, 0, 1)] == [whole[2], whole[0], whole[1]]
+
+
+def test_a_look_at_a_group_unpacks_its_frame_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = list[object]()
+
+    def counted(file: BinaryIO, piece: Piece, *, compressed: bool) -> bytes:
+        unpacked.append(piece)
+        return content_of(file, piece, compressed=compressed)
+
+    monkeypatch.setattr("palimpsest.view.record_index.content_of", counted)
+    assert RecordIndex(written(tmp_path / "a.jsonl.zst", GROUPS)).group(0) == GROUPS[0]
+    assert len(unpacked) == 1
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl"])

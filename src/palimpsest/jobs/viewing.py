@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from palimpsest.view.answers import Answers
 from palimpsest.view.row_cache import default_folder
 from palimpsest.view.sources import Library
 
+_OBJECTS = 100_000
+"""Between two collections of garbage; by default 700."""
 RUNS = Path("runs")
 """What is looked at where nothing is named."""
 
@@ -47,7 +50,21 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     with bound(asked.host, asked.port) as taken, closing(ViewerService(answers, token=asked.key)) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
         on_ready(server.url)
-        server.run_here()
+        with _rare_collections():
+            server.run_here()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Opening an episode makes millions of numbers, which hold nothing: each collection would walk over all of them."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def chosen(paths: Sequence[Path]) -> tuple[Path, ...]:

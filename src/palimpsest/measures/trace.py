@@ -138,7 +138,8 @@ def _reading(
     turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: Texts
 ) -> Reading:
     written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
-    head, held, section = _last(told, HeadWritten), turn.piece("memory"), turn.piece("section")
+    head, held, read = _last(told, HeadWritten), turn.piece("memory"), turn.piece("section")
+    section = None if read is None else texts.of(read)
     shown = before if held is None or held == before.ids else texts.of(held)
     if head is None or before is _NOTHING:
         before = shown
@@ -152,9 +153,9 @@ def _reading(
         written=after if head is None else texts.of(head.token_ids),
         update=after if written is None or written.update is None else texts.known(written.update),
         changed=changed,
-        section=None if section is None else texts.of(section),
+        section=section,
         recalled=recalled,
-        sources=None if section is None else tuple(_sources(turn, before, recalled, texts)),
+        sources=None if section is None else tuple(_sources(turn, section, before, recalled, texts)),
         in_tags=written is not None,
         asks=written is not None and "recalled" in turn.spans,
         query=None if looked_up is None else looked_up.query,
@@ -187,11 +188,14 @@ def _after(
     return texts.of(ids), ids == reply or ids != before.ids
 
 
-def _sources(turn: Turn, before: Text, recalled: Text, texts: Texts) -> Iterator[Text]:
+def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: Texts) -> Iterator[Text]:
     told = {"memory": before, "recalled": recalled}
     yield from (text for name, text in told.items() if name not in turn.spans)  # known from events alone: old records
-    pieces = sorted((end - start, start) for name, (start, end) in turn.spans.items() if name != "question")
-    for length, start in pieces:
+    pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
+    for length, start, name in pieces:
+        if name == "section":
+            yield section
+            continue
         ids = turn.prompt_ids[start : start + length]
         yield before if ids == before.ids else texts.of(ids)
 

@@ -22,6 +22,9 @@ from palimpsest.view.opened import Opened
 from palimpsest.view.story import Story
 from palimpsest.view.token_strips import turn_at
 
+_PARTS = ("seen", "gained", "lost", "recalled")
+"""Of a fate: where a turn may play one."""
+
 
 def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
     """What the API says of an episode. Raises IndexError.
@@ -94,11 +97,11 @@ def _turns(story: Story, found: Sequence[Fate]) -> list[dict[str, Any]]:
     for number, fate in enumerate(found):
         for step in fate.held:
             held.setdefault(story.steps[step].turn, []).append(number)
-    rows, now = [], list[int]()
+    rows, now, ticks = [], list[int](), _ticks(found, len(turns))
     for index, turn in enumerate(turns):
         if index in story.step_at:
             now = held.get(index, [])
-        rows.append({**_turn(story, index, turn), **_ticks(index, found), "held": now})
+        rows.append({**_turn(story, index, turn), **ticks[index], "held": now})
     return rows
 
 
@@ -121,12 +124,14 @@ def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
     }
 
 
-def _ticks(index: int, found: Sequence[Fate]) -> dict[str, list[int]]:
-    """Numbers of the fates that the turn plays a part in."""
-    return {
-        part: [number for number, fate in enumerate(found) if index in getattr(fate, part)]
-        for part in ("seen", "gained", "lost", "recalled")
-    }
+def _ticks(found: Sequence[Fate], turns: int) -> list[dict[str, list[int]]]:
+    """[turns] numbers of the fates that each plays a part in."""
+    ticks: list[dict[str, list[int]]] = [{part: [] for part in _PARTS} for _ in range(turns)]
+    for number, fate in enumerate(found):
+        for part in _PARTS:
+            for turn in getattr(fate, part):
+                ticks[turn][part].append(number)
+    return ticks
 
 
 def _fate_value(number: int, fate: Fate, story: Story) -> dict[str, Any]:

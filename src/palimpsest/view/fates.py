@@ -118,7 +118,7 @@ def _read(story: Story) -> Iterator[tuple[int, Text]]:
             is_new_result = name.startswith(RESULT) and name not in known
             known.add(name)
             if is_new_result or name in ("section", "document"):
-                text = story.piece(turn, name)
+                text = story.section(index) if name == "section" else story.piece(turn, name)
                 assert text is not None
                 yield index, text
 

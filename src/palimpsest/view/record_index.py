@@ -67,6 +67,7 @@ class RecordIndex:
         self._cache = None if self._merged else cache
         self._lock = threading.Lock()
         self._read: _Read | None = None
+        self._unpacked: tuple[Piece, bytes] | None = None
 
     def rows(self, seconds: float | None = None) -> Rows:
         """Every episode's row, or those that could be read within some seconds. Raises NotThere."""
@@ -75,6 +76,7 @@ class RecordIndex:
             read = self._current(file)
             more = self._advance(file, read, until)
             share = 1.0 if not more else read.next / max(1, read.size)
+            self._unpacked = None
             return Rows(list(read.rows), len(read.places), self._torn(read), more, share)
 
     def group(self, place: int) -> Group:
@@ -88,11 +90,18 @@ class RecordIndex:
                 groups = [self._group_at(file, *where) for where in read.places[place]]
             except (Damaged, IndexError) as error:
                 raise DataError(f"{self.path.name}: group {place} can't be read ({error}); ask again") from None
+            finally:
+                self._unpacked = None
         return merged(groups)[0] if self._merged else groups[0]
 
     def _group_at(self, file: BinaryIO, start: int, end: int, inner: int) -> Group:
-        content = content_of(file, Piece(start, end), compressed=self._compressed)
-        return groups_in(self.path, content)[inner]
+        return groups_in(self.path, self._content(file, Piece(start, end)))[inner]
+
+    def _content(self, file: BinaryIO, piece: Piece) -> bytes:
+        """The lines in a piece; of the latest they are kept until the call ends, as a look at a group reads it twice."""
+        if self._unpacked is None or self._unpacked[0] != piece:
+            self._unpacked = piece, content_of(file, piece, compressed=self._compressed)
+        return self._unpacked[1]
 
     def _opened(self) -> BinaryIO:
         try:
@@ -126,7 +135,7 @@ class RecordIndex:
                 piece = next_piece(file, read.next, compressed=self._compressed)
                 if piece is None:
                     break
-                self._take(read, piece, content_of(file, piece, compressed=self._compressed))
+                self._take(read, piece, self._content(file, piece))
             except (Damaged, ValueError) as error:
                 read.damage = str(error)
         ended = read.next >= read.size

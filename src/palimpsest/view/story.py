@@ -155,6 +155,12 @@ class Story:
         ids = turn.piece(name)
         return None if ids is None else self.texts.of(ids)
 
+    def section(self, index: int) -> Text | None:
+        """What a turn read; None where its prompt doesn't say."""
+        number = self.step_at.get(index)
+        known = None if number is None else self.steps[number].section
+        return self.piece(self.trajectory.turns[index], "section") if known is None else known
+
     def _diff(self, number: int) -> MemoryDiff:
         step = self.steps[number]
         before, after = self.words(step.before), self.words(step.after)

@@ -1,5 +1,6 @@
 // The strip of an episode's turns: a cell a turn by what happened, and below it a lane for each thing the answer needs:
-// where it was read, how long a memory held it, where it was lost.
+// where it was read, how long a memory held it, where it was lost. All turns are in sight: where a turn would be narrower
+// than NARROWEST, a column stands for several and is divided by what happened in them.
 
 import { clear, el, num, svg } from "./dom.js";
 
@@ -12,7 +13,7 @@ const VERDICTS = {
   "not written": "it was read, and never stood in a memory", unseen: "it stood in nothing that was read",
 };
 const GRAVE = new Set(["failed", "malformed", "invented", "tool error"]);
-const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320;
+const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320, NARROWEST = 1.5, COLUMN = 3, LEAST = 4;
 
 export function sign(state) {
   return SIGNS[state] || "·";
@@ -34,28 +35,38 @@ export function strip(view, pick) {
   const height = CELL + lanes.length * LANE + (sizes ? SIZE + GAP : 0) + 16;
   const drawing = el("div", { class: "strip-drawing" });
   const cursor = svg("rect", { class: "strip-cursor", y: 0.75, height: height - 15, rx: 3 });
-  let at = 0, width = 0;
+  const note = el("span", { class: "legend-item strip-note" });
+  let at = 0, width = 0, per = 1;
   const element = el("section", { class: "card strip", "aria-label": "Turns" }, labels(view, lanes, sizes, pick), drawing);
-  const whole = el("div", null, element, legend(view));
+  const whole = el("div", null, element, legend(view, note));
 
   function draw() {
-    width = Math.max(drawing.clientWidth - 2, count * 1.5, 120);
+    width = Math.max(drawing.clientWidth - 2, 120);
     const cell = Math.min(width / count, MOST_CELL), drawn = cell * count;
+    per = cell < NARROWEST ? Math.ceil(COLUMN / cell) : 1;
+    clear(note).append(per > 1 ? `a column is ${per} turns, divided by what happened in them` : "");
     const image = svg("svg", { width: drawn + 2, height, viewBox: `-1 0 ${drawn + 2} ${height}`, role: "img", "aria-label": told(view) });
     const cells = svg("g", { class: cell < 14 ? "cells narrow" : "cells" });
     const gravest = Object.keys(view.states);
     const order = rows.map((row, turn) => turn).sort((a, b) => gravest.indexOf(rows[b].state) - gravest.indexOf(rows[a].state));
-    for (const turn of order) cells.append(cellOf(rows[turn], turn * cell, cell, view));
+    if (per > 1) columns().forEach((turns) => cells.append(columnOf(turns, rows, cell, gravest)));
+    else for (const turn of order) cells.append(cellOf(rows[turn], turn * cell, cell, view));
     image.append(cells);
     lanes.forEach((fate, lane) => image.append(laneOf(fate, CELL + lane * LANE, cell, drawn)));
-    if (sizes) image.append(sizesOf(rows, CELL + lanes.length * LANE + GAP, cell));
+    if (sizes) image.append(sizesOf(rows, columns(), CELL + lanes.length * LANE + GAP, cell));
     image.append(numbers(count, cell, height - 3), cursor);
     image.addEventListener("click", (event) => {
       const x = event.clientX - image.getBoundingClientRect().left - 1;
-      pick(Math.min(count - 1, Math.max(0, Math.floor(x / cell))));
+      const turn = Math.min(count - 1, Math.max(0, Math.floor(x / cell)));
+      pick(per > 1 ? gravestOf(columns()[Math.floor(turn / per)], rows, gravest) : turn);
     });
     clear(drawing).append(image);
     place(cell);
+  }
+
+  // [columns] the turns of each.
+  function columns() {
+    return Array.from({ length: Math.ceil(rows.length / per) }, (_, number) => rows.slice(number * per, (number + 1) * per).map((_row, inner) => number * per + inner));
   }
 
   function place(cell) {
@@ -69,8 +80,6 @@ export function strip(view, pick) {
     mark(turn) {
       at = turn;
       place(Math.min(width / count, MOST_CELL));
-      const cell = Math.min(width / count, MOST_CELL), left = drawing.scrollLeft;
-      if (at * cell < left || (at + 1) * cell > left + drawing.clientWidth) drawing.scrollLeft = at * cell - drawing.clientWidth / 2;
     },
   };
 }
@@ -107,6 +116,25 @@ function cellOf(row, x, width, view) {
   return group;
 }
 
+// A column from the gravest state down, each as high as its share of the turns, so that none is too low to be seen.
+function columnOf(turns, rows, cell, gravest) {
+  const counts = gravest.map((state) => [state, turns.filter((turn) => rows[turn].state === state).length]).filter((each) => each[1]);
+  const group = svg("g", { class: "column" }), room = CELL - 4 - LEAST * counts.length;
+  let y = 2;
+  for (const [state, count] of counts) {
+    const height = LEAST + (room * count) / turns.length;
+    group.append(svg("g", { class: "cell cell-" + slug(state) }, svg("rect", { x: turns[0] * cell, y, width: turns.length * cell, height })));
+    y += height;
+  }
+  group.append(svg("title", null, `turns ${turns[0]} to ${turns[turns.length - 1]}: ` + counts.map(([state, count]) => `${count} ${state}`).join(", ")));
+  return group;
+}
+
+// The first turn of the gravest state.
+function gravestOf(turns, rows, gravest) {
+  return turns.reduce((best, turn) => (gravest.indexOf(rows[turn].state) < gravest.indexOf(rows[best].state) ? turn : best), turns[0]);
+}
+
 function laneOf(fate, y, cell, drawn) {
   const lane = svg("g", { class: "lane" }), middle = y + LANE / 2 + 3;
   lane.append(svg("line", { class: "lane-line", x1: 0, x2: drawn, y1: middle, y2: middle }));
@@ -125,30 +153,33 @@ function cross(x, y, title) {
   return svg("path", { class: "lane-lost", d: `M${x - 5},${y - 5} L${x + 5},${y + 5} M${x - 5},${y + 5} L${x + 5},${y - 5}` }, svg("title", null, title));
 }
 
-function sizesOf(rows, y, cell) {
-  const most = Math.max(1, ...rows.map((row) => row.memory || 0)), group = svg("g", { class: "sizes" });
-  rows.forEach((row, turn) => {
-    if (row.memory === null) return;
-    const height = Math.max(1, (SIZE * row.memory) / most);
-    group.append(svg("rect", { x: turn * cell + (cell > 6 ? 1 : 0), y: y + SIZE - height, width: Math.max(cell - (cell > 6 ? 2 : 0), 1), height }, svg("title", null, `turn ${turn}: ${num(row.memory)} tokens in memory`)));
-  });
+// Of a column the largest.
+function sizesOf(rows, columns, y, cell) {
+  const most = Math.max(1, ...rows.map((row) => row.memory || 0)), group = svg("g", { class: "sizes" }), gap = cell > 6 ? 1 : 0;
+  for (const turns of columns) {
+    const known = turns.filter((turn) => rows[turn].memory !== null);
+    if (!known.length) continue;
+    const memory = Math.max(...known.map((turn) => rows[turn].memory)), height = Math.max(1, (SIZE * memory) / most);
+    const when = turns.length > 1 ? `turns ${turns[0]} to ${turns[turns.length - 1]}: up to` : `turn ${turns[0]}:`;
+    group.append(svg("rect", { x: turns[0] * cell + gap, y: y + SIZE - height, width: Math.max(turns.length * cell - 2 * gap, 1), height }, svg("title", null, `${when} ${num(memory)} tokens in memory`)));
+  }
   return group;
 }
 
 function numbers(count, cell, y) {
   const group = svg("g", { class: "strip-numbers" });
-  const apart = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step * cell >= 34) || 1000;
-  for (let turn = 0; turn < count; turn += apart) group.append(svg("text", { x: turn * cell + cell / 2, y }, String(turn)));
+  const apart = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((step) => step * cell >= 34) || 10000;
+  for (let turn = 0; turn < count; turn += apart) group.append(svg("text", { x: Math.max(turn * cell + cell / 2, 4), y }, String(turn)));
   return group;
 }
 
-function legend(view) {
+function legend(view, note) {
   const present = Object.keys(view.states).filter((state) => view.turns.some((row) => row.state === state));
   const states = present.map((state) => el("span", { class: "legend-item", title: view.states[state] }, el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), state));
   const mark = (kind, text) => el("span", { class: "legend-item" }, el("span", { class: "legend-mark " + kind, "aria-hidden": "true" }), text);
   const marks = view.fates.length ? [mark("mark-seen", "read"), mark("mark-held", "held in memory"), mark("mark-lost", "lost")] : [];
   if (view.fates.some((fate) => fate.recalled.length)) marks.push(mark("mark-recalled", "recalled"));
-  return el("p", { class: "legend" }, states, marks);
+  return el("p", { class: "legend" }, states, marks, note);
 }
 
 function told(view) {

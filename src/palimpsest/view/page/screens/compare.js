@@ -1,19 +1,19 @@
 // Two to six runs or evaluations side by side; differences are against the first.
 
 import { clear, el, num } from "../dom.js";
-import { get } from "../api.js";
+import { every, get } from "../api.js";
 import { chart } from "../chart.js";
 import { link, replaceQuery } from "../place.js";
 
 export async function show(main, place) {
   const keys = place.query.keys || "";
-  const told = await get("/api/compare?keys=" + encodeURIComponent(keys));
+  const path = "/api/compare?keys=" + encodeURIComponent(keys), told = await get(path);
   const names = Object.fromEntries(told.sides.map((side) => [side.key, side.name]));
   const stops = [];
   main.append(el("h1", null, told.sides.map((side) => side.name).join(" · ")), el("p", { class: "soft about" }, "Differences are against ", el("strong", null, told.sides[0].name), ", over the problems that both graded."));
   main.append(...told.notes.map((note) => el("div", { class: "notice notice-warn" }, note)));
   main.append(overall(told, names), differs(told));
-  if (Object.keys(told.curves).length) main.append(el("h2", null, "Curves"), curves(told, names, stops));
+  if (Object.keys(told.curves).length) main.append(el("h2", null, "Curves"), curves(told, names, stops, path));
   if (told.cells.length) main.append(el("h2", null, "Accuracy by length"), lengths(told, names, stops), table(told, names));
   if (told.flips.length) main.append(el("h2", null, `Problems with another value (${told.flips.length})`), flips(told));
   return () => stops.forEach((stop) => stop());
@@ -37,19 +37,32 @@ function differs(told) {
   return el("details", { open: rows.length <= 30 }, el("summary", null, `What differs in the configuration (${rows.length} keys)`), el("table", { class: "rows plain" }, el("thead", null, head), el("tbody", null, body)));
 }
 
-function curves(told, names, stops) {
-  const holder = el("div", { class: "charts" });
+// Curves that follow their runs; a key that comes later gets its chart behind the others.
+function curves(told, names, stops, path) {
+  const holder = el("div", { class: "charts" }), charts = new Map();
   let domain = null;
-  const all = Object.entries(told.curves).map(([name, bands]) => {
-    const series = bands.map((band) => ({
-      name: band.keys.map((key) => names[key]).join(", "),
-      points: band.steps.map((step, at) => [step, band.mean[at]]),
-      band: band.keys.length > 1 ? band.steps.map((step, at) => [step, band.low[at], band.high[at]]) : null,
-    }));
-    return chart(holder, { title: name, series, smoothing: 0.8, legend: true, height: 210, onzoom: (wanted) => ((domain = wanted), all.forEach((each) => each.draw({ domain }))) });
-  });
-  stops.push(...all.map((each) => each.stop));
+  function draw(drawn) {
+    for (const [title, bands] of Object.entries(drawn)) {
+      const series = bands.map((band) => seriesOf(band, names));
+      if (charts.has(title)) charts.get(title).draw({ series });
+      else charts.set(title, chart(holder, { title, series, domain, smoothing: 0.8, legend: true, height: 210, onzoom: zoom }));
+    }
+  }
+  function zoom(wanted) {
+    domain = wanted;
+    charts.forEach((each) => each.draw({ domain }));
+  }
+  draw(told.curves);
+  stops.push(() => charts.forEach((each) => each.stop()), every(2, async () => draw((await get(path)).curves)));
   return holder;
+}
+
+function seriesOf(band, names) {
+  return {
+    name: band.keys.map((key) => names[key]).join(", "),
+    points: band.steps.map((step, at) => [step, band.mean[at]]),
+    band: band.keys.length > 1 ? band.steps.map((step, at) => [step, band.low[at], band.high[at]]) : null,
+  };
 }
 
 function lengths(told, names, stops) {
