@@ -98,7 +98,7 @@ class RecordIndex:
         return groups_in(self.path, self._content(file, Piece(start, end)))[inner]
 
     def _content(self, file: BinaryIO, piece: Piece) -> bytes:
-        """The lines in a piece; of the latest they are kept until the call ends, as a look at a group reads it twice."""
+        """The lines in a piece; the latest are kept until the call ends, as a look at a group reads them twice."""
         if self._unpacked is None or self._unpacked[0] != piece:
             self._unpacked = piece, content_of(file, piece, compressed=self._compressed)
         return self._unpacked[1]
