@@ -9,6 +9,7 @@ import ast
 import doctest
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,12 @@ def test_no_test_module_imports_another() -> None:
         path.name: set(shared.findall(path.read_text("utf-8"))) - {path.stem} for path in TESTS.rglob("test_*.py")
     }
     assert not {name: names for name, names in imported.items() if names}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by it: of two in folders without __init__.py it collects one."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_tests_measure_no_time() -> None:
