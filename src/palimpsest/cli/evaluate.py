@@ -56,7 +56,7 @@ def evaluate(
     price_in: Annotated[float | None, typer.Option(min=0, help="Of a million tokens read.")] = None,
     price_out: Annotated[float | None, typer.Option(min=0, help="Of a million tokens sampled.")] = None,
     columns: Columns = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for samples.jsonl, summary.json and episodes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for samples, summary, report.html and episodes.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A published protocol by name, on the folder of its files: --data DIR.")
     ] = None,
@@ -89,8 +89,8 @@ def evaluate(
     """Play every problem with a memory policy, grade the answers, print a table; two baselines beside it.
 
     Several policies, files and numbers of documents are played in every combination, a row each. With --out, one line
-    an episode goes to samples.jsonl as it finishes, and the figures to summary.json; run again, it plays only what has
-    no grade yet. Episodes that went wrong are kept token for token in episodes.jsonl.zst
+    an episode goes to samples.jsonl as it finishes, and the figures to summary.json and report.html; run again, it
+    plays only what has no grade yet. Episodes that went wrong are kept token for token in episodes.jsonl.zst
     (--set evaluation.record=none|wrong|all).
 
     \b

@@ -15,6 +15,7 @@ from palimpsest.jobs.baselines import READING, WHOLE_DOCUMENT
 from palimpsest.jobs.evaluated import Evaluation, Row
 from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.progress.terminal import Terminal
+from palimpsest.report.page import REPORT
 from palimpsest.text.printable import printable
 
 Cell = Callable[[Row], str | None]
@@ -90,7 +91,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     if evaluation.measures_reading:
         console.print(printable(f"{READING}: {', '.join(evaluation.measures_reading)}"), markup=False)
     if evaluation.out is not None:
-        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS, EPISODES)]
+        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
     for line in evaluation.beside.told:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

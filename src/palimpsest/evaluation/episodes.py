@@ -21,8 +21,9 @@ import orjson
 import zstandard
 
 from palimpsest import files
+from palimpsest.errors import DataError
 from palimpsest.rollout.frames import frame_spans
-from palimpsest.rollout.record import Recording, encode_groups, read_groups
+from palimpsest.rollout.record import Recording, encode_groups, groups_in, read_groups
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 EPISODES = "episodes.jsonl.zst"
@@ -70,6 +71,22 @@ def read_episodes(path: Path) -> Recording:
     DataError."""
     recording = read_groups(path)
     return Recording(merged(recording.groups), recording.torn)
+
+
+def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
+    """What the whole frames in the first bytes of a record hold, a group a problem; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes)
+    except OSError:
+        return ()
+    groups = list[Group]()
+    for start, end in frame_spans(data):
+        try:
+            groups += groups_in(path, zstandard.decompress(data[start:end]))
+        except (zstandard.ZstdError, DataError):
+            break  # damaged: what follows isn't told either
+    return merged(groups)
 
 
 def merged(groups: Iterable[Group]) -> tuple[Group, ...]:

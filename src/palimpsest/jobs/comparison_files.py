@@ -12,7 +12,8 @@ from palimpsest.evaluation.samples import write_json
 from palimpsest.evaluation.summary import Score
 from palimpsest.jobs.comparing import Cell, Comparison
 from palimpsest.report.comparison_figures import FORMATS, Axis, Lines, Measured, accuracy_by_cost, accuracy_by_length
-from palimpsest.report.report import embedded, page, visible
+from palimpsest.report.page import embedded, page
+from palimpsest.report.visible import visible
 
 SHOWN_FLIPS = 200  # of each side, in the page
 

@@ -28,6 +28,7 @@ from palimpsest.jobs.estimating import announce_cost
 from palimpsest.jobs.evaluated import Evaluation, Prices, Row
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
 from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
+from palimpsest.jobs.evaluation_report import report_evaluation
 from palimpsest.jobs.presets import changes, choose
 from palimpsest.jobs.settings import Model, Recipe, Remote
 from palimpsest.jobs.sweep import Agents, Sweep
@@ -87,8 +88,8 @@ async def evaluate_async(
       beside the agent, once each; `prices`: of tokens, for a column of costs
     - `base_url`: an OpenAI-compatible endpoint, where `model` is the model's name; `api_key_env`: the environment
       variable with its key; `tokenizer`: a folder or hub id, where the name is none (docs/endpoints.md)
-    - `out`: folder for samples.jsonl and summary.json; the same call again plays only what has no grade yet, `force`
-      moves what is there aside
+    - `out`: folder for samples.jsonl, summary.json and report.html; the same call again plays only what has no grade
+      yet, `force` moves what is there aside
 
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
@@ -165,7 +166,7 @@ async def evaluate_sweep_async(
         preset=None if sweep.chosen is None else sweep.chosen.to_json(changed),
         beside=await beside(played, sweep.config.reward, out, problems=_by_name(planned), errata=errata),
     )
-    _finish(evaluation, progress)
+    _finish(evaluation, engine, progress)
     return evaluation
 
 
@@ -265,13 +266,14 @@ def _samples(planned: Sequence[Planned], samples: Samples) -> tuple[Sample, ...]
     return tuple(samples[key] for each in planned for key in each.episodes.keys)
 
 
-def _finish(evaluation: Evaluation, progress: Progress) -> None:
-    """Say what was cut, and write summary.json."""
+def _finish(evaluation: Evaluation, engine: Engine, progress: Progress) -> None:
+    """Say what was cut, and write report.html and summary.json."""
     if cut := sum(summary.documents_cut for summary in evaluation.summaries):
         names = ", ".join(evaluation.policies)
         total = sum(summary.problems for summary in evaluation.summaries)
         progress.message(f"{cut} of {total} documents are longer than {names} reads: cut")
     if evaluation.out is not None:
+        report_evaluation(evaluation, engine.codec)
         write_json(evaluation.out / SUMMARY, evaluation.to_json())
 
 

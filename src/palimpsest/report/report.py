@@ -8,23 +8,19 @@ Not covered: results that are not there. A curve without points is left out of i
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
-
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import Score
+from palimpsest.report.page import embedded, page, write_page
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.report.story import LEGEND, ToldStory
 from palimpsest.report.training_plots import training_figures
 from palimpsest.report.visible import visible as visible
 from palimpsest.report.words import DOCUMENTS, Words, times
-from palimpsest.view.page_files import page_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +107,6 @@ def write_report(folder: Path, results: Results) -> None:
     write_page(folder, render(results, figures), figures)
 
 
-def write_page(folder: Path, text: str, figures: Sequence[Mapping[str, Any]]) -> None:
-    """Write a report's HTML, and its figures as plots/NAME.png, into `folder`."""
-    plots = folder / "plots"
-    plots.mkdir(parents=True, exist_ok=True)
-    for figure in figures:
-        (plots / f"{figure['name']}.png").write_bytes(figure["png"])
-    (folder / "report.html").write_text(text, "utf-8", errors="replace")
-
-
-def embedded(figures: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Figures with their image as base64, as a page shows them."""
-    return [{**figure, "base64": base64.b64encode(figure["png"]).decode("ascii")} for figure in figures]
-
-
 def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
     """The HTML of a report."""
     points, words = results.points, results.words
@@ -146,22 +128,6 @@ def render(results: Results, figures: Sequence[Mapping[str, Any]]) -> str:
         look=results.look,
         config=visible(results.config),
     )
-
-
-def page(template: str, **values: Any) -> str:
-    """The HTML of a template, every value of which is escaped."""
-    environment = Environment(
-        loader=PackageLoader("palimpsest.report", "."),
-        autoescape=select_autoescape(["j2"]),
-        undefined=StrictUndefined,
-    )
-    return environment.get_template(template).render(colours=colours(), **values)
-
-
-def colours() -> Markup:
-    """The viewer's own, light and dark, as variables of CSS."""
-    style = page_files()["page.css"].decode("utf-8")
-    return Markup(style[style.index(":root {") : style.index("* { box-sizing")])
 
 
 def lead(results: Results) -> str:

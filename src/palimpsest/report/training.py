@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.report.page import embedded, page, write_page
 from palimpsest.report.plots import reward_figure
-from palimpsest.report.report import embedded, page, visible, write_page
 from palimpsest.report.story import LEGEND, ToldStory
 from palimpsest.report.training_plots import training_figures
+from palimpsest.report.visible import visible
 from palimpsest.report.words import DOCUMENTS, QUESTIONS
 
 
