@@ -105,6 +105,19 @@ def test_they_ask_for_what_the_reward_reads_with_the_agents_budget(
     assert [policy.answer_tokens for policy in policies] == [12] * 2
 
 
+@pytest.mark.parametrize(("agents", "expected"), [(64, 64), (16, 32)])
+def test_a_budget_that_was_raised_for_the_agents_questions_holds_for_the_recipes_baseline(
+    tiny_codec: Codec, agents: int, expected: int
+) -> None:
+    own = {"full_window": {"name": "full_context", "options": {"question_tokens": 32, "prompts": "short"}}}
+    config = RunConfig.model_validate({"evaluation": {"baselines": own}})
+    engine: Any = SimpleNamespace(codec=tiny_codec, sampler=SimpleNamespace(max_context=512))
+    agent = PolicyConfig(name="overwrite", options={"question_tokens": agents, "answer_tokens": 12})
+    baselines = plan_baselines({"set": SHORT}, config, [agent], engine, lambda _: None)
+    policies: list[Any] = [each.episodes.policy for each in baselines.planned]
+    assert policies[1].question_tokens == expected
+
+
 def test_problems_that_begin_with_a_memory_have_none_and_it_is_said(
     tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

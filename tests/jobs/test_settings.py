@@ -10,7 +10,9 @@ import pytest
 
 import palimpsest as library
 from palimpsest.config.load import load_recipe
+from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError
 from palimpsest.jobs.resuming import asked_run
 from palimpsest.jobs.settings import Agent, evaluation_config, run_config
 from palimpsest.runs.run_folder import open_run
@@ -32,6 +34,25 @@ def test_a_training_goes_out_from_the_newest_checkpoint_of_a_run_it_names(
     changes = {"model.path": str(tiny_model_folder), "policy.options.question_tokens": 64, **small, **budgets}
     run = library.train("memagent-quickstart", changes, out=tmp_path / "first", quiet=True)
     assert run_config("memagent-quickstart", {"model.path": str(run.folder)}).model.path == str(run.checkpoint)
+
+
+def test_under_another_reward_what_final_answer_alone_reads_is_left_out() -> None:
+    agent = Agent("embedded", recipe="memact-quickstart", overrides=["reward.name=fraction"])
+    assert evaluation_config(agent, data="synthetic_search").reward == RewardConfig(name="fraction")
+    kept = Agent("embedded", recipe="memact-quickstart", overrides=["reward.name=final_answer"])
+    assert evaluation_config(kept, data="synthetic_search").reward.final_answer.match == "em"
+    both = ["reward.name=fraction", "reward.final_answer.match=em", "reward.final_answer.objectives=each"]
+    with pytest.raises(ConfigError, match=r"reward\.final_answer has no meaning with reward\.name=fraction"):
+        evaluation_config(Agent("embedded", recipe="memact-quickstart", overrides=both), data="synthetic_search")
+
+
+def test_documents_that_are_searched_are_not_dropped() -> None:
+    searched = ["policy.options.tools.search.source=document"]
+    agent = Agent("embedded", recipe="memact-quickstart", overrides=searched)
+    assert evaluation_config(agent, data="some.jsonl").data.search is None
+    assert evaluation_config(Agent("embedded", recipe="memact-quickstart"), data="some.jsonl").data.search is not None
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        evaluation_config(agent, data="some.jsonl", objectives=[2])
 
 
 def problems(path: Path) -> Path:

@@ -165,6 +165,25 @@ def test_a_problem_without_passages_is_refused_at_load() -> None:
     SearchTool(source="http://127.0.0.1:9").admit(Problem("p", "q", ("a",)))
 
 
+def test_the_document_of_a_problem_is_searched_paragraph_by_paragraph() -> None:
+    tool = SearchTool(source="document", topk=1)
+    problem = Problem("p", "q", ("a",), "Alice\nlives in Rome.\n\nBob sells maps.\n\nIt rained.")
+    tool.admit(problem)
+    assert ask(tool, problem, query="Rome") == "Alice\nlives in Rome."
+    chronicle = Problem("p", "q", ("a",), "Alice moved to Rome.\nBob sells maps.")  # the same id, another document
+    assert ask(tool, chronicle, query="Rome") == "Alice moved to Rome."
+    short = SearchTool(source="document", topk=1, passage_chars=12)
+    assert ask(short, chronicle, query="Rome") == "to Rome."
+
+
+@pytest.mark.parametrize("document", [None, "", " \n"])
+def test_a_problem_without_the_document_that_is_searched_is_refused_at_load(document: str | None) -> None:
+    with pytest.raises(DataError, match=r"problem p: it has no document, which policy.options.tools.search.source"):
+        SearchTool(source="document").admit(Problem("p", "q", ("a",), document))
+    with pytest.raises(ConfigError, match=r"tools.search.passage_chars=0: must be at least 1"):
+        SearchTool(source="document", passage_chars=0)
+
+
 STRANGE = [
     ("A city.", "must be an object with 'text'"),
     ({"title": "Rome", "body": "A city."}, "text under 'text' (there: title, body)"),

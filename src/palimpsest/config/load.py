@@ -169,7 +169,7 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
 
 
 def _leave_others(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Drop what the recipe says of its engine and its sampler if an override names one whose keys are others."""
+    """Drop what the recipe says of its engine, sampler and reward if an override names one whose keys are others."""
     before, engine = _name(values.get("engine")), _named(overrides, "engine")
     if engine not in (None, before):
         if not {before, engine} <= set(ALIKE):
@@ -182,6 +182,14 @@ def _leave_others(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
             values["sampler"] = {}
         if isinstance(cluster, dict):  # copies of the embedded sampler
             values["cluster"] = {key: value for key, value in cluster.items() if key not in COPIES}
+    reward = values.get("reward")
+    other = _named(overrides, "reward") not in (None, "final_answer")
+    if other and isinstance(reward, dict) and reward.get("name") == "final_answer":
+        values["reward"] = {key: value for key, value in reward.items() if key not in _OF_FINAL_ANSWER}
+
+
+_OF_FINAL_ANSWER = ("final_answer", "judge")
+"""Keys of `reward` that `reward.name=final_answer` alone reads."""
 
 
 def _name(section: Any) -> str:
@@ -189,7 +197,7 @@ def _name(section: Any) -> str:
 
 
 def _named(overrides: Sequence[tuple[str, Any]], section: str) -> str | None:
-    """The name that the last override gives an engine or a sampler; None: none does."""
+    """The name that the last override gives an engine, a sampler or a reward; None: none does."""
     for key, value in reversed(overrides):
         if key == f"{section}.name":
             return str(value)

@@ -12,6 +12,7 @@ Not covered: two passages of one id (both are kept); passages of equal text in f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,31 @@ def text_of(passage: Any) -> str:
     if body is None:
         raise DataError(f"a passage needs its text under 'text' (there: {', '.join(map(str, passage)) or 'nothing'})")
     return str(body)
+
+
+def document_passages(document: str, most_chars: int) -> list[dict[str, Any]]:
+    """A document as passages: its paragraphs, its lines where no blank line parts it; longer ones are cut at a space.
+
+    >>> [passage["text"] for passage in document_passages("Rome\\nA city.\\n\\nOslo", 100)]
+    ['Rome\\nA city.', 'Oslo']
+    >>> [passage["text"] for passage in document_passages("Ann drinks tea.\\nBob sells maps.", 10)]
+    ['Ann drinks', 'tea.', 'Bob sells', 'maps.']
+    """
+    whole = document.strip()
+    parts = re.split(r"\n\s*\n", whole) if re.search(r"\n\s*\n", whole) else whole.splitlines()
+    texts = [piece for part in parts if part.strip() for piece in _pieces(part.strip(), most_chars)]
+    return [{"id": str(number), "text": text} for number, text in enumerate(texts)]
+
+
+def _pieces(text: str, most_chars: int) -> Iterator[str]:
+    """`text` in pieces of at most so many characters, none of them blank."""
+    while len(text) > most_chars:
+        space = text.rfind(" ", 1, most_chars + 1)
+        end = space if space > 0 else most_chars
+        yield text[:end].rstrip()
+        text = text[end:].lstrip()
+    if text:
+        yield text
 
 
 def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ from palimpsest.types import Problem
 
 CLOSED_BOOK, WHOLE_DOCUMENT = "closed book", "whole document"
 _POLICIES = {CLOSED_BOOK: "closed_book", WHOLE_DOCUMENT: "full_context"}
+_QUESTION = "question_tokens"
 _ANSWERS = ("answer_tokens", "turn_tokens")  # options that bound an agent's answer
 READING = "fits the window: measures reading, not memory"
 
@@ -124,6 +125,8 @@ def _policy(
     budgets = [agent.options[each] for each in _ANSWERS if each in agent.options]
     if budgets and "answer_tokens" not in own:
         options["answer_tokens"] = budgets[0]
+    if _QUESTION in own:  # what was asked for the agent's questions holds for the same questions here
+        options[_QUESTION] = max(own[_QUESTION], agent.options.get(_QUESTION, 0))
     try:
         given = PolicyConfig(name=name, options=options)
         policy = build_policy(fitted(given, problems=problems, codec=engine.codec, max_context=window))

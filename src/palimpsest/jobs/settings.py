@@ -26,6 +26,7 @@ from palimpsest.memory.registry import evaluated, policy_class
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
 from palimpsest.runs.origin import how_to_resume
 from palimpsest.runs.run_folder import CONFIG, load_config
+from palimpsest.tools.search_tool import DOCUMENT
 
 Recipe = str | Path | RunConfig
 """A shipped recipe's name, a YAML file, or a configuration."""
@@ -272,7 +273,22 @@ def evaluation_config(
         if source in ("synthetic", "synthetic_search"):
             section |= {"format": None, "format_options": {}, "map": {}, "shuffle": True}  # what only files have
     asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
-    return agent.config(section, asked)
+    config = agent.config(section, asked)
+    if not _searches_document(config.policy):
+        return config
+    if objectives is not None:
+        raise ConfigError(
+            "objectives: questions are combined where documents are dropped, and "
+            "policy.options.tools.search.source=document searches them; leave one of the two out"
+        )
+    return config.model_copy(update={"data": config.data.model_copy(update={"search": None})})
+
+
+def _searches_document(policy: PolicyConfig) -> bool:
+    """Whether what the agent searches is the document of its problem."""
+    tools = policy.options.get("tools")
+    search = tools.get("search") if isinstance(tools, dict) else None
+    return isinstance(search, dict) and search.get("source") == DOCUMENT
 
 
 def model_folder(path: Model, warn: Callable[[str], None]) -> str:

@@ -1,9 +1,9 @@
-"""The search tool: `search(query, topk)` over a problem's own passages, an index on disk, or a retrieval server.
+"""The search tool: `search(query, topk)` over a problem's own passages or document, an index on disk, or a server.
 
 Guaranteed: one ranking whatever stands behind it (retrieval/bm25.py); the event loop is never blocked by an index on
-disk or a server; a service that can't answer is a ToolError for the model, and nothing else changes. A problem's own
-passages are searched in place, in under a millisecond: the answer of a thread would come sooner or later from run to
-run, and with it the episode's next turn, so that the last bits of its log-probabilities would differ.
+disk or a server; a service that can't answer is a ToolError for the model, and nothing else changes. Passages and the
+document of a problem are searched in place: the answer of a thread would come sooner or later from run to run, and with
+it the episode's next turn, so that the last bits of its log-probabilities would differ.
 Not covered: telling the reward that a service was down, which the episode's events do; repeating a run to the same
 bytes where an index on disk or a server is searched, for the reason just given.
 """
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from palimpsest.data.corpus import searched_text, text_of
+from palimpsest.data.corpus import document_passages, searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.retrieval.bm25 import Bm25Index, indexed, ranked
 from palimpsest.retrieval.search import DirectSearch, Hit, LocalSearch, Search
@@ -26,6 +26,8 @@ from palimpsest.types import Problem
 
 _KEPT_WORLDS = 256
 _NOTHING = "No results."
+DOCUMENT = "document"
+"""The `source` that makes the problem's document what is searched."""
 
 
 class PassageIndex:
@@ -60,21 +62,27 @@ class SearchTool(Tool):
         token_env: str | None = None,
         attempts: int = 3,
         timeout_s: float = 8.0,
+        passage_chars: int = 1000,
     ) -> None:
-        """`source`: `problem` (its metadata's `passages`), the folder of an index, or http://host:port.
+        """`source`: `problem` (its metadata's `passages`), `document` (the one that other policies read), the folder of
+        an index, or http://host:port.
 
         `topk` where a call names none, `max_topk` at the most; `titles` puts "title: " before a passage; for a server:
-        `token_env`, the environment variable that holds its token, `attempts`, `timeout_s` of one attempt in seconds.
+        `token_env`, the environment variable that holds its token, `attempts`, `timeout_s` of one attempt in seconds;
+        for a document: `passage_chars`, characters of a passage at the most.
         """
         if not 1 <= topk <= max_topk:
             raise ConfigError(f"policy.options.tools.search.topk={topk}: must be from 1 to max_topk={max_topk}")
+        if passage_chars < 1:
+            raise ConfigError(f"policy.options.tools.search.passage_chars={passage_chars}: must be at least 1")
         self.source, self.topk, self.max_topk, self.titles = source, topk, max_topk, titles
+        self.passage_chars = passage_chars
         self._worlds: OrderedDict[str, tuple[Any, PassageIndex]] = OrderedDict()
         self._clients: dict[asyncio.AbstractEventLoop, Search] = {}
         self._index: Search | None = None
         if source.startswith(("http://", "https://")):
             self._connect = _connector(source, token_env, attempts, timeout_s)
-        elif source != "problem":
+        elif source not in ("problem", DOCUMENT):
             self._index = LocalSearch(Bm25Index.open(Path(source)))
         self.spec = ToolSpec(
             name="search",
@@ -90,14 +98,19 @@ class SearchTool(Tool):
         )
 
     def admit(self, problem: Problem) -> None:
-        """Refuse, at load, a problem without passages, or with some of another shape, where they are searched."""
+        """Refuse, at load, a problem without what is searched of it, or with passages of another shape."""
+        if self.source == DOCUMENT and not (problem.context or "").strip():
+            raise DataError(
+                f"problem {problem.id}: it has no document, which policy.options.tools.search.source=document "
+                "searches; leave that out, or give data with documents and no data.search"
+            )
         if self.source != "problem":
             return
         passages = problem.metadata.get("passages")
         if not passages:
             raise DataError(
                 f"problem {problem.id}: it has no passages of its own to search; "
-                "set policy.options.tools.search.source to the folder of an index, or to http://host:port"
+                "set policy.options.tools.search.source to document, to the folder of an index, or to http://host:port"
             )
         for at, passage in enumerate(passages):
             try:
@@ -123,23 +136,26 @@ class SearchTool(Tool):
         return f"{title}: {body}" if self.titles and title else body
 
     def _search(self, problem: Problem) -> Search:
-        if self.source == "problem":
+        if self.source in ("problem", DOCUMENT):
             return DirectSearch(self._world(problem))
         return self._index or self._client()
 
     def _world(self, problem: Problem) -> PassageIndex:
-        """The index of the problem's passages; the latest are kept."""
-        passages = problem.metadata.get("passages")
-        if not passages:
+        """The index of what is searched of the problem; the latest are kept."""
+        searched = problem.context if self.source == DOCUMENT else problem.metadata.get("passages")
+        if not searched:
             raise ToolError("there are no passages to search")
         known = self._worlds.get(problem.id)
-        if known is None or known[0] is not passages:
-            known = passages, PassageIndex(passages)
+        if known is None or known[0] is not searched:
+            known = searched, PassageIndex(self._passages(searched))
             self._worlds[problem.id] = known
         self._worlds.move_to_end(problem.id)
         while len(self._worlds) > _KEPT_WORLDS:
             self._worlds.popitem(last=False)
         return known[1]
+
+    def _passages(self, searched: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        return document_passages(searched, self.passage_chars) if isinstance(searched, str) else searched
 
     def _client(self) -> Search:
         """A client of this event loop: connections can't be shared between loops."""
