@@ -63,7 +63,9 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for language, text in BLOCKS:
         if language in FILES:
             (folder / FILES[language]).write_text(text)
-    drawn = [make_problem(7, "eval", at, chunks=chunks) for at, chunks in enumerate((2, 4, 8, 40, 80))]
+    drawn = [
+        make_problem(2, "eval", at, chunks=chunks, facts_per_chunk=2) for at, chunks in enumerate((1, 1, 1, 2, 60))
+    ]
     rows = [{"id": p.id, "question": p.question, "answers": p.answers, "context": p.context} for p in drawn]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluation = palimpsest.evaluate("embedded", folder / "problems.jsonl", baselines=False, quiet=True)
