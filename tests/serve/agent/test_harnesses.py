@@ -45,7 +45,7 @@ def played(module: str, command: str, url: str, folder: Path) -> None:
     probe = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"no {module}: pip install it, or name a Python that has it as ${PYTHONS[module]}")
-    words = shlex.split(command.replace("http://127.0.0.1:8400", url))
+    words = shlex.split(command.replace("\\\n", " ").replace("http://127.0.0.1:8400", url))
     given = dict(word.split("=", 1) for word in words if word.startswith("PALIMPSEST_"))
     _, *arguments = [word for word in words if not word.startswith("PALIMPSEST_")]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
