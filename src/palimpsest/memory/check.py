@@ -13,8 +13,8 @@ budget, one that repeats its prompt, one that says nothing, one that emits contr
 - adversarial: control markers in question and document stay plain text;
 - empty document: an outcome, not an exception.
 
-A policy whose `reads_documents` is False is given search problems: the document as passages to be found, and one more
-model, which searches without end; whether every word is shown is then up to the model and not checked.
+A policy whose `reads_documents` is False is given search problems: the document, passages of it to be found, and one
+more model, which searches without end; whether every word is shown is then up to the model and not checked.
 
 Not covered: whether the policy is any good, and policies that skip document text on purpose (the finding says which
 words were lost; judge for yourself).
@@ -145,14 +145,14 @@ def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
 
 
 def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> Problem:
-    """The document, or passages of twelve words of it."""
+    """The document; where it is not read but searched, passages of twelve words of it beside it."""
     if policy.reads_documents:
         return Problem(name, question, ("none",), document)
     words = document.split() or ["nothing"]
     passages = [
         {"id": str(at), "title": f"part {at}", "text": " ".join(words[at : at + 12])} for at in range(0, len(words), 12)
     ]
-    return Problem(name, question, ("none",), None, {"passages": passages})
+    return Problem(name, question, ("none",), " ".join(words), {"passages": passages})
 
 
 def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:

@@ -84,18 +84,7 @@ class SearchTool(Tool):
             self._connect = _connector(source, token_env, attempts, timeout_s)
         elif source not in ("problem", DOCUMENT):
             self._index = LocalSearch(Bm25Index.open(Path(source)))
-        self.spec = ToolSpec(
-            name="search",
-            description="Search a collection of passages and return the ones that match the query best.",
-            parameters={
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "what to look for, in a few words"},
-                    "topk": {"type": "integer", "description": f"how many passages; {topk} unless given"},
-                },
-                "required": ["query"],
-            },
-        )
+        self.spec = _spec(topk)
 
     def admit(self, problem: Problem) -> None:
         """Refuse, at load, a problem without what is searched of it, or with passages of another shape."""
@@ -164,6 +153,22 @@ class SearchTool(Tool):
             self._clients = {known: client for known, client in self._clients.items() if not known.is_closed()}
             self._clients[loop] = self._connect()
         return self._clients[loop]
+
+
+def _spec(topk: int) -> ToolSpec:
+    """How a model is told of the tool."""
+    return ToolSpec(
+        name="search",
+        description="Search a collection of passages and return the ones that match the query best.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "what to look for, in a few words"},
+                "topk": {"type": "integer", "description": f"how many passages; {topk} unless given"},
+            },
+            "required": ["query"],
+        },
+    )
 
 
 def _connector(source: str, token_env: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
