@@ -150,7 +150,7 @@ def test_a_summary_is_asked_for_in_every_template(family: str) -> None:
     ],
 )
 def test_the_agents_keep_the_contract_of_policies(kind: type[Any], own: dict[str, Any]) -> None:
-    agent = kind(**{**SMALL, "turn_tokens": 64, "context_tokens": 600}, **own)
+    agent = kind(**{**SMALL, "turn_tokens": 64, "context_tokens": 600, **own})
     findings = check_policy(agent, base_codec(), 600)
     assert [finding.message for finding in findings if not finding.passed] == []
     assert any("searches without end" in finding.name for finding in findings)
