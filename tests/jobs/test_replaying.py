@@ -15,6 +15,7 @@ from palimpsest.evaluation.episodes import EPISODES, read_episodes
 from palimpsest.jobs.replay_episode import Place, place_of
 from palimpsest.jobs.replaying import REPLAYED, Replay, replay
 from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
 from support.command import Run
 from support.small_run import small_run
@@ -113,6 +114,65 @@ def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: P
     assert again.turns[0].piece("section") == recorded.turns[0].piece("section")
 
 
+def test_the_turn_that_first_shows_a_head_is_told(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "heads", {**BUDGETS, **SHORT, "heads": 2, "shown": "own"})
+    result = replay(f"{folder}#0/0", turn=2, memory="Anna", out=tmp_path)
+    _, again = played(result.path)
+    written = again.turns[1].completion.token_ids
+    assert [at for at, turn in enumerate(again.turns) if turn.piece("memory") == written] == [3]
+    assert result.to_json()["first_seen"] == result.first_seen == 3
+    done = palimpsest("replay", f"{folder}#0/0", "--turn", "2", "--memory", "Anna", "--out", str(tmp_path))
+    first = done.stdout.splitlines()[0]
+    assert first == "played on from turn 2; from turn 3 on, the first that shows it, it remembers: Anna"
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "gated", "retrieval", "heads"])
+def test_a_memory_that_says_what_was_remembered_changes_nothing(
+    policy: str, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    options = {**(TAGGED if policy in ("recall", "gated") else BUDGETS), **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
+    edited = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path)
+    _, again = played(edited.path)
+    assert replay(f"{folder}#0/0", turn=0, memory="none", out=tmp_path / "start").parts_at is None
+    (folder / "episodes.jsonl.zst").write_bytes(
+        encode_groups([_as_recorded(folder, again, Codec.load(str(tiny_model_folder)).stop_ids[0])])
+    )
+    for text in ("Anna lives in Rome.", " Anna lives in Rome. "):
+        same = replay(f"{folder}#0/0", turn=1, memory=text, out=tmp_path / "again")
+        assert (same.parts_at, same.first_seen) == (None, 1 if policy != "heads" else same.first_seen)
+        before, after = played(same.path)
+        assert sampled(after) == sampled(before) != sampled(again)  # which lacks the end token
+
+
+def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
+    """The group of an evaluation whose episode ended as it was played on, with the reply as a model gives it."""
+    group = read_episodes(folder / EPISODES).groups[0]
+    first = again.turns[0].completion
+    ids = (*first.token_ids, stop)
+    ended = replace(again.turns[0], completion=replace(first, token_ids=ids, logprobs=(0.0,) * len(ids)))
+    events = tuple(event for event in again.events if event.kind != REPLAYED)
+    changed = replace(again, turns=(ended, *again.turns[1:]), events=events, rollout=0)
+    return Group(group.problem, (changed,), group.grades[:1])
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "gated", "heads"])
+def test_an_episode_can_be_played_on_as_if_it_had_remembered_nothing(
+    policy: str, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    options = {**(TAGGED if policy in ("recall", "gated") else BUDGETS), **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
+    result = replay(f"{folder}#0/0", turn=1, memory="", out=tmp_path)
+    recorded, again = played(result.path)
+    assert result.memory == ""
+    assert again.turns[1].piece("memory") == recorded.turns[0].piece("memory")
+    begun = replay(f"{folder}#0/0", turn=0, memory=" ", out=tmp_path)
+    assert begun.parts_at is None
+    done = palimpsest("replay", f"{folder}#0/0", "--turn", "1", "--memory", "", "--out", str(tmp_path))
+    assert done.stdout.splitlines()[0].startswith("played on from turn 1")
+    assert "nothing" in done.stdout.splitlines()[0]
+
+
 def test_a_document_that_was_not_read_to_its_end_is_drawn_again(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     (copy / "trajectories").mkdir(parents=True)
@@ -184,7 +244,6 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
         (ConfigError, "give --step", f"{run}#/e/0/0/t/0", {}),
         (DataError, "--group 9 is not one of its 1 groups", f"{file}#9/0", {"turn": 0}),
         (DataError, "--rollout 9 is not one of the 2", f"{file}#0/9", {"turn": 0}),
-        (ConfigError, "--memory is blank", f"{file}#0/0", {"turn": 1, "memory": " "}),
         (ConfigError, "shorten it", f"{file}#0/0", {"turn": 1, "memory": "word " * 40}),
         (RunError, "lies in no run", f"{stray}#0/0", {"turn": 0}),
         (DataError, "can't be read", f"{tmp_path / 'none.jsonl.zst'}#0/0", {"turn": 0}),

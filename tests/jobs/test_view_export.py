@@ -56,6 +56,24 @@ def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> N
     assert state_of(run) == before
 
 
+def test_every_row_is_measured_though_its_episode_is_left_out(
+    run: Path, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = str(tiny_model_folder)
+    written = export([run], tmp_path / "out.html", only="2/0", step="1", tokenizer=tokenizer)
+    asked = Answers(Library([run]), tokenizer=tokenizer)
+    served = asked.get("/api/runs/run/steps/1/measures", {"groups": "0,1,2,3"})
+    assert len(served) == 8
+    assert held(written.path)["/api/runs/run/steps/1/measures"] == orjson.loads(orjson.dumps(served))
+    assert not any("measured" in told for told in written.told)
+    monkeypatch.setattr("palimpsest.view.export._MEASURED_TOKENS", 1)
+    written = export([run], tmp_path / "less.html", only="2/0", step="1", tokenizer=tokenizer)
+    measures = held(written.path)["/api/runs/run/steps/1/measures"]
+    assert sorted(place for place, each in measures.items() if "left_out" not in each) == ["2/0", "2/1"]
+    assert len(measures) == 8
+    assert "evidence kept and invented aren't measured of 6 episodes: it would take long" in written.told
+
+
 def test_without_names_what_went_wrong_comes_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("palimpsest.view.export._EPISODES", 4)
     chosen: list[tuple[int, int]] = []

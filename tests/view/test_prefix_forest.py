@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import palimpsest
+from palimpsest.config.schema import CreditConfig
 from palimpsest.rollout.segments import segments_of
-from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
-from palimpsest.view.prefix_forest import common_length, prefix_forest
-from support.views import episodes
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.view.answers import Answers
+from palimpsest.view.opened import Opened
+from palimpsest.view.prefix_forest import Computed, common_length, prefix_forest
+from palimpsest.view.sources import Library
+from support.small_run import small_run
+from support.views import LETTERS, episodes
 
 IDS = st.lists(st.integers(1, 2), max_size=5)
 
@@ -51,6 +60,33 @@ def test_each_distinct_prefix_is_in_one_node(group: list[list[list[int]]]) -> No
 def test_long_sequences_are_compared_in_blocks() -> None:
     assert common_length((1,) * 700, (1,) * 600) == 600
     assert common_length((1,) * 700 + (2,), (1,) * 700 + (3,)) == 700
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_what_training_computes_of_a_group_is_what_its_metrics_say(
+    group_size: int, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    signal = {"reward.name": "support.rewards:every_second", "reward.unsupported_penalty": 0.0, "credit.overlong": None}
+    settings = {**small_run(tiny_model_folder), **signal, "train.group_size": group_size}
+    palimpsest.train("memagent-quickstart", settings, seed=1, out=tmp_path / "run", quiet=True)
+    answers = Answers(Library([tmp_path / "run"]))
+    for row in map(orjson.loads, (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()):
+        forest = answers.get(f"/api/runs/run/steps/{row['step']}/groups/0")["forest"]
+        of = forest["computed"]
+        assert of["logical_tokens"] == row["policy/logical_tokens"] < forest["logical_tokens"]
+        assert of["physical_tokens"] == row["policy/physical_tokens"]
+
+
+def test_nothing_is_computed_of_a_group_without_a_signal() -> None:
+    played = [trajectory([(1, 2, 3)]), trajectory([(1, 2, 4)])]
+    problem, credit = Problem("p", "?", ("a",)), CreditConfig()
+    equal = Opened(Group(problem, tuple(played), (Grade(1.0), Grade(1.0))), LETTERS, credit)
+    other = Opened(Group(problem, tuple(played), (Grade(1.0), Grade(0.0))), LETTERS, credit)
+    assert equal.computed == Computed(0, 0, 0)
+    assert other.computed == Computed(2, 6, 4)
+    assert Opened(equal.group, LETTERS).computed is None
+    drawn = credit.model_copy(update={"segments": {}})
+    assert Opened(equal.group, LETTERS, drawn).computed is None
 
 
 def test_every_kind_of_agent_has_one() -> None:

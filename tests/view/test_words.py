@@ -16,8 +16,15 @@ from support.views import LETTERS, words
 
 def test_a_word_begins_at_white_space_and_takes_blanks_before_it() -> None:
     found = words(Spelling(LETTERS), "Ann  lives\n- here. ")
-    assert [word.text for word in found.words] == ["Ann", "  lives", "\n-", " here.", " "]
-    assert found.keys == ["ann", "lives", "-", "here", ""]
+    assert [word.text for word in found.words] == ["Ann", "  lives", "\n-", " here. "]
+    assert found.keys == ["ann", "lives", "-", "here"]
+
+
+def test_white_space_alone_at_the_end_is_no_word() -> None:
+    spelling = Spelling(LETTERS)
+    assert [word.text for word in words(spelling, "Ann ran. \n ").words] == ["Ann", " ran. \n "]
+    assert [word.text for word in words(spelling, " \n").words] == [" \n"]
+    assert words(spelling, "Ann ran. ").keys == words(spelling, "Ann ran.").keys
 
 
 @given(text=st.text(max_size=40))

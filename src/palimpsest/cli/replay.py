@@ -21,7 +21,8 @@ def replay(
     ],
     turn: Annotated[int | None, typer.Option(help="The first turn that is sampled anew, from 0.")] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="TEXT|@FILE", help="What that turn is to remember; default: what it did.")
+        str | None,
+        typer.Option(metavar="TEXT|@FILE", help='What that turn is to remember, "" for nothing; default: what it did.'),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Of a run, where EPISODE doesn't say it.")] = None,
     group: Annotated[int | None, typer.Option(min=0, help="Place of the group in its file.")] = None,
@@ -67,8 +68,7 @@ def _text(memory: str | None) -> str | None:
 def _show(played: Replay) -> None:
     for line in (played.weights, played.document):
         typer.echo(printable(line), err=True)
-    changed = "" if played.memory is None else f", where it remembers:{_short(played.memory)}"
-    print(f"played on from turn {played.turn}{changed}")
+    print(f"played on from turn {played.turn}{_changed(played)}")
     for name, end in (("recorded", played.recorded), ("replayed", played.replayed)):
         print(_line(name, end))
     if played.parts_at is None:
@@ -77,6 +77,18 @@ def _show(played: Replay) -> None:
         print(f"turn {played.parts_at} is the first that says something else")
     command = f"palimpsest view {quote(str(played.path))} --tokenizer {quote(played.model)}"
     print(printable(command), flush=True)
+
+
+def _changed(played: Replay) -> str:
+    """What was put in the memory's place, and where it is first in sight."""
+    if played.memory is None:
+        return ""
+    text = _short(played.memory) if played.memory else " nothing"
+    if played.first_seen is None:
+        return f", as if the turn before had written:{text}"
+    if played.first_seen == played.turn:
+        return f", where it remembers:{text}"
+    return f"; from turn {played.first_seen} on, the first that shows it, it remembers:{text}"
 
 
 def _line(name: str, end: End) -> str:

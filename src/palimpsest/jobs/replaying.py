@@ -23,24 +23,23 @@ from typing import Any
 from palimpsest import files
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError, RunError
-from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Recalled, of_type, told
+from palimpsest.events import DocumentTruncated, Event, ReadingEnded, of_type, told
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.open_agent import OpenAgent, with_agent
 from palimpsest.jobs.regrading import UNSET_URL
+from palimpsest.jobs.replay_edit import Edit, edited
 from palimpsest.jobs.replay_episode import RecordedEpisode, place_of, read_episode
 from palimpsest.jobs.replay_origin import Origin, origin_of
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import last_memory
 from palimpsest.memory.overwrite import Document, OverwritePolicy
-from palimpsest.memory.parts.tagged import TaggedPolicy
-from palimpsest.memory.policy import Teachable
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
 from palimpsest.rollout.episode import play
 from palimpsest.rollout.failures import failure
 from palimpsest.rollout.record import encode_groups
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Grade, Group, Problem, Trajectory, Turn
 
 REPLAYED = "replayed"
 """The event of an episode that was played on: of which group and rollout, from which turn, with which memory."""
@@ -68,7 +67,10 @@ class Replay:
     replayed: End
     turn: int
     memory: str | None
-    """What was put in the memory's place; None: nothing."""
+    """What was put in the memory's place, "" for the policy's empty memory; None: the memory is the recorded one."""
+    first_seen: int | None
+    """The first turn whose prompt shows `memory`; None where none was given, and for an empty one in the midst of
+    other heads."""
     parts_at: int | None
     """The first turn whose sampled tokens differ; None: all are the same."""
     weights: str
@@ -84,7 +86,7 @@ class Replay:
             name: {key: getattr(end, key) for key in End.__dataclass_fields__}
             for name, end in (("recorded", self.recorded), ("replayed", self.replayed))
         }
-        keys = ("turn", "memory", "parts_at", "weights", "model", "document")
+        keys = ("turn", "memory", "first_seen", "parts_at", "weights", "model", "document")
         return {**ends, **{key: getattr(self, key) for key in keys}, "path": str(self.path)}
 
 
@@ -103,7 +105,7 @@ async def replay_async(
 
     - `episode`: a record file, a run or an evaluation, with `#GROUP/ROLLOUT` or the viewer's link; or beside it `step`,
       `group`, `rollout`, places from 0
-    - `turn`: the first that is sampled, from 0; what the turn before wrote is replaced by `memory`
+    - `turn`: the first that is sampled, from 0; what the turn before wrote is replaced by `memory`, "" for nothing
     - `model`: other weights; by default those that sampled the episode, or the nearest that were kept
     - `out`: a folder for a record file of both
 
@@ -111,7 +113,7 @@ async def replay_async(
     """
     place = place_of(episode, step=step, group=group, rollout=rollout, turn=turn)
     known = read_episode(place)
-    first = _checked(known, place.turn, memory)
+    first = _checked(known, place.turn)
     origin = origin_of(known, model)
 
     async def work(agent: OpenAgent) -> Replay:
@@ -123,7 +125,7 @@ async def replay_async(
 replay = blocking(replay_async)
 
 
-def _checked(episode: RecordedEpisode, turn: int | None, memory: str | None) -> int:
+def _checked(episode: RecordedEpisode, turn: int | None) -> int:
     """The turn to play on from."""
     trajectory = episode.trajectory
     if turn is None:
@@ -132,8 +134,6 @@ def _checked(episode: RecordedEpisode, turn: int | None, memory: str | None) -> 
         raise ConfigError(f"--turn {turn}: the episode has {len(trajectory.turns)} turns, 0 the first")
     if any(event.kind == REPLAYED for each in episode.recorded.trajectories for event in each.events):
         raise ConfigError(f"{episode.place.file}: holds a replay already; replay the episode that it was made from")
-    if memory is not None and not memory.strip():
-        raise ConfigError("--memory is blank: give the text that the turn is to remember")
     return turn
 
 
@@ -143,25 +143,27 @@ async def _replayed(
     recorded, codec = episode.trajectory, agent.engine.codec
     known = list(recorded.turns[:first])
     problem, prepare, document = _with_document(episode.problem, recorded, origin, codec)
-    edited = None if memory is None else _as_written(memory, recorded, first, codec)
-    if edited is not None:
-        written = _writing(edited, recorded, origin, first, codec)
+    edit = None if memory is None else edited(memory, recorded, origin, first, codec)
+    if edit is not None and edit.changes:
         if first == 0:
-            problem = replace(problem, memory=edited)
+            problem = replace(problem, memory=edit.text)
         else:
-            known[-1] = replace(known[-1], completion=written)
+            known[-1] = replace(known[-1], completion=edit.reply)
     trajectory = await _play(problem, origin, agent, known, prepare, recorded)
     _refuse_other_prompts(recorded, trajectory, first)
+    first_seen = None if edit is None else _first_seen(edit, trajectory, first)
+    text = None if edit is None else edit.text
     grade = await _graded(problem, trajectory, origin, agent.engine)
     parts_at = _parts_at(recorded, trajectory)
-    details = {"of": f"{recorded.group_id}, rollout {recorded.rollout}", "turn": first, "memory": edited}
+    details = {"of": f"{recorded.group_id}, rollout {recorded.rollout}", "turn": first, "memory": text}
     marked = replace(trajectory, events=(*trajectory.events, Event(told(REPLAYED, details), first)), rollout=1)
     both = Group(episode.problem, (replace(recorded, rollout=0), marked), (episode.grade, grade))
-    path = out / _name(episode, first, edited)
+    path = out / _name(episode, first, text)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_file(path, encode_groups([both]))
     before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)
-    return Replay(before, after, first, edited, parts_at, origin.weights.told, origin.weights.path, document, path)
+    weights = origin.weights
+    return Replay(before, after, first, text, first_seen, parts_at, weights.told, weights.path, document, path)
 
 
 async def _play(
@@ -215,46 +217,13 @@ def _read_to_the_end(trajectory: Trajectory) -> bool:
     return not unread and trajectory.turns[-1].piece("section") is None
 
 
-def _as_written(memory: str, recorded: Trajectory, turn: int, codec: Codec) -> str:
-    """`memory` with the space around it that the recorded one has, where it has none of its own. Raises ConfigError."""
-    piece = recorded.turns[turn].piece("memory")
-    if piece is None:
-        raise ConfigError(
-            f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory that could be changed; leave it out, "
-            "or give another --turn"
-        )
-    text = codec.decode(piece)
-    lead = text[: len(text) - len(text.lstrip())] if memory == memory.lstrip() else ""
-    return lead + memory
-
-
-def _writing(memory: str, recorded: Trajectory, origin: Origin, turn: int, codec: Codec) -> Completion:
-    """A reply of the turn before that writes `memory`, in the policy's form. Raises ConfigError."""
-    policy = origin.policy.teachable()
-    name = origin.config.policy.name
-    if policy is None or (turn == 0 and not origin.policy.takes_memory):
-        raise ConfigError(f"--memory: {name} tells no form in which its memory could be written; leave it out")
-    ids = codec.encode(memory)
-    if len(ids) > policy.memory_tokens:
-        raise ConfigError(
-            f"--memory has {len(ids)} tokens, policy.options.memory_tokens={policy.memory_tokens}; shorten it"
-        )
-    if turn and recorded.turns[turn - 1].piece("section") is None:
-        raise ConfigError(f"--memory: the turn before {turn} writes no memory; give another --turn, or leave it out")
-    reply = _reply(policy, ids, recorded, turn, codec)
-    if isinstance(origin.policy, TaggedPolicy) and len(reply) > origin.policy.written_tokens:
-        raise ConfigError(
-            f"--memory: the reply that writes it has {len(reply)} tokens, policy.options.reply_tokens="
-            f"{origin.policy.written_tokens}; shorten it"
-        )
-    version = recorded.turns[turn - 1].completion.policy_version
-    return Completion(tuple(reply), (0.0,) * len(reply), StopReason.STOP, version)
-
-
-def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
-    """With the query that the recorded reply asked for, if it did."""
-    asked = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
-    return policy.reply(codec, ids, codec.encode(asked[0].query) if asked else None)
+def _first_seen(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
+    """The first turn whose prompt shows what was put in the memory's place. Raises ConfigError where none does."""
+    seen = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
+    if seen is None and edit.text:
+        ended = failure(trajectory) or trajectory.outcome
+        raise ConfigError(f"--memory: no prompt from turn {first} on shows it ({ended}); give another --turn")
+    return seen
 
 
 def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: int) -> None:

@@ -15,7 +15,7 @@ from palimpsest.credit.assign import credit_group
 from palimpsest.credit.dynamic import has_signal
 from palimpsest.errors import PalimpsestError
 from palimpsest.plugins import is_own
-from palimpsest.types import Group, Trajectory
+from palimpsest.types import Group, Segment, Trajectory
 
 _MOST = 5_000_000  # tokens of prompts and completions: some seconds
 _DIFFERENCE = "reward less the mean of its group's"
@@ -42,10 +42,8 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
     """What training learns from each rollout of a group."""
     if credit is None:
         return _difference(group, f"{_DIFFERENCE}: the run's credit section isn't known here")
-    if sum(_tokens(trajectory) for trajectory in group.trajectories) > _MOST:
-        return _difference(group, f"{_DIFFERENCE}: the group is too long to give credit to again for a look")
-    if is_own(credit.rule) or any(is_own(str(value)) for value in credit.options.values()):
-        return _difference(group, f"{_DIFFERENCE}: credit.rule={credit.rule} is your own, and is not run for a look")
+    if (why := _why_not(group, credit)) is not None:
+        return _difference(group, f"{_DIFFERENCE}: {why}")
     plain = credit.model_copy(update={"segments": None, "final_segment": "new_only"})  # every token once
     try:
         given = credit_group(group, plain)
@@ -60,6 +58,32 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
     dropped = credit.dynamic_sampling and not has_signal(group)
     what = f"by credit.rule={credit.rule}" + (": all rewards are equal, so the group was left out" if dropped else "")
     return Advantages(what, given.advantages, {key: tuple(values) for key, values in of_tokens.items()})
+
+
+def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
+    """The segments that training is given of a group, each with the advantage of each token [T].
+
+    None where that isn't known: without the run's credit section, under a rule of the user's own, and under
+    `credit.segments`, which draws some by the step they are of.
+    """
+    if credit is None or credit.segments is not None or _why_not(group, credit) is not None:
+        return None
+    if credit.dynamic_sampling and not has_signal(group):
+        return []
+    try:
+        given = credit_group(group, credit)
+    except (PalimpsestError, ValueError):
+        return None
+    return [(row.segment, tuple(row.advantages)) for row in given.rows]
+
+
+def _why_not(group: Group, credit: CreditConfig) -> str | None:
+    """Why credit isn't given again for a look; None where it is."""
+    if sum(_tokens(trajectory) for trajectory in group.trajectories) > _MOST:
+        return "the group is too long to give credit to again for a look"
+    if is_own(credit.rule) or any(is_own(str(value)) for value in credit.options.values()):
+        return f"credit.rule={credit.rule} is your own, and is not run for a look"
+    return None
 
 
 def _difference(group: Group, what: str) -> Advantages:

@@ -11,6 +11,7 @@ Not covered: comparisons, and pages of other runs.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ MOST_BYTES = 20_000_000
 """Of a file."""
 _EPISODES, _BYTES = 8, 8_000_000
 """Episodes that are taken where none are named, and bytes after which no further one is."""
+_MEASURED_TOKENS = 20_000_000
+"""Tokens of prompts and replies after which no further group is measured: some minutes."""
 _WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
 Place = tuple[int, int]
 """Group and rollout, places from 0."""
@@ -110,13 +113,34 @@ def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, An
         export.episodes.append(place)
     if left := len(known) - len(set(export.episodes)):
         export.told.append(f"{left} of the step's {len(known)} episodes are left out; --only names others")
-    measured: dict[str, Any] = {}
-    groups = sorted({group for group, _ in export.episodes})
-    for start in range(0, len(groups), MOST_MEASURED):
-        asked = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
-        measured |= export.add(answers, f"{at}/measures", asked) or {}
-    export.put(f"{at}/measures", measured)
+    _measures(answers, export, at, rows)
     _strips(answers, export, at)
+
+
+def _measures(answers: Answers, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What memories kept and invented: of the groups that episodes are taken of, then of others up to a bound."""
+    tokens = Counter[int]()
+    for row in rows:
+        tokens[row["group"]] += row["prompt_tokens"] + row["sampled_tokens"]
+    first = dict.fromkeys(group for group, _ in export.episodes)
+    chosen, total = list[int](), 0
+    for group in dict.fromkeys((*first, *tokens)):
+        total += tokens[group]
+        if group in first or total <= _MEASURED_TOKENS:
+            chosen.append(group)
+    measured: dict[str, Any] = {}
+    for start in range(0, len(chosen), MOST_MEASURED):
+        asked = {"groups": ",".join(map(str, chosen[start : start + MOST_MEASURED]))}
+        measured |= answers.get(f"{at}/measures", asked)
+    if measured:  # else nothing is, for want of a tokenizer, which the page tells
+        taken = set(chosen)
+        left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in taken]
+        measured |= {place: {"left_out": True} for place in left}
+        if left:
+            export.told.append(
+                f"evidence kept and invented aren't measured of {len(left)} episodes: it would take long"
+            )
+    export.put(f"{at}/measures", measured)
 
 
 def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from palimpsest.types import Grade, Problem
@@ -121,6 +122,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
     return {
         "logical_tokens": forest.logical_tokens,
         "physical_tokens": forest.physical_tokens,
+        "computed": None if opened.computed is None else asdict(opened.computed),
         "rows": [
             {"rollout": row.rollout, "segment": row.segment, "turns": list(row.turns), "tokens": len(row.tokens)}
             for row in forest.rows

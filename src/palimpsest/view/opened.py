@@ -7,7 +7,8 @@ from functools import cached_property
 from palimpsest.config.schema import CreditConfig
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group
-from palimpsest.view.advantages import Advantages, advantages
+from palimpsest.view.advantages import Advantages, advantages, trained_rows
+from palimpsest.view.prefix_forest import Computed, computed
 from palimpsest.view.story import Story
 from palimpsest.view.words import Spelling, SpeltTexts
 
@@ -27,6 +28,12 @@ class Opened:
     def advantages(self) -> Advantages:
         """What training learns from each rollout."""
         return advantages(self.group, self.credit)
+
+    @cached_property
+    def computed(self) -> Computed | None:
+        """What training computes of the group; None where that isn't known."""
+        rows = trained_rows(self.group, self.credit)
+        return None if rows is None else computed(rows)
 
     def story(self, rollout: int) -> Story:
         """The episode at a place of the group's. Raises IndexError."""

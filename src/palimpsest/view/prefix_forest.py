@@ -7,7 +7,8 @@
 
 Guaranteed: every token of every segment is in exactly one node on its way from the root; a node comes before those
 that hang below it.
-Not covered: how a step's micro-batches cut a forest (engines/embedded/forest/layout.py): this is a group by itself.
+Not covered: which of them training computes (`computed`); how a step's micro-batches cut a forest
+(engines/embedded/forest/layout.py): this is a group by itself.
 """
 
 from __future__ import annotations
@@ -66,12 +67,43 @@ class Forest:
 
     @property
     def physical_tokens(self) -> int:
-        """Of the nodes."""
+        """Of the nodes: the distinct ones."""
         return sum(node.end - node.start for node in self.nodes)
 
     def tokens(self, node: Node) -> Tokens:
         """Those of a node."""
         return self.rows[node.rows[0]].tokens[node.start : node.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What training computes of a group by itself."""
+
+    segments: int
+    """With a token whose advantage isn't 0; the gradient of the others is 0, and they are left out."""
+    logical_tokens: int
+    """Of these segments on their own, each without its last trained token, which is predicted and never read."""
+    physical_tokens: int
+    """The distinct ones of them."""
+
+
+def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
+    """Of segments with the advantage of each token: what engines/embedded/forest/batches.py leaves of them.
+
+    >>> long = Segment((1, 2, 3, 4), (False, False, True, True), (0.0,) * 4, (-1, -1, 0, 0))
+    >>> other = Segment((1, 2, 5), (False, False, True), (0.0,) * 3, (-1, -1, 0))
+    >>> computed([(long, (0.0, 0.0, 0.5, 0.5)), (other, (0.0, 0.0, -0.5)), (other, (0.0, 0.0, 0.0))])
+    Computed(segments=2, logical_tokens=5, physical_tokens=3)
+    """
+    rows: list[Tokens] = []
+    for segment, advantages in segments:
+        trained = [at for at, mask in enumerate(segment.loss_mask) if mask]
+        if any(advantages[at] for at in trained):
+            rows.append(tuple(segment.token_ids[: trained[-1]]))
+    rows.sort()
+    shared = sum(common_length(a, b) for a, b in pairwise(rows))
+    total = sum(map(len, rows))
+    return Computed(len(rows), total, total - shared)
 
 
 def prefix_forest(trajectories: Sequence[Trajectory]) -> Forest:

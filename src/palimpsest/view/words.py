@@ -3,9 +3,9 @@
     ids        " Anna", " lives", " in", " Ro", "me", ".\\n"
     words      " Anna"  " lives"  " in"  " Rome.\\n"           keys    anna  lives  in  rome
 
-White space alone belongs to the word behind it. Where a token begins with a Chinese or Japanese character, a word does,
-as these languages put no white space between words. Texts are looked up by token where the tokenizer spells a text
-token by token, so that a long text costs no decoding.
+White space alone belongs to the word behind it, at the end to the one before. Where a token begins with a Chinese or
+Japanese character, a word does, as these languages put no white space between words. Texts are looked up by token where
+the tokenizer spells a text token by token, so that a long text costs no decoding.
 
 Guaranteed: words are whole tokens, in order, all of them; tokens that make up one character stay together; one
 `Spelling` gives the same `Word` for the same ids, so that words are compared by identity.
@@ -106,6 +106,8 @@ class Spelling:
         before, here = flags[:-1], flags[1:]
         begins = ((here & _BEGINS > 0) | (before & _ENDS > 0)) & (before & _BLANK == 0)
         starts = [*([0] if key else []), *(np.flatnonzero(begins) + 1).tolist(), len(key)]
+        if len(starts) > 2 and not self._words[key[starts[-2] :]].text.strip():
+            del starts[-2]  # no word is behind it
         return Words(key, list(map(self._words.__getitem__, (key[a:b] for a, b in pairwise(starts)))), starts)
 
     def text(self, ids: Sequence[int]) -> str:

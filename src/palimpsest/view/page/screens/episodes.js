@@ -128,6 +128,8 @@ export async function show(main, place) {
     groups.forEach((group) => state.asked.add(group));
     const told = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
     for (const [key, each] of Object.entries(told)) state.measures.set(key, each);
+    const left = [...state.measures.values()].filter((each) => each.left_out).length;
+    if (left) clear(parts.unmeasured).append(`Evidence kept and invented of ${num(left)} episodes were not measured for this file (…).`);
     if (!state.stopped && Object.keys(told).length) table.again();
     return measure(rows);
   }
@@ -146,7 +148,7 @@ export async function show(main, place) {
 }
 
 function layout(main, place) {
-  const parts = { notice: el("div", null), torn: el("div", null), steps: el("span", { class: "steps" }), count: el("p", { class: "soft about", "aria-live": "polite" }) };
+  const parts = { notice: el("div", null), torn: el("div", null), unmeasured: el("p", { class: "faint" }), steps: el("span", { class: "steps" }), count: el("p", { class: "soft about", "aria-live": "polite" }) };
   parts.search = el("input", { type: "search", placeholder: "Search questions and answers…", "aria-label": "Search" });
   parts.outcome = el("select", { "aria-label": "Outcome" });
   parts.clear = el("button", { type: "button" }, "Take filters off");
@@ -158,7 +160,7 @@ function layout(main, place) {
     el("div", { class: "charts two" },
       el("figure", { class: "chart" }, el("div", { class: "chart-title" }, el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint" }, "click a bar to filter")), parts.histogram),
       el("figure", { class: "chart" }, el("div", { class: "chart-title" }, parts.y, el("span", { class: "faint" }, "over"), parts.x), parts.scatter)),
-    el("div", { class: "tools" }, parts.search, parts.outcome, parts.clear), parts.count, parts.table,
+    el("div", { class: "tools" }, parts.search, parts.outcome, parts.clear), parts.count, parts.unmeasured, parts.table,
   );
   return parts;
 }
@@ -174,12 +176,17 @@ function columns(place, state) {
     { name: "turns", title: "Turns", sort: true, number: true, width: "3.8rem", cell: (row) => num(row.turns) },
     { name: "prompt_tokens", title: "Read", hint: "tokens of all prompts", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.prompt_tokens) },
     { name: "sampled_tokens", title: "Sampled", hint: "tokens the model wrote", sort: true, number: true, width: "5.2rem", cell: (row) => num(row.sampled_tokens) },
-    { name: "retention", title: "Kept", hint: "share of the evidence in the final memory", sort: true, number: true, width: "3.6rem", cell: (row) => num(measured(row).retention) },
-    { name: "invention", title: "Invented", hint: "share of sentences written that stand in nothing read", sort: true, number: true, width: "5.2rem", cell: (row) => num(measured(row).invention) },
+    { name: "retention", title: "Kept", hint: "share of the evidence in the final memory", sort: true, number: true, width: "3.6rem", cell: (row) => figure(measured(row), "retention") },
+    { name: "invention", title: "Invented", hint: "share of sentences written that stand in nothing read", sort: true, number: true, width: "5.2rem", cell: (row) => figure(measured(row), "invention") },
     { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
     { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : row.answer) },
     { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => el("span", { title: row.golds.join(" | ") }, row.golds.join(" | ")) },
   ];
+}
+
+// A dash where there is nothing to measure; what an exported file leaves out is no such case.
+function figure(measured, name) {
+  return measured.left_out ? el("span", { class: "faint", title: "not measured for this file" }, "…") : num(measured[name]);
 }
 
 // The first quantity that isn't the same in every episode.

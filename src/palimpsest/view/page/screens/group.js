@@ -1,5 +1,5 @@
-// A group: its rollouts side by side by what they read, where their memories part, and the prefix forest that training
-// computes once.
+// A group: its rollouts side by side by what they read, where their memories part, and the prefix forest, whose
+// shared beginnings training computes once.
 
 import { badge, el, num, svg } from "../dom.js";
 import { get } from "../api.js";
@@ -67,7 +67,14 @@ function forestCard(view, place) {
   if (forest.left_out) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, forest.left_out));
   if (!forest.rows.length) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, "There is nothing to train in this group."));
   const share = forest.logical_tokens / Math.max(1, forest.physical_tokens);
-  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens; shared beginnings are computed once, so training computes ${num(forest.physical_tokens)} of them (`, el("strong", null, `${share.toFixed(2)} to 1`), "). A line is a segment, its tokens run to the right; a block across several lines is shared by them."), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "one segment's own"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes are left out`) : null));
+  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${num(forest.physical_tokens)} of them distinct (`, el("strong", null, `${share.toFixed(2)} to 1`), `). ${computed(forest.computed)}A line is a segment, its tokens run to the right; a block across several lines is shared by them.`), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "one segment's own"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes are left out`) : null));
+}
+
+// What training feeds its model, where that is known.
+function computed(of) {
+  if (!of) return "";
+  if (!of.segments) return "No token has an advantage other than 0, so training computes none of them. ";
+  return `Of the ${num(of.segments)} with an advantage other than 0, each without its last token, which is predicted alone, training needs ${num(of.logical_tokens)} and computes ${num(of.physical_tokens)}. `;
 }
 
 // Neighbouring lines of the same turns.
