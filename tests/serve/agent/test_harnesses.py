@@ -24,6 +24,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", SECTION.split("\n## ")[0], re.DOTALL)
 FILES = {"yaml": "problems.yaml", "python": "problems.py"}
 COMMANDS = [text for language, text in BLOCKS if language == "sh"]
 PYTHONS = {"lm_eval": "PALIMPSEST_LM_EVAL_PYTHON", "inspect_ai": "PALIMPSEST_INSPECT_PYTHON"}
+NEEDED = {"lm_eval": "lm_eval", "inspect_ai": "inspect_ai, openai"}
 
 
 def of_lm_eval(folder: Path) -> dict[str, str]:
@@ -42,9 +43,9 @@ def of_inspect(folder: Path) -> dict[str, str]:
 def played(module: str, command: str, url: str, folder: Path) -> None:
     """The command of the docs, by the Python that has the module, in the folder."""
     python = os.environ.get(PYTHONS[module], sys.executable)
-    probe = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False)
+    probe = subprocess.run([python, "-c", f"import {NEEDED[module]}"], capture_output=True, check=False)
     if probe.returncode:
-        pytest.skip(f"no {module}: pip install it, or name a Python that has it as ${PYTHONS[module]}")
+        pytest.skip(f"no {NEEDED[module]}: pip install it, or name a Python that has it as ${PYTHONS[module]}")
     words = shlex.split(command.replace("\\\n", " ").replace("http://127.0.0.1:8400", url))
     given = dict(word.split("=", 1) for word in words if word.startswith("PALIMPSEST_"))
     _, *arguments = [word for word in words if not word.startswith("PALIMPSEST_")]
