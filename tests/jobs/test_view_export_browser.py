@@ -61,3 +61,25 @@ def test_an_episode_is_told_turn_by_turn_and_can_be_searched(browser: Any, tmp_p
     assert {url.partition("#")[0] for url in shown.requests} == {file.as_uri()}
     assert shown.errors == []
     shown.close()
+
+
+def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(browser: Any, tmp_path: Path) -> None:
+    run = run_folder(
+        tmp_path / "run", [{"step": 2, "reward/mean": 0.5}], records={1: [group("tea", (0.0, 1.0)), group("cake")]}
+    )
+    file = export([run], tmp_path / "out.html", only="0/1", tokenizer="embedded").path
+    shown = Watched(browser, file.as_uri())
+    shown.page.goto(file.as_uri())
+    page = shown.read()
+    assert page.url.endswith("#/r/run/s/1/e/0/1")
+    assert page.locator("a.chip").all_inner_texts() == ["1"]
+    assert "left out of this file" in page.locator("span.chip").inner_text()
+    page.goto(f"{file.as_uri()}#/r/run")
+    page.get_by_role("link", name="Newest episodes").click()
+    page.wait_for_selector(".vrow")
+    assert page.locator(".vrow a").all_inner_texts() == ["g0", "g0", "open 1"]
+    page.goto(f"{file.as_uri()}#/")
+    page.wait_for_selector("text=of the step's 4 episodes are left out")
+    assert page.get_by_text("tick two to six").is_hidden()
+    assert shown.errors == []
+    shown.close()

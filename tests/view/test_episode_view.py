@@ -187,3 +187,17 @@ def test_a_turn_that_is_not_there_is_an_index_error(view: Any) -> None:
     for rollout, turn, says in ((0, 99, "turn 99"), (7, 0, "rollout 7"), (0, -1, "turn -1")):
         with pytest.raises(IndexError, match=says):
             view(episodes()["overwrite"], rollout, turn)
+
+
+def test_a_replay_is_told_apart_and_its_edited_memory_was_not_invented_by_the_agent() -> None:
+    known = reading(("Fog.", "Ann flies."), ("It rains.", "Ann flies."))
+    (one,) = known.group.trajectories
+    event = Event(Plain("replayed", {"of": "g, rollout 0", "turn": 1, "memory": "Ann flies."}), 1)
+    group = replace(known.group, trajectories=(one, replace(one, events=(event,))), grades=known.group.grades * 2)
+    both = Opened(group, LETTERS)
+    views = [episode_view(both, rollout) for rollout in (0, 1)]
+    assert [view["replayed"] for view in views] == [None, "replayed from turn 1 with another memory"]
+    assert [row["replayed"] for row in group_view(both)["rollouts"]] == [view["replayed"] for view in views]
+    marks = [view["turns"][0]["marks"] for view in views]
+    assert ["invented" in each for each in marks] == [True, False]
+    assert ["edited" in each for each in marks] == [False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 
 from palimpsest.measures.memory import evidence_retention, memory_steps, unsupported
 from palimpsest.types import Problem, Question
+from palimpsest.view.decoding import IdsCodec
 from palimpsest.view.evidence import evidence_of, place_of
-from palimpsest.view.fates import fates
+from palimpsest.view.fates import Verdict, fates
+from palimpsest.view.opened import Opened
 from support.views import LETTERS, episodes, opened, read, reading, texts
 
+IDS: Any = IdsCodec()
 ROME, BO = "Ann lives in Rome.", "Bo is old."
 
 
@@ -36,6 +40,14 @@ def test_a_sentence_is_followed_from_where_it_was_seen_to_where_it_was_lost() ->
 def test_the_verdict_says_how_it_ended(turns: list[tuple[str, str]], verdict: str) -> None:
     (one,) = fates(reading(*turns, evidence=[ROME], answer="Oslo").story(0))
     assert (one.verdict.value, one.used) == (verdict, False)
+
+
+def test_without_a_tokenizer_no_fate_is_known() -> None:
+    known = reading((ROME, ROME), evidence=[ROME])
+    story = Opened(known.group, IDS).story(0)
+    (one,) = fates(story)
+    assert (one.verdict, one.seen, one.held, one.lost) == (Verdict.UNKNOWN, (), (), ())
+    assert story.invented(0) is None
 
 
 def test_what_a_tool_brought_and_the_last_prompt_shows_is_in_sight() -> None:

@@ -51,6 +51,15 @@ def test_every_module_of_the_page_can_be_put_into_one_script() -> None:
     assert {name for name in modules if f'modules["{name}"] = ' in script} == set(modules)
 
 
+def test_styles_stand_in_the_order_of_the_page_so_that_the_same_rule_wins() -> None:
+    pages = page_files()
+    named = re.findall(r'href="/page/([\w.]+\.css)"', pages["index.html"].decode())
+    assert set(named) == {name for name in pages if name.endswith(".css")}
+    text = single_page(pages, {}, "x").decode()
+    places = [text.index(pages[name].decode()) for name in named]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize(
     ("modules", "told"),
     [

@@ -235,6 +235,70 @@ def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> 
     assert "2 of 10 problems" in page.locator(".about").inner_text()
 
 
+def test_newest_episodes_are_those_of_the_newest_step_that_has_a_record(browser: Any, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "sparse", METRICS, steps=30, records={20: GROUPS[:1]})
+    with viewer(run) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/sparse")
+        page.get_by_role("link", name="Newest episodes").click()
+        page.wait_for_selector("h1:text('Episodes of step 20')")
+        assert page.evaluate("document.activeElement.textContent") == "Episodes of step 20"
+        assert page.title() == "step 20 · sparse · palimpsest"
+        watched.close()
+
+
+def test_skipping_to_the_content_leaves_the_screen_as_it_is(watched: Watched) -> None:
+    page = watched.go("#/r/first")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.url.endswith("#/r/first")
+    assert page.locator("h1").first.inner_text() == "first"
+
+
+def test_a_key_does_its_work_from_a_box_that_was_just_ticked(watched: Watched) -> None:
+    page = watched.go("#/")
+    for name in ("eval-a", "eval-b"):
+        page.get_by_label(f"compare {name}").check()
+    page.keyboard.press("c")
+    page.wait_for_selector("h1:text('eval-a')")
+    assert page.title() == "comparison of eval-a and eval-b · palimpsest"
+
+
+def test_following_leaves_who_stands_on_a_link_there(watched: Watched, folder: Path) -> None:
+    page = watched.go("#/r/first")
+    page.get_by_role("link", name="Newest episodes").focus()
+    with page.expect_response(lambda answer: answer.url.endswith("/alarms")):
+        pass
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.activeElement.textContent") == "Newest episodes"
+
+
+def test_without_a_tokenizer_what_became_of_the_evidence_is_not_known(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30/e/2/1")
+    page.get_by_role("button", name="Fates").click()
+    page.wait_for_selector(".verdict:text('not known without a tokenizer')")
+    page.locator("input[type=search]").fill("gold")
+    page.locator("input[type=search]").press("Enter")
+    assert page.locator(".hits").inner_text() == "not known without a tokenizer"
+    page = watched.go("#/beside?a=first,30,2,1&b=second,30,2,0")
+    page.wait_for_selector("text=Token ids are shown instead of text")
+
+
+def test_a_dark_page_is_light_on_paper(watched: Watched) -> None:
+    page = watched.go("#/")
+    page.evaluate("document.documentElement.dataset.colours = 'dark'")
+    colour = "getComputedStyle(document.documentElement).getPropertyValue('--text').trim()"
+    assert page.evaluate(colour) == "#e6e8ea"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(colour) == "#1f2328"
+
+
+def test_the_list_tells_the_last_rows_reward(watched: Watched) -> None:
+    page = watched.go("#/")
+    assert "0.5" in page.locator("tr", has_text="first").locator("td").nth(4).inner_text()
+
+
 def test_light_and_dark_are_a_button_away(watched: Watched) -> None:
     page = watched.go("#/")
     colours = set()

@@ -15,11 +15,11 @@ from palimpsest.measures.texts import flat
 from palimpsest.types import RESULT, Turn
 from palimpsest.view.blame import Blamed, blame
 from palimpsest.view.context_blocks import Block, Deleted, Freed, context_blocks, freed
-from palimpsest.view.event_words import STATES, in_words, marks
+from palimpsest.view.event_words import STATES, in_words, marks, replayed_in_words
 from palimpsest.view.fates import Fate, fates
 from palimpsest.view.group_view import grade_value, problem_value
 from palimpsest.view.opened import Opened
-from palimpsest.view.story import Story
+from palimpsest.view.story import REPLAYED, Story
 from palimpsest.view.token_strips import turn_at
 
 _PARTS = ("seen", "gained", "lost", "recalled")
@@ -52,7 +52,9 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
         "memories": len(story.steps),
         "fates": [_fate_value(number, fate, story) for number, fate in enumerate(found)],
         "context": _context(story) if kind_of(story) == "tools" else None,
-        "before": [in_words(event) for event in story.events_after[0]],
+        "before": [in_words(event) for event in story.events_after[0] if event.kind != REPLAYED],
+        "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
+        "readable": story.readable,
     }
 
 
@@ -108,8 +110,9 @@ def _turns(story: Story, found: Sequence[Fate]) -> list[dict[str, Any]]:
 def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
     number = story.step_at.get(index)
     step = None if number is None else story.steps[number]
+    last = index == len(story.trajectory.turns) - 1
     invented = bool(number is not None and story.invented(number))
-    found = marks(turn, story.events_after[index + 1], step, invented, index == len(story.trajectory.turns) - 1)
+    found = marks(turn, story.events_after[index + 1], step, invented, last, index == story.edited)
     return {
         "turn": index,
         "name": turn.name,

@@ -34,7 +34,7 @@ from palimpsest.events import (
     of_type,
 )
 from palimpsest.types import StopReason, Turn
-from palimpsest.view.story import Step
+from palimpsest.view.story import REPLAYED, Step
 
 STATES = {
     "failed": "something failed: the sampler, the policy, the time or the window",
@@ -43,6 +43,7 @@ STATES = {
     "tool error": "a tool call brought an error",
     "truncated": "the reply was cut by its budget",
     "invented": "wrote a sentence that nothing in sight says",
+    "edited": "its memory was put in by hand before the episode was played on",
     "pruned": "deleted results, wrote a memory",
     "summed up": "the history gave way to a summary",
     "recalled": "asked for an earlier memory, and one came up",
@@ -67,7 +68,9 @@ _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 )
 
 
-def marks(turn: Turn, happened: Sequence[Event], step: Step | None, invented: bool, last: bool) -> list[str]:
+def marks(
+    turn: Turn, happened: Sequence[Event], step: Step | None, invented: bool, last: bool, edited: bool = False
+) -> list[str]:
     """All that fit a turn, from the gravest on."""
     found = {name for name, fits in _MARKS for event in happened if fits(event.what)}
     if turn.completion.stop_reason is StopReason.LENGTH or of_type(happened, MemoryCut):
@@ -76,6 +79,8 @@ def marks(turn: Turn, happened: Sequence[Event], step: Step | None, invented: bo
         found.add("wrote" if step.changed and _differs(step) else "kept")
     if invented:
         found.add("invented")
+    if edited:
+        found.add("edited")
     if turn.name == "answer" or (last and not found & {"wrote", "kept", "pruned", "called"}):
         found.add("answered")
     return [name for name in STATES if name in found] or ["sampled"]
@@ -88,10 +93,20 @@ def _differs(step: Step) -> bool:
 def in_words(event: Event) -> str:
     """An event in a line."""
     say = _SAID.get(type(event.what))
+    if event.kind == REPLAYED:
+        return replayed_in_words(event.detail)
     if say is None:
         detail = ", ".join(f"{name}: {value}" for name, value in event.detail.items())
         return f"{event.kind}: {detail}" if detail else event.kind
     return say(event.what)
+
+
+def replayed_in_words(detail: Mapping[str, Any]) -> str:
+    """
+    >>> replayed_in_words({"of": "g, rollout 0", "turn": 2, "memory": "Ann."})
+    'replayed from turn 2 with another memory'
+    """
+    return f"replayed from turn {detail.get('turn')}" + ("" if detail.get("memory") is None else " with another memory")
 
 
 def _recalled(what: Recalled) -> str:

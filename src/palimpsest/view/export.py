@@ -62,6 +62,16 @@ class Export:
 
 def collect(answers: Answers, source: Source, only: Sequence[Place] = (), step: str | None = None) -> Export:
     """What a file of `source` is to hold. Raises ConfigError for an episode or step that isn't there."""
+    export, chosen = _collected(answers, source, only, step)
+    first = None
+    if only and chosen is not None:
+        first = {"run": source.key, "step": chosen, "group": only[0][0], "rollout": only[0][1]}
+    export.put("/api/export", {"told": export.told, "first": first})
+    return export
+
+
+def _collected(answers: Answers, source: Source, only: Sequence[Place], step: str | None) -> tuple[Export, str | None]:
+    """And the step whose episodes it holds."""
     export, at = Export(), f"/api/runs/{quote(source.key, safe='')}"
     runs = answers.get("/api/runs")["runs"]
     export.put("/api/runs", {"runs": [run for run in runs if run["key"] == source.key]})
@@ -71,13 +81,13 @@ def collect(answers: Answers, source: Source, only: Sequence[Place] = (), step: 
     chosen = _step(source, steps, step)
     if chosen is None:
         export.told.append(f"{source.name} has no record of episodes: its figures alone")
-        return export
+        return export, None
     if len(steps) > 1:
         export.put(f"{at}/steps", [each for each in steps if str(each) == chosen])
         export.told.append(f"episodes are of step {chosen}, other steps have none here")
     rows = _rows(answers, export, f"{at}/steps/{quote(chosen, safe='')}")
     _episodes(answers, export, f"{at}/steps/{quote(chosen, safe='')}", rows, only)
-    return export
+    return export, chosen
 
 
 def _step(source: Source, steps: Sequence[int | str], asked: str | None) -> str | None:

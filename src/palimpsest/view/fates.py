@@ -29,6 +29,8 @@ class Verdict(StrEnum):
     """A memory held it, the last one doesn't."""
     HELD = "held"
     """The last memory holds it."""
+    UNKNOWN = "not known without a tokenizer"
+    """Token ids alone don't say what was read or written."""
     SHOWN = "in sight"
     """No memory holds it at the end, but it stood in what the last prompt shows."""
 
@@ -59,6 +61,10 @@ class Fate:
 
 def fates(story: Story) -> tuple[Fate, ...]:
     """Of everything an answer needs, in the data's order; empty where the data doesn't say."""
+    if not story.readable:
+        return tuple(
+            Fate(one, Verdict.UNKNOWN, (), None, None, (), (), (), (), _used(story, one)) for one in story.evidence
+        )
     read = list(_read(story)) if story.evidence else []
     recalled = list(_recalled(story)) if story.evidence else []
     return tuple(_fate(story, one, read, recalled) for one in story.evidence)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from palimpsest.types import Grade, Problem
-from palimpsest.view.event_words import marks
+from palimpsest.view.event_words import marks, replayed_in_words
 from palimpsest.view.opened import Opened
 from palimpsest.view.prefix_forest import Forest, prefix_forest
 from palimpsest.view.story import Story
@@ -68,6 +68,7 @@ def _rollout(opened: Opened, place: int, story: Story) -> dict[str, Any]:
     return {
         "rollout": place,
         "number": trajectory.rollout,
+        "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
         "outcome": trajectory.outcome.value,
         "answer": trajectory.answer,
         "answers": list(trajectory.answers),
@@ -83,7 +84,8 @@ def _cell(story: Story, number: int) -> dict[str, Any]:
     step, turns = story.steps[number], story.trajectory.turns
     turn = turns[step.turn]
     invented = bool(story.invented(number))
-    found = marks(turn, story.events_after[step.turn + 1], step, invented, step.turn == len(turns) - 1)
+    last, edited = step.turn == len(turns) - 1, step.turn == story.edited
+    found = marks(turn, story.events_after[step.turn + 1], step, invented, last, edited)
     text = step.after.text
     return {
         "step": number,

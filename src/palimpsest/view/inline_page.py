@@ -28,6 +28,8 @@ _IMPORT = re.compile(r'^import \{ ([\w$, ]+?),? \} from "(\.{1,2}/[\w./-]+)";[ \
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const) ([A-Za-z_$][\w$]*))", re.MULTILINE)
 _OTHER = re.compile(r"^\s*(?:import\b|export\b).*$", re.MULTILINE)
 
+_STYLE = re.compile(r'<link rel="stylesheet" href="/page/([\w./-]+)">')
+
 _BEGIN = """
 const held = document.getElementById("answers");
 const packed = Uint8Array.from(atob(held.textContent.trim()), (c) => c.charCodeAt(0));
@@ -40,7 +42,8 @@ held.textContent = text;
 def single_page(pages: Mapping[str, bytes], answers: Mapping[str, Any], title: str) -> bytes:
     """One HTML file of the page's files (view/page_files.py) and the answers by their paths."""
     script = bundled({name: data.decode("utf-8") for name, data in pages.items() if name.endswith(".js")})
-    style = "\n".join(data.decode("utf-8") for name, data in sorted(pages.items()) if name.endswith(".css"))
+    index = pages["index.html"].decode("utf-8")
+    style = "\n".join(pages[name].decode("utf-8") for name in _STYLE.findall(index))  # the later one wins, as there
     packed = base64.b64encode(gzip.compress(orjson.dumps(dict(answers), option=orjson.OPT_NON_STR_KEYS), 9, mtime=0))
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -60,7 +63,7 @@ def single_page(pages: Mapping[str, bytes], answers: Mapping[str, Any], title: s
             f"<style>{style}</style>",
             "</head>",
             "<body>",
-            _body(pages["index.html"].decode("utf-8")),
+            _body(index),
             f'<script type="application/octet-stream" id="answers">{packed.decode("ascii")}</script>',
             f"<script>{script}</script>",
             "</body>",

@@ -59,6 +59,7 @@ class Facts:
                 "step": None,
                 "steps": None,
                 "reward": [],
+                "reward_now": None,
             }
         metrics, config = self.tails.rows(source.path / METRICS), self.config(source)
         worst = next((alarm for alarm in self.alarms(source) if alarm.severity != "advice"), None)
@@ -70,6 +71,7 @@ class Facts:
             "step": whole(metrics[-1], "step", 0) if metrics else 0,
             "steps": steps_of(config),
             "reward": spark(metrics, REWARD),
+            "reward_now": next((row[REWARD] for row in reversed(metrics) if is_number(row.get(REWARD))), None),
         }
 
     def all(self, source: Source) -> dict[str, Any]:

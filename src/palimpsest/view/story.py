@@ -14,13 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from palimpsest.events import Event, Pruned, SummedUp
 from palimpsest.measures.texts import Text
 from palimpsest.measures.trace import Reading, readings
 from palimpsest.types import Problem, Trajectory, Turn
 from palimpsest.view.alignment import Run, aligned
+from palimpsest.view.decoding import IdsCodec
 from palimpsest.view.evidence import Evidence, evidence_of, place_of
 from palimpsest.view.memory_diff import MemoryDiff, Source, memory_diff
 from palimpsest.view.words import SpeltTexts, Words
@@ -28,6 +29,8 @@ from palimpsest.view.words import SpeltTexts, Words
 K = TypeVar("K")
 V = TypeVar("V")
 
+REPLAYED = "replayed"
+"""The event of an episode that `palimpsest replay` played on."""
 _LATEST = 256  # texts in words, differences
 
 
@@ -72,6 +75,23 @@ class Story:
     def step_at(self) -> Mapping[int, int]:
         """Index of a turn to the number of its step."""
         return {step.turn: number for number, step in enumerate(self.steps)}
+
+    @property
+    def readable(self) -> bool:
+        """Whether a tokenizer is there; without one nothing is known of what texts say."""
+        return not isinstance(self.texts.codec, IdsCodec)
+
+    @cached_property
+    def replayed(self) -> Mapping[str, Any] | None:
+        """Of an episode that was played on: from which `turn`, and with which `memory` (None: with its own)."""
+        return next((event.detail for event in self.trajectory.events if event.kind == REPLAYED), None)
+
+    @property
+    def edited(self) -> int | None:
+        """The turn whose memory was put in by hand; None: none."""
+        known = self.replayed or {}
+        turn = known.get("turn")
+        return turn - 1 if isinstance(turn, int) and turn > 0 and known.get("memory") is not None else None
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -120,9 +140,11 @@ class Story:
     def invented(self, number: int) -> tuple[str, ...] | None:
         """Sentences that a step wrote and that stand in nothing it had in sight (as `measures.memory.unsupported`).
 
-        None where that isn't known, and of agents with tools, whose notes are no copies.
+        None where that isn't known, of agents with tools, whose notes are no copies, and of a memory put in by hand.
         """
         reading = self.steps[number].reading
+        if not self.readable or self.steps[number].turn == self.edited:
+            return None
         if reading is None or reading.sources is None:
             return None
         if not reading.changed:

@@ -42,7 +42,7 @@ def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "role": this.role,
         "trained": this.trained,
         "notes": {name: value for name, value in this.notes.items() if isinstance(value, str | int | float)},
-        "marks": marks(this, story.events_after[turn + 1], step, bool(invented), last),
+        "marks": marks(this, story.events_after[turn + 1], step, bool(invented), last, turn == story.edited),
         "stop_reason": this.completion.stop_reason.value,
         "policy_version": this.completion.policy_version,
         "prompt_tokens": len(this.prompt_ids),

@@ -9,6 +9,11 @@ const kept = embedded();
 
 export const exported = kept !== null;
 
+// Whether the page can ask for a path: of a server always, of an exported file where it is embedded.
+export function holds(path) {
+  return kept === null || path in kept;
+}
+
 // In an exported file a search looks through the memories that it holds.
 function searched(path) {
   const [, episode, asked] = /^(.*)\/search\?text=(.*)$/.exec(path) || [];

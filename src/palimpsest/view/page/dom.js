@@ -58,6 +58,13 @@ export function num(value, digits) {
   return String(Number(value.toPrecision(4)));
 }
 
+// As `palimpsest compare` prints it: what lies exactly between two figures goes to the even one.
+export function fixed(value, digits) {
+  const scale = 10 ** digits, scaled = value * scale, below = Math.floor(scaled);
+  const between = scaled - below === 0.5 && Number.isInteger(value * 2 ** (digits + 1));
+  return between ? ((below + (below % 2 ? 1 : 0)) / scale).toFixed(digits) : value.toFixed(digits);
+}
+
 // Seconds in words: 48 s, 3 min, 2 h 10 min, 3 days.
 export function duration(seconds) {
   if (seconds < 90) return Math.max(0, Math.round(seconds)) + " s";

@@ -12,9 +12,15 @@ export function forget() {
   bound = [];
 }
 
+// Boxes, sliders and buttons are inputs too, and take no letters.
+function types(target) {
+  if (target.tagName === "INPUT") return !/^(checkbox|radio|range|button|submit|reset)$/.test(target.type);
+  return /^(SELECT|TEXTAREA)$/.test(target.tagName) || target.isContentEditable;
+}
+
 export function listen() {
   document.addEventListener("keydown", (event) => {
-    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.target.isContentEditable;
+    const typing = types(event.target);
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape" && typing) event.target.blur();
     if (typing) return;

@@ -2,7 +2,7 @@
 
 import { clear, el } from "./dom.js";
 import { exported, following, get } from "./api.js";
-import { link, parse } from "./place.js";
+import { link, parse, titled } from "./place.js";
 import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
 import { show as showRun } from "./screens/run.js";
@@ -33,13 +33,22 @@ async function draw() {
   try {
     if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
     const ended = await SCREENS[place.screen](holder, place);
-    if (["group", "episode"].includes(place.screen)) ids(place, main);
+    for (const each of shownEpisodes(place)) ids(each, main);
     if (mine === turn) stop = ended || null;
     else if (ended) ended();
+    if (mine === turn && mine > 1) heading(main);
   } catch (error) {
     clear(holder).append(trouble(error));
   }
   waiting.remove();
+}
+
+// Where one reads on after a step to another screen.
+function heading(main) {
+  const found = main.querySelector("h1");
+  if (!found || main.contains(document.activeElement)) return;
+  found.tabIndex = -1;
+  found.focus({ preventScroll: true });
 }
 
 // An address without a run means the only one that is shown.
@@ -52,10 +61,17 @@ async function resolved(place) {
   return { ...place, run: runs[0].key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
 }
 
+// Run and step of what a screen shows episodes of.
+function shownEpisodes(place) {
+  if (place.screen === "beside") return [place.query.a, place.query.b].map((text) => text.split(",")).map(([run, step]) => ({ run, step }));
+  return ["group", "episode"].includes(place.screen) ? [place] : [];
+}
+
 // Where no tokenizer is there ids stand for text: a line says why.
 async function ids(place, main) {
   const told = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/decoder`).catch(() => ({ why: null }));
-  if (told.why) main.prepend(el("div", { class: "notice notice-warn" }, told.why));
+  const said = [...main.querySelectorAll(":scope > .notice")].some((each) => each.textContent === told.why);
+  if (told.why && !said) main.prepend(el("div", { class: "notice notice-warn" }, told.why));
 }
 
 function trouble(error) {
@@ -83,7 +99,7 @@ function header(place) {
     el("button", { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours }, "◐", el("span", { class: "hidden" }, " Light or dark")),
   ];
   top.append(...tools.filter(Boolean));
-  document.title = ["palimpsest", place.run, place.step && "step " + place.step].filter(Boolean).join(" · ");
+  titled(place);
 }
 
 function follow(event) {
@@ -109,6 +125,12 @@ function setColours(name) {
   dispatchEvent(new Event("colours"));
 }
 
+// An exported file opens at the first of the episodes that were named for it.
+async function opened() {
+  const told = exported ? await get("/api/export").catch(() => null) : null;
+  if (told && told.first && !location.hash) history.replaceState(null, "", link({ screen: "episode", ...told.first }));
+}
+
 async function begin() {
   try {
     const name = localStorage.getItem(COLOURS);
@@ -119,7 +141,13 @@ async function begin() {
   if (exported) document.documentElement.dataset.exported = "yes";
   listen();
   if (!exported) following.now = (await get("/api/runs").catch(() => ({ follow: false }))).follow;
+  const skip = document.querySelector(".skip");
+  skip.addEventListener("click", (event) => {
+    event.preventDefault(); // its address is no place of the viewer's
+    document.getElementById("main").focus();
+  });
   addEventListener("hashchange", draw);
+  await opened();
   draw();
 }
 

@@ -68,6 +68,21 @@ export function link(place) {
   return "#" + paths[place.screen] + (query ? "?" + query : "");
 }
 
+// What the window is called: the nearest thing first.
+export function titled(place) {
+  const keys = (place.query.keys || "").split(",").filter(Boolean).join(" and ");
+  const told = [
+    place.turn === null ? null : "turn " + place.turn,
+    place.rollout === null ? null : "rollout " + place.rollout,
+    place.group === null ? null : "group " + place.group,
+    place.step === null ? null : place.step === "all" ? "episodes" : "step " + place.step,
+    { evaluation: "problems", compare: "comparison of " + keys, beside: "two episodes" }[place.screen],
+    place.run,
+    "palimpsest",
+  ];
+  document.title = told.filter(Boolean).join(" · ");
+}
+
 export function go(place) {
   location.hash = link(place);
 }

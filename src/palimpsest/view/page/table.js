@@ -37,8 +37,11 @@ export function virtualTable(holder, options) {
 
   function window_() {
     const top = Math.max(0, frame.scrollTop - head.offsetHeight);
-    first = Math.max(0, Math.floor(top / HEIGHT) - SPARE);
-    last = Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE);
+    rowsOf(Math.max(0, Math.floor(top / HEIGHT) - SPARE), Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE));
+  }
+
+  function rowsOf(from, to) {
+    [first, last] = [from, to];
     const made = rows.slice(first, last).map((row, at) => {
       const line = el("div", { class: "vrow", role: "row", "aria-rowindex": first + at + 1 }, options.columns.map((column) => el("div", { class: column.number ? "number" : "", role: "cell" }, column.cell(row))));
       line.style.setProperty("top", (first + at) * HEIGHT + "px");
@@ -57,6 +60,9 @@ export function virtualTable(holder, options) {
   const watcher = new ResizeObserver(window_);
   watcher.observe(frame);
   addEventListener("resize", fit);
+  const whole = () => rowsOf(0, rows.length); // paper doesn't scroll
+  addEventListener("beforeprint", whole);
+  addEventListener("afterprint", window_);
   return {
     draw(newRows, newSort) {
       rows = newRows;
@@ -70,6 +76,8 @@ export function virtualTable(holder, options) {
     stop() {
       watcher.disconnect();
       removeEventListener("resize", fit);
+      removeEventListener("beforeprint", whole);
+      removeEventListener("afterprint", window_);
     },
   };
 }

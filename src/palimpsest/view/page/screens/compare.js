@@ -1,6 +1,6 @@
 // Two to six runs or evaluations side by side; differences are against the first.
 
-import { clear, el, num } from "../dom.js";
+import { clear, el, fixed } from "../dom.js";
 import { every, get } from "../api.js";
 import { chart } from "../chart.js";
 import { link, replaceQuery } from "../place.js";
@@ -22,12 +22,14 @@ export async function show(main, place) {
 function overall(told, names) {
   const rows = Object.entries(told.pairs).filter((pair) => pair[1].difference).map(([key, pair]) => {
     const d = pair.difference;
-    return el("p", null, el("strong", null, names[key]), ` is ${signed(d.mean)} points (95% interval ${signed(d.low)} to ${signed(d.high)}, p ${num(d.p)}) over ${pair.counted}: ${d.better} better, ${d.worse} worse.`);
+    return el("p", null, el("strong", null, names[key]), ` is ${signed(d.mean)} points (95% interval ${end(d.low)} to ${end(d.high)}, p ${d.p >= 0.001 ? d.p.toFixed(3) : "<0.001"}) over ${pair.counted}: ${d.better} better, ${d.worse} worse.`);
   });
   return rows.length ? el("div", { class: "notice" }, rows) : "";
 }
 
-const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(100 * value).toFixed(1);
+const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + fixed(Math.abs(100 * value), 1);
+
+const end = (value) => (value < 0 ? "−" : "+") + fixed(Math.abs(100 * value), 0);
 
 function differs(told) {
   const rows = Object.entries(told.differs);
@@ -84,7 +86,7 @@ function table(told, names) {
   const body = told.cells.map((cell) => el("tr", null, el("td", null, cell.label), told.sides.map((side) => {
     const own = cell.sides[side.key], pair = cell.pairs[side.key], d = pair && pair.difference;
     const clear_ = d && (d.low > 0 || d.high < 0);
-    return el("td", null, own && own.mean !== null ? (100 * own.mean).toFixed(1) : "–", d ? el("small", { class: clear_ ? "clear" : "" }, `${signed(d.mean)} [${signed(d.low)}, ${signed(d.high)}]${clear_ ? " ≠" : ""}`) : null);
+    return el("td", null, own && own.mean !== null ? fixed(100 * own.mean, 1) : "–", d ? el("small", { class: clear_ ? "clear" : "" }, `${signed(d.mean)} [${end(d.low)}, ${end(d.high)}]${clear_ ? " ≠" : ""}`) : null);
   })));
   return el("table", { class: "rows" }, el("thead", null, head), el("tbody", null, body));
 }

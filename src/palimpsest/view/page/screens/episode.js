@@ -3,7 +3,8 @@
 
 import { badge, clear, el, num } from "../dom.js";
 import { get } from "../api.js";
-import { link } from "../place.js";
+import { link, titled } from "../place.js";
+import { leads } from "../held.js";
 import { on } from "../keys.js";
 import { sign, slug, strip, verdictBadge } from "../strip.js";
 import { blame, counts, difference, pieces, plain } from "../memory.js";
@@ -95,6 +96,7 @@ export async function show(main, place) {
     bar.mark(turn);
     if (context) context.mark(turn);
     state.field.value = String(turn);
+    titled({ ...place, turn });
     if (!view.turns.length) return clear(parts.turn).append(el("p", { class: "notice" }, "This episode took no turn: " + view.outcome.replace(/_/g, " ") + "."));
     const told = await fetchTurn(turn).catch((error) => ({ error }));
     if (mine !== state.drawn) return null;
@@ -150,6 +152,7 @@ export async function show(main, place) {
   async function find(by) {
     const text = search.value.trim();
     if (!text) return;
+    if (view.readable === false) return clear(hits).append("not known without a tokenizer");
     if (!state.found) state.found = (await get(`${path}/search?text=${encodeURIComponent(text)}`).catch((error) => (clear(hits).append(error.message), { turns: [] }))).turns;
     const found = state.found;
     const next = by > 0 ? found.find((turn) => turn > state.turn) ?? found[0] : [...found].reverse().find((turn) => turn < state.turn) ?? found[found.length - 1];
@@ -185,7 +188,7 @@ function firstTurn(view) {
 function head(view, place) {
   const grade = view.grade.value, gold = view.problem.answers;
   const facts = [`${num(view.turns.length)} turns`, view.advantage === null || view.rollouts < 2 ? null : `advantage ${num(view.advantage)}`].filter(Boolean).join(" · ");
-  const others = Array.from({ length: view.rollouts }, (_, rollout) => el("a", { href: link({ ...place, rollout, turn: null }), class: rollout === view.rollout ? "chip now" : "chip", "aria-current": rollout === view.rollout ? "true" : null }, String(rollout)));
+  const others = Array.from({ length: view.rollouts }, (_, rollout) => leads({ ...place, screen: "episode", rollout, turn: null }, { class: rollout === view.rollout ? "chip now" : "chip", "aria-current": rollout === view.rollout ? "true" : null }, String(rollout)));
   return el(
     "header",
     { class: "episode-head" },
@@ -198,8 +201,9 @@ function head(view, place) {
       fact("Reward", grade === null ? "ungraded: " + (view.grade.reason || "no reason told") : num(grade), grade === null ? null : grade > 0 ? "good" : "bad"),
       fact("Ended", badge(view.outcome.replace(/_/g, " "))),
       fact("Facts", el("span", { title: view.advantage_is }, facts)),
-      view.rollouts > 1 ? fact("Rollout", el("span", { class: "chips" }, others.slice(0, 32), el("a", { href: link({ ...place, screen: "group", turn: null }) }, "side by side"))) : null,
+      view.rollouts > 1 ? fact("Rollout", el("span", { class: "chips" }, others.slice(0, 32), leads({ ...place, screen: "group", turn: null }, null, "side by side"))) : null,
     ),
+    view.replayed ? el("p", { class: "notice" }, view.replayed) : null,
     view.before.length ? el("p", { class: "soft" }, view.before.join("; ")) : null,
   );
 }
@@ -234,7 +238,7 @@ function unsaid(told) {
 function held(told, view) {
   if (!view.fates.length) return null;
   const row = view.turns[told.turn];
-  return el("p", { class: "legend" }, el("span", { class: "legend-item" }, el("span", { class: "gold" }, "underlined twice"), `what the answer needs: ${row.held.length} of ${view.fates.length} held`));
+  return el("p", { class: "legend" }, el("span", { class: "legend-item" }, el("span", { class: "gold" }, "underlined twice"), view.readable === false ? "what the answer needs: not known without a tokenizer" : `what the answer needs: ${row.held.length} of ${view.fates.length} held`));
 }
 
 function tabFacts(told) {

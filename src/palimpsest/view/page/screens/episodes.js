@@ -4,6 +4,7 @@ import { badge, clear, el, num, svg } from "../dom.js";
 import { get } from "../api.js";
 import { ticks } from "../chart.js";
 import { go, link, replaceQuery } from "../place.js";
+import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { virtualTable } from "../table.js";
 
@@ -169,8 +170,8 @@ function columns(place, state) {
   const measured = (row) => state.measures.get(row.group + "/" + row.rollout) || {};
   const at = (row) => ({ run: place.run, step: place.step, group: row.group, rollout: row.rollout });
   return [
-    { name: "group", title: "Group", sort: true, width: "3.4rem", cell: (row) => el("a", { href: link({ ...at(row), screen: "group" }) }, "g" + row.group) },
-    { name: "rollout", title: "Rollout", sort: true, width: "4.4rem", cell: (row) => el("a", { href: link({ ...at(row), screen: "episode" }) }, "open " + row.rollout) },
+    { name: "group", title: "Group", sort: true, width: "3.4rem", cell: (row) => leads({ ...at(row), screen: "group" }, null, "g" + row.group) },
+    { name: "rollout", title: "Rollout", sort: true, width: "4.4rem", cell: (row) => leads({ ...at(row), screen: "episode" }, null, (heldPlace({ ...at(row), screen: "episode" }) ? "open " : "") + row.rollout) },
     { name: "reward", title: "Reward", sort: true, number: true, width: "4.8rem", cell: (row) => (row.reward === null ? el("span", { title: row.reason || "", class: "faint" }, "ungraded") : num(row.reward)) },
     { name: "outcome", title: "Outcome", sort: true, width: "9.8rem", cell: (row) => badge(row.outcome) },
     { name: "turns", title: "Turns", sort: true, number: true, width: "3.8rem", cell: (row) => num(row.turns) },
@@ -240,7 +241,8 @@ function scatter(holder, rows, across, up, value, place) {
     const right = row.reward !== null && row.reward >= 0.5, jitter = (((at * 7919) % 13) - 6) * 0.45, cx = (px(x) + (((at * 104729) % 17) - 8) * 0.6).toFixed(1), cy = (py(y) + jitter).toFixed(1);
     const shape = right ? svg("circle", { cx, cy, r: 2.6, class: "right" }) : svg("path", { d: `M${cx},${cy}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`, class: "wrong" });
     shape.append(svg("title", null, `group ${row.group}, rollout ${row.rollout}: ${row.answer || row.outcome}`));
-    shape.addEventListener("click", () => go({ screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout }));
+    const to = { screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout };
+    shape.addEventListener("click", () => heldPlace(to) && go(to));
     dots.append(shape);
   });
   root.append(dots);

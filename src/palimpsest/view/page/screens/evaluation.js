@@ -1,8 +1,9 @@
 // An evaluation: accuracy of its parts, then every problem by its samples; what judge and strings disagree about first.
 
-import { clear, el, num } from "../dom.js";
+import { clear, el, fixed, num } from "../dom.js";
 import { get } from "../api.js";
 import { link, replaceQuery } from "../place.js";
+import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { virtualTable } from "../table.js";
 
@@ -69,15 +70,15 @@ function cells(list) {
   const rows = list.map((cell) => el("tr", null,
     el("td", null, cell.label, cell.baseline ? el("small", null, "baseline " + cell.baseline) : null),
     el("td", { class: "number" }, num(cell.episodes)), el("td", { class: "number" }, cell.ungraded ? num(cell.ungraded) : ""),
-    el("td", { class: "number" }, cell.mean === null ? "–" : (100 * cell.mean).toFixed(1)), el("td", null, interval(cell))));
+    el("td", { class: "number" }, cell.mean === null ? "–" : fixed(100 * cell.mean, 1)), el("td", null, interval(cell))));
   const head = ["Part", "Episodes", "Ungraded", "Accuracy, %", "95% interval"].map((name, at) => el("th", { scope: "col", class: at && at < 4 ? "number" : "" }, name));
   return el("details", { open: list.length <= 12 }, el("summary", null, `Accuracy of ${list.length} parts`), el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows)));
 }
 
 function interval(cell) {
   if (cell.low === null || cell.low === undefined) return "";
-  const bar = el("span", { class: "interval", role: "img", "aria-label": `from ${(100 * cell.low).toFixed(0)} to ${(100 * cell.high).toFixed(0)} percent` }, el("span", { class: "interval-range", style: { left: 100 * cell.low + "%", width: 100 * (cell.high - cell.low) + "%" } }), el("span", { class: "interval-mean", style: { left: 100 * cell.mean + "%" } }));
-  return el("span", { class: "interval-cell" }, bar, el("span", { class: "faint" }, `${(100 * cell.low).toFixed(0)}–${(100 * cell.high).toFixed(0)}`));
+  const bar = el("span", { class: "interval", role: "img", "aria-label": `from ${fixed(100 * cell.low, 0)} to ${fixed(100 * cell.high, 0)} percent` }, el("span", { class: "interval-range", style: { left: 100 * cell.low + "%", width: 100 * (cell.high - cell.low) + "%" } }), el("span", { class: "interval-mean", style: { left: 100 * cell.mean + "%" } }));
+  return el("span", { class: "interval-cell" }, bar, el("span", { class: "faint" }, `${fixed(100 * cell.low, 0)}–${fixed(100 * cell.high, 0)}`));
 }
 
 // Right, wrong, partly, ungraded: a sign and a word for screen readers, never colour alone.
@@ -98,13 +99,13 @@ function columns(place, told) {
   return [
     { name: "set", title: "Set", sort: true, width: "minmax(6rem,1fr)", cell: (row) => el("span", { title: row.id }, row.set) },
     { name: "size", title: "Length", sort: true, number: true, width: "4rem", cell: (row) => num(row.size) },
-    { name: "value", title: "Draws", sort: true, width: "5rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
+    { name: "value", title: "Draws", sort: true, width: "5rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode && heldPlace({ run: place.run, ...draw.episode }) ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
     ...judge, ...strings,
     { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
     { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws.map((draw) => draw.answer || draw.reason || draw.outcome).join("\n") }, said(row.draws[0])) },
     { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => row.golds.join(" | ") },
     { name: "memory", title: "Last memory", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws[0].memory || "" }, row.draws[0].memory || "") },
     { name: "tokens", title: "Tokens", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.draws[0].tokens) },
-    { name: "open", title: "Episode", width: "4rem", cell: (row) => row.draws.filter((draw) => draw.episode).slice(0, 1).map((draw) => el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }) }, "open")) },
+    { name: "open", title: "Episode", width: "4rem", cell: (row) => row.draws.filter((draw) => draw.episode).slice(0, 1).map((draw) => leads({ screen: "episode", run: place.run, ...draw.episode }, null, heldPlace({ run: place.run, ...draw.episode }) ? "open" : "–")) },
   ];
 }

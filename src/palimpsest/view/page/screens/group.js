@@ -4,6 +4,7 @@
 import { badge, el, num, svg } from "../dom.js";
 import { get } from "../api.js";
 import { link } from "../place.js";
+import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { sign, slug } from "../strip.js";
 
@@ -29,20 +30,26 @@ function head(view) {
 function parting(view) {
   if (!view.parts.length) return el("p", { class: "faint" }, "These agents have no memory that could differ.");
   if (view.first_parting === null) return el("p", { class: "soft" }, "All rollouts wrote the same memories.");
-  return el("p", { class: "soft" }, "Memories first part after step ", el("strong", null, String(view.first_parting)), `: ${view.parts[view.first_parting].memories} different ones. Equal letters in a column are equal memories; A is the most frequent.`);
+  return el("p", { class: "soft" }, "Memories first part after ", el("strong", null, columnOf(view, view.first_parting)), `: ${view.parts[view.first_parting].memories} different ones. Equal letters in a column are equal memories; A is the most frequent.`);
 }
 
 function matrix(view, place) {
   const steps = view.parts.length, wide = steps <= WIDE;
   const letters = view.parts.map((part) => new Map(Object.keys(part.counts).map((id, at) => [id, letter(at)])));
-  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first part here" : null }, wide ? `step ${part.step}` : String(part.step))), el("th", { scope: "col" }, "Answer"));
+  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first part here" : null }, wide ? columnOf(view, part.step) : String(part.step))), el("th", { scope: "col" }, "Answer"));
   const order = [...view.rollouts].sort((a, b) => (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout);
   const rows = order.map((row) => {
-    const to = (turn) => link({ ...place, screen: "episode", rollout: row.rollout, turn });
+    const to = (turn) => ({ ...place, screen: "episode", rollout: row.rollout, turn });
     const cells = view.parts.map((part) => cell(row.cells[part.step], letters[part.step], wide, to));
-    return el("tr", null, el("td", { class: "unbroken" }, el("a", { href: to(null) }, "rollout " + row.rollout)), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, (row.answer || "–").slice(0, 120)));
+    return el("tr", null, el("td", { class: "unbroken" }, leads({ ...place, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout), row.replayed ? el("small", null, row.replayed) : null), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, (row.answer || "–").slice(0, 120)));
   });
   return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
+}
+
+// Turns from 0; where rollouts wrote their memories at different turns, the memory's number.
+function columnOf(view, step) {
+  const turns = new Set(view.rollouts.filter((row) => row.cells[step]).map((row) => row.cells[step].turn));
+  return turns.size === 1 ? `turn ${[...turns][0]}` : `memory ${step}`;
 }
 
 function letter(at) {
@@ -53,7 +60,7 @@ function cell(found, letters, wide, to) {
   if (!found) return el("td", { class: "faint" }, "–");
   const name = letters.get(found.memory_id), held = found.held.length > 0;
   const title = `turn ${found.turn}: ${found.marks.join(", ")}; ${found.tokens} tokens${held ? "; holds what the answer needs" : ""}\n${found.memory}`;
-  return el("td", { class: "step" }, el("a", { href: to(found.turn), class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "holds what the answer needs" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "what the answer needs was read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
+  return el("td", { class: "step" }, leads(to(found.turn), { class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "holds what the answer needs" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "what the answer needs was read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
 }
 
 function advantage(value, rows) {

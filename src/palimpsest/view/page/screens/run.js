@@ -26,10 +26,11 @@ const EXPLAINED = {
 
 export async function show(main, place) {
   const path = "/api/runs/" + encodeURIComponent(place.run);
-  const facts = await get(path);
+  const [facts, recorded] = await Promise.all([get(path), get(path + "/steps")]);
   const parts = { head: el("div", null), alarms: el("div", { "aria-live": "polite" }), charts: el("div", null), rest: el("div", null) };
   main.append(parts.head, parts.alarms, parts.charts, parts.rest);
-  head(parts.head, facts);
+  const head = heading(parts.head, facts);
+  head(facts, recorded);
   if (facts.kind !== "run") {
     configuration(parts.rest, facts);
     return facts.evaluated ? lengths(parts.charts, path) : null;
@@ -44,8 +45,8 @@ export async function show(main, place) {
   on("0", "show all steps again", () => curves.zoom(null));
 
   async function refresh() {
-    const [now, metrics, timings, alarms] = await Promise.all([
-      get(path), get(path + "/metrics?since=" + told.next), get(path + "/timings?since=" + told.clocks), get(path + "/alarms"),
+    const [now, steps, metrics, timings, alarms] = await Promise.all([
+      get(path), get(path + "/steps"), get(path + "/metrics?since=" + told.next), get(path + "/timings?since=" + told.clocks), get(path + "/alarms"),
     ]);
     if ((told.file !== null && told.file !== metrics.file) || metrics.last < told.next) {
       Object.assign(told, { file: null, next: -1, clocks: -1, rows: [], timings: [] });
@@ -54,7 +55,7 @@ export async function show(main, place) {
     Object.assign(told, { file: metrics.file, next: metrics.next, clocks: timings.next });
     told.rows.push(...metrics.rows);
     told.timings.push(...timings.rows);
-    head(parts.head, now);
+    head(now, steps);
     warn(parts.alarms, alarms);
     if (metrics.rows.length || !curves.drawn()) curves.draw(told.rows, told.timings);
   }
@@ -76,25 +77,33 @@ function lost(holder, error) {
   clear(holder).append(el("div", { class: "notice notice-bad", role: "alert" }, error.message));
 }
 
-function head(holder, facts) {
-  const links = [];
-  const episodes = facts.kind === "run" ? null : link({ screen: "episodes", run: facts.key, step: "all" });
-  if (facts.recorded && episodes) links.push(el("a", { class: "button", href: episodes }, "Episodes"));
-  if (facts.recorded && !episodes) links.push(el("a", { class: "button", href: link({ screen: "episodes", run: facts.key, step: facts.step }) }, "Newest episodes"));
-  if (facts.evaluated) links.push(el("a", { class: "button", href: link({ screen: "evaluation", run: facts.key }) }, "Problems of its evaluation"));
-  const share = facts.steps ? facts.step / facts.steps : null;
+// The head of a run; what comes back brings it up to date in place, so that who stands on a link stays there.
+function heading(holder, facts) {
+  const name = facts.kind === "run" ? "Newest episodes" : "Episodes";
+  const episodes = el("a", { class: "button" }, name), status = el("span", null), about = el("p", { class: "soft about" });
+  const problems = el("a", { class: "button", href: link({ screen: "evaluation", run: facts.key }) }, "Problems of its evaluation");
+  const done = el("progress", { class: "bar", max: 1, "aria-label": "steps done" });
+  holder.append(el("div", { class: "title" }, el("h1", null, facts.name), status, el("span", { class: "grow" }), episodes, problems), about, done);
+  return (now, steps) => {
+    episodes.hidden = !steps.length;
+    if (steps.length) episodes.setAttribute("href", link({ screen: "episodes", run: now.key, step: steps[steps.length - 1] }));
+    problems.hidden = !now.evaluated;
+    done.hidden = !now.steps;
+    if (now.steps) done.value = Math.min(1, now.step / now.steps);
+    clear(status).append(badge(now.status));
+    clear(about).append(aboutOf(now));
+  };
+}
+
+function aboutOf(facts) {
   const live = facts.status === "running" || facts.status === "waiting";
-  const about = [
+  const told = [
     facts.recipe,
     facts.step === null ? null : "step " + num(facts.step) + (facts.steps ? " of " + num(facts.steps) : ""),
     live && facts.seconds_left ? "about " + duration(facts.seconds_left) + " to go" : null,
     "written " + ago(facts.updated),
-  ].filter(Boolean);
-  clear(holder).append(
-    el("div", { class: "title" }, el("h1", null, facts.name), badge(facts.status), el("span", { class: "grow" }), ...links),
-    el("p", { class: "soft about" }, about.join(" · ")),
-    share === null ? "" : el("progress", { class: "bar", max: 1, value: Math.min(1, share), "aria-label": "steps done" }),
-  );
+  ];
+  return told.filter(Boolean).join(" · ");
 }
 
 const WORDS = { red: ["✕", "Alarm", "notice-bad"], amber: ["▲", "Warning", "notice-warn"], advice: ["→", "Advice", "notice-good"] };
@@ -117,7 +126,7 @@ function curvesOf(holder, place, facts) {
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing, oninput: (event) => smooth(Number(event.target.value)) });
   const picker = el("input", { type: "search", list: "metric-names", placeholder: "Add a metric…", "aria-label": "Add a metric", onchange: add });
   const whole = el("button", { type: "button", hidden: domain === null, onclick: () => zoom(null) }, "Show all steps");
-  const tools = el("div", { class: "tools" }, el("label", null, "Smoothing ", slider), picker, el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))), whole, el("span", { class: "faint" }, "Drag to zoom, click for the step's episodes."));
+  const tools = el("div", { class: "tools" }, el("label", null, "Smoothing ", slider), picker, el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))), whole, el("span", { class: "faint" }, "Drag to zoom, click for the episodes of the recorded step nearest to it."));
   const grid = el("div", null);
   holder.append(tools, grid);
 
@@ -175,8 +184,10 @@ function curvesOf(holder, place, facts) {
     draw(rows, timings);
   }
 
-  function pick(step) {
-    if (facts.recorded) go({ screen: "episodes", run: facts.key, step: Math.round(step) });
+  async function pick(step) {
+    const steps = await get("/api/runs/" + encodeURIComponent(facts.key) + "/steps");
+    const nearest = steps.reduce((best, each) => (best === null || Math.abs(each - step) < Math.abs(best - step) ? each : best), null);
+    if (nearest !== null) go({ screen: "episodes", run: facts.key, step: nearest });
   }
 
   return {

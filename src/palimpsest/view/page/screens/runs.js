@@ -1,7 +1,7 @@
 // The list: what there is, how it stands, how its reward went. Two to six of them can be set side by side.
 
-import { ago, badge, clear, el, num, sparkline } from "../dom.js";
-import { every, get } from "../api.js";
+import { ago, badge, clear, el, fixed, num, sparkline } from "../dom.js";
+import { every, exported, get } from "../api.js";
 import { go, link } from "../place.js";
 import { on } from "../keys.js";
 
@@ -9,9 +9,10 @@ const MOST = 6;
 
 export async function show(main, place) {
   const holder = el("div", null), chosen = new Set(), search = el("input", { type: "search", placeholder: "Filter by name…", "aria-label": "Filter by name" });
+  const leftOut = exported ? (await get("/api/export").catch(() => ({ told: [] }))).told : [];
   const compare = el("button", { type: "button", disabled: true, onclick: () => go({ screen: "compare", query: { keys: [...chosen].join(",") } }) }, "Compare");
   const hint = el("span", { class: "faint" }, "tick two to six to compare them");
-  main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), holder);
+  main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), ...leftOut.map((text) => el("p", { class: "notice" }, text)), holder);
   let runs = [];
   on("/", "filter by name", () => search.focus());
   on("c", "compare those that are ticked", () => compare.disabled || compare.click());
@@ -30,21 +31,31 @@ export async function show(main, place) {
   }
 
   function draw() {
+    const several = runs.filter((run) => run.kind !== "record").length > 1;
+    compare.hidden = hint.hidden = !several;
+    const focused = holder.contains(document.activeElement) ? document.activeElement : null;
     const shown = runs.filter((run) => run.name.toLowerCase().includes(search.value.toLowerCase()));
-    const head = ["", "Name", "Status", "Step", "Reward", "", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 3 || at === 4 ? "number" : "" }, name));
-    clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map(row))));
+    const head = ["", "Name", "Status", "Step", "Reward or accuracy", "", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 3 || at === 4 ? "number" : "" }, name));
+    clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map((run) => row(run, several)))));
+    if (focused) refocus(focused);
   }
 
-  function row(run) {
+  // The table is made anew as runs go on; who stood in it stands there still.
+  function refocus(before) {
+    const same = [...holder.querySelectorAll(before.tagName)].find((each) => ["href", "aria-label"].every((name) => each.getAttribute(name) === before.getAttribute(name)));
+    if (same) same.focus({ preventScroll: true });
+  }
+
+  function row(run, several) {
     const tick = el("input", { type: "checkbox", checked: chosen.has(run.key), "aria-label": "compare " + run.name, onchange: (event) => pick(run.key, event.target.checked) });
     const kind = el("small", null, run.recipe || { run: "", record: "file of episodes", evaluation: "evaluation" }[run.kind]);
     const alarm = run.alarm ? el("span", { class: "alarm-" + run.alarm.severity, title: run.alarm.text }, (run.alarm.severity === "red" ? "✕ " : "▲ ") + run.alarm.key.replace(/_/g, " ")) : "";
     return el("tr", null,
-      el("td", null, run.kind === "record" ? "" : tick),
+      el("td", null, run.kind === "record" || !several ? "" : tick),
       el("td", { class: "name" }, el("a", { href: link({ screen: "run", run: run.key }) }, run.name), kind),
       el("td", null, badge(run.status)),
       el("td", { class: "number" }, run.step === null ? "" : num(run.step) + (run.steps ? " of " + num(run.steps) : "")),
-      el("td", { class: "number" }, run.reward.length ? num(run.reward[run.reward.length - 1], 3) : "", run.accuracy.length ? el("span", { title: "accuracy of its parts, %" }, run.accuracy.slice(0, 4).map((mean) => (100 * mean).toFixed(0)).join(" · ") + " %") : ""),
+      el("td", { class: "number" }, run.reward_now === null ? "" : num(run.reward_now), run.accuracy.length ? el("span", { title: "accuracy of its parts, %" }, "accuracy " + run.accuracy.slice(0, 4).map((mean) => fixed(100 * mean, 1)).join(" · ") + " %" + (run.accuracy.length > 4 ? ` and ${run.accuracy.length - 4} more` : "")) : ""),
       el("td", null, run.reward.length ? sparkline(run.reward, "mean reward over the run") : ""),
       el("td", { class: "once" }, alarm), el("td", { class: "soft" }, ago(run.updated)));
   }

@@ -1,0 +1,24 @@
+// Links to groups and episodes, as text where an exported file left out what they lead to.
+
+import { holds } from "./api.js";
+import { el } from "./dom.js";
+import { link } from "./place.js";
+
+const LEFT_OUT = "left out of this file";
+
+// What a place of a group or an episode asks for.
+function pathOf(place) {
+  const group = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`;
+  return place.screen === "group" ? group : `${group}/rollouts/${place.rollout}`;
+}
+
+export function heldPlace(place) {
+  return holds(pathOf(place));
+}
+
+// leads({screen: "episode", run, step, group, rollout}, { class: "chip" }, "rollout 1")
+export function leads(place, attributes, ...children) {
+  if (heldPlace(place)) return el("a", { ...attributes, href: link(place) }, children);
+  const own = attributes && attributes.class;
+  return el("span", { class: own ? own + " faint" : "faint", title: LEFT_OUT }, children, el("span", { class: "hidden" }, `, ${LEFT_OUT}`));
+}
