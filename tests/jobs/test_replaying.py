@@ -17,6 +17,7 @@ from palimpsest.jobs.replaying import REPLAYED, Replay, replay
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
+from palimpsest.view.opened import Opened
 from support.command import Run
 from support.small_run import small_run
 
@@ -112,6 +113,9 @@ def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: P
     recorded, again = played(result.path)
     assert again.turns[0].piece("memory") != recorded.turns[0].piece("memory")
     assert again.turns[0].piece("section") == recorded.turns[0].piece("section")
+    (group,) = read_groups(result.path).groups
+    shown = Opened(group, Codec.load(result.model))
+    assert [shown.story(at).steps[0].before.text.strip() for at in (0, 1)] == ["", "Anna"]
 
 
 def test_the_turn_that_first_shows_a_head_is_told(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:

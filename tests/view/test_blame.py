@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.view.blame import blame
 from palimpsest.view.memory_diff import Origin
+from palimpsest.view.opened import Opened
 from palimpsest.view.story import Story
-from support.views import episodes, reading, texts
+from support.views import LETTERS, episodes, reading, texts
 
 ROME, BO, TEA = "Ann lives in Rome.", "Bo is old.", "Cy drinks tea."
 
@@ -36,7 +39,8 @@ def test_an_invented_word_stays_invented_however_old_it_is() -> None:
 
 
 def test_what_was_held_before_the_first_turn_is_from_no_turn() -> None:
-    story = reading(("It rains.", "none")).story(0)
+    group = reading(("It rains.", "none")).group
+    story = Opened(replace(group, problem=replace(group.problem, memory="none")), LETTERS).story(0)
     assert told(story, 0) == [("none", -1, 0, "memory", None)]
 
 

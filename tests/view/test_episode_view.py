@@ -44,6 +44,26 @@ def test_every_kind_of_agent_has_something_to_show(name: str) -> None:
         assert turn_view(group, 0, turn)["pieces"], "a turn without anything that was read"
 
 
+@pytest.mark.parametrize("name", ["overwrite", "heads", "recall", "gated", "retrieval"])
+def test_the_memory_that_an_episode_begins_with_is_empty(name: str) -> None:
+    group = episodes()[name]
+    assert group.story(0).trajectory.turns[0].piece("memory"), "the policy's words for it"
+    view = turn_view(group, 0, 0)
+    assert (view["memory"]["before"], view["memory"]["before_tokens"], view["counts"]["dropped"]) == ("", 0, 0)
+    assert not [part for part in view["diff"] if part["origin"] == "dropped"]
+
+
+def test_a_memory_that_says_no_more_than_the_policys_words_for_an_empty_one_is_empty() -> None:
+    view = turn_view(reading(("It rains.", "none"), ("It snows.", ROME), ("It is dry.", "none of it")), 0, 0)
+    assert (view["memory"]["before"], view["memory"]["after"], view["diff"]) == ("", "", [])
+
+
+def test_a_memory_that_the_problem_brings_is_one() -> None:
+    group = reading((ROME, f"none {ROME}")).group
+    brought = Opened(replace(group, problem=replace(group.problem, memory="none")), LETTERS)
+    assert turn_view(brought, 0, 0)["memory"]["before"] == "none"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_record_read_back_shows_the_same(name: str, tmp_path: Any) -> None:
     group = episodes()[name]

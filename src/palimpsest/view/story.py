@@ -3,6 +3,8 @@
 A step is a turn that may write a memory: a reading turn (measures/trace.py), or a turn of an agent with tools after
 which a prune or a summary wrote one. Of an agent without a memory there are no steps.
 
+A memory that is the policy's words for an empty one (" none") is empty, at the beginning and wherever it is written.
+
 Guaranteed: nothing is decoded, cut into words or compared before somebody asks; what was asked for a step is kept, and
 of whole texts the latest. The cost of a step is that of its texts, however long the episode is.
 Not covered: which words a summary or a prune's memory was sampled as. Their text is encoded anew, for display.
@@ -64,6 +66,7 @@ class Story:
         self._words: _Latest[int, Words] = _Latest(_LATEST)
         self._diffs: _Latest[int, MemoryDiff] = _Latest(_LATEST)
         self._runs: dict[int, list[Run]] = {}
+        self._empty = texts.known("")
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -194,12 +197,30 @@ class Story:
     def _ids(self, text: Text) -> Sequence[int]:
         return text.ids or self.texts.codec.encode(text.text)
 
+    @cached_property
+    def _placeholder(self) -> tuple[int, ...]:
+        """[T] what the policy puts into prompts for an empty memory; () where that isn't known.
+
+        It is what the first prompt shows of an episode that began without a memory: the problem brings none, and no
+        replay did. A policy of one's own that begins with a memory that says something gives it by `Problem.memory`.
+        """
+        given = self.problem.memory or any(
+            event.kind == REPLAYED and event.detail.get("memory") and not event.before_turn
+            for event in self.trajectory.events
+        )
+        turns = self.trajectory.turns
+        return () if given or not turns else turns[0].piece("memory") or ()
+
+    def _said(self, memory: Text) -> Text:
+        """A memory, without the policy's words for an empty one."""
+        return self._empty if memory.ids and memory.ids == self._placeholder else memory
+
     def _of_readings(self) -> list[Step]:
         steps: list[Step] = []
         indices = {id(turn): index for index, turn in enumerate(self.trajectory.turns)}
         offset: int | None = 0
         for reading in readings(self.trajectory, self.texts):
-            before, after = reading.memory_before, reading.memory_after
+            before, after = self._said(reading.memory_before), self._said(reading.memory_after)
             index, section = indices[id(reading.turn)], reading.section
             sight_known = reading.sources is not None
             steps.append(Step(index, before, after, reading.changed, section, offset, sight_known, reading))
