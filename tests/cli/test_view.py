@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
 from support.command import Run
-from support.serving_process import serving_process
+from support.serving_process import SOURCE, serving_process
 from support.view_folders import run_folder
 
 
@@ -22,6 +27,49 @@ def test_it_prints_its_address_answers_and_ends_tidily(number: signal.Signals, t
         assert httpx.get(f"{url}/api/runs").json()["runs"][0]["name"] == "first"
         process.send_signal(number)
         assert process.wait(timeout=30) == 0
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from palimpsest.cli.main import main
+from palimpsest.view.answers import Answers
+Answers.get = lambda *_: time.sleep(600)
+sys.argv = ["palimpsest", "view", sys.argv[1], "--port", "0"]
+main()
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_takes_forever_holds_up_no_end(again: bool, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first")
+    child = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(run)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout
+        url = child.stdout.readline().removeprefix("viewer at ").strip()
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(httpx.get, f"{url}api/runs", timeout=60)
+            time.sleep(1)
+            child.send_signal(signal.SIGINT)
+            if again:
+                time.sleep(0.5)
+                child.send_signal(signal.SIGINT)
+                assert child.wait(timeout=30) == -signal.SIGINT
+                assert asked.exception() is not None
+            else:
+                assert asked.result().json() == {"error": "the viewer is ending"}
+                assert asked.result().status_code == 503
+                assert child.wait(timeout=30) == 0
+        assert "Traceback" not in child.communicate()[1]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_help_has_examples(palimpsest: Run) -> None:

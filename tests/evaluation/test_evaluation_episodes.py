@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def test_of_an_episode_played_again_the_last_counts_even_where_it_is_right_now(t
     written(tmp_path, "wrong", ("p", 0, None), ("q", 0, 0.0))
     written(tmp_path, "wrong", ("p", 0, 1.0), ("q", 1, 0.0))
     assert held(tmp_path) == [("set/p", 0, 1.0), ("set/q", 0, 0.0), ("set/q", 1, 0.0)]
+
+
+def test_a_disk_that_takes_no_more_ends_the_record_alone_and_is_told_once(tmp_path: Path) -> None:
+    written(tmp_path, "wrong", ("p", 0, 0.0))
+    before = (tmp_path / EPISODES).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        told = written(tmp_path, "wrong", ("q", 0, 0.0), ("r", 0, 0.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told == [f"{tmp_path / EPISODES}: can't be written (File too large); further episodes are left out"]
+    assert (tmp_path / EPISODES).read_bytes() == before
 
 
 def test_the_file_never_exceeds_its_limit_and_that_is_told_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,48 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
             replay(episode, out=tmp_path / "out", **options)
         assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_replay_is_never_written_into_the_run_or_over_another_file(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    for out in (run, run / "trajectories", tmp_path / "link" / "new"):
+        with pytest.raises(ConfigError, match=r"--out .* lies inside"):
+            replay(f"{run / record(1)}#0/0", turn=0, out=out)
+    first = replay(f"{run / record(1)}#0/0", turn=0, out=tmp_path).path
+    first.write_text("mine")
+    second = replay(f"{run / record(1)}#0/0", turn=0, out=tmp_path).path
+    assert first.read_text() == "mine"
+    assert second.name == "step-000001-0-0-turn-0-2.jsonl.zst"
+
+
+def test_a_memory_within_its_budget_writes_no_control_token(tmp_path: Path, tiny_model_folder: Path) -> None:
+    options = {**BUDGETS, "memory_tokens": 64, **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", options)
+    said = "Anna<|im_end|><|im_start|>"
+    result = replay(str(folder), group=0, rollout=0, turn=1, memory=said, out=tmp_path)
+    codec = Codec.load(tiny_model_folder)
+    _, again = played(result.path)
+    written, shown = again.turns[0].completion.token_ids, again.turns[1].piece("memory")
+    assert codec.control_ids.intersection(codec.encode_trusted(said))
+    assert shown is not None
+    for ids in (written, shown):
+        assert codec.control_ids.isdisjoint(ids)
+        assert said in codec.decode(ids)
+
+
+@pytest.mark.parametrize("link", ["/r/q/s/{}/e/0/0/t/0", "/e/{}/0/t/0", "/e/0/0/t/{}", "{}/0"])
+def test_a_number_of_thousands_of_digits_is_refused_in_a_line(link: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no episode; give") as refused:
+        place_of(f"{tmp_path}#{link.format('9' * 5000)}")
+    assert len(str(refused.value)) < 500
+
+
+def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest: Run) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b" " * 10_000_001)
+    for path, told in (("/dev/full", "is no file"), (tmp_path / "pipe", "is no file"), (tmp_path / "large", "bytes")):
+        assert told in palimpsest("replay", "x#0/0", "--turn", "0", "--memory", f"@{path}").stderr
+    assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
 
 
 def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import gzip
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.jobs import view_export
 from palimpsest.jobs.view_export import export
 from palimpsest.rollout.record import read_groups
+from palimpsest.view import answers as answers_module
 from palimpsest.view.answers import Answers
 from palimpsest.view.sources import Library
 from support.command import Run
@@ -77,7 +80,12 @@ def test_every_row_is_measured_though_its_episode_is_left_out(
 def test_without_names_what_went_wrong_comes_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("palimpsest.view.export._EPISODES", 4)
     chosen: list[tuple[int, int]] = []
-    monkeypatch.setattr("palimpsest.view.export._episode", lambda answers, export, at, place: chosen.append(place))
+
+    def choose(answers: Any, export: Any, at: str, place: tuple[int, int]) -> bool:
+        chosen.append(place)
+        return True
+
+    monkeypatch.setattr("palimpsest.view.export._episode", choose)
     export([run], tmp_path / "out.html", step="1")
     assert chosen == [(1, 0), (2, 1), (3, 1), (0, 0)]
 
@@ -107,6 +115,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path)
     cases: list[tuple[str, Path, str, dict[str, Any]]] = [
         ("expected a name that ends in", run, "out.pdf", {}),
         ("expected GROUP/ROLLOUT", run, "out.html", {"only": "3"}),
+        ("names no episode", run, "out.html", {"only": ","}),
         ("no such episode", run, "out.html", {"only": "9/9"}),
         ("no such episode", run, "out.jsonl", {"only": "9/9"}),
         ("has no record of it; 1 to 2 are recorded", run, "out.html", {"step": "9"}),
@@ -118,6 +127,80 @@ def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path)
             export([path], tmp_path / name, **options)
         assert "\n" not in str(refused.value)
         assert not (tmp_path / name).exists()
+
+
+def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: Path) -> None:
+    record = run / "trajectories" / "step-000002.jsonl.zst"
+    alone = tmp_path / "alone.jsonl"
+    export([record], alone)
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "same.jsonl").hardlink_to(alone)
+    before, lines = state_of(run), alone.read_bytes()
+    cases = [
+        ([run], run / "metrics.jsonl", "lies inside"),
+        ([run], run / "new" / "out.html", "lies inside"),
+        ([run], tmp_path / "link" / "events.jsonl", "lies inside"),
+        ([alone], alone, "which is read"),
+        ([alone], tmp_path / "same.jsonl", "which is read"),
+    ]
+    for paths, out, told in cases:
+        with pytest.raises(ConfigError, match=f"{told}.*; give a path elsewhere"):
+            export(paths, out, force=True)
+    assert state_of(run) == before
+    assert alone.read_bytes() == lines
+
+
+def test_another_file_is_moved_aside_with_force_alone(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "notes.jsonl"
+    out.write_text("mine")
+    with pytest.raises(RunError, match="is there: give another --export, or --force to move it aside"):
+        export([run], out)
+    assert out.read_text() == "mine"
+    export([run], out, force=True)
+    assert (tmp_path / "notes.jsonl.old-1").read_text() == "mine"
+    assert len(read_groups(out).groups) == 4
+
+
+def test_a_place_that_cannot_be_written_is_told_by_its_name(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "dir.html").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("dir.html", "file/out.html"):
+        with pytest.raises(PalimpsestError, match=name) as refused:
+            export([run], tmp_path / name, force=True)
+        assert "partial" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["out.html", "out.jsonl", "out.json", "out.eval"])
+def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Path) -> None:
+    whole = group("p", (0.0, 1.0))
+    first, second = whole.trajectories
+    odd = replace(whole, trajectories=(replace(first, rollout=10**30, answer="\ud800"), second))
+    config = 'raw: !!binary "aGk="\nwide: 100000000000000000000000\nlone: "\\ud800"\n'
+    run = run_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")), config=config, records={1: [odd]})
+    (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
+    try:
+        written = export([run], tmp_path / name)
+    except DataError:
+        assert name == "out.jsonl"
+        return
+    assert written.episodes in (1, 2)
+    assert written.path.stat().st_size == written.size
+
+
+def test_an_episode_that_cannot_be_told_is_left_out_alone(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = answers_module.episode_view
+
+    def failing(opened: Any, rollout: int) -> Any:
+        if rollout == 1:
+            raise ValueError("a broken\nepisode")
+        return told(opened, rollout)
+
+    monkeypatch.setattr(answers_module, "episode_view", failing)
+    written = export([run], tmp_path / "out.html", only="0/0,0/1")
+    assert episodes_in(held(written.path)) == {"0/0"}
+    assert "episode 0/1 is left out: it can't be told (ValueError: a broken episode)" in written.told
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:

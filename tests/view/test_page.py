@@ -299,6 +299,22 @@ def test_the_list_tells_the_last_rows_reward(watched: Watched) -> None:
     assert "0.5" in page.locator("tr", has_text="first").locator("td").nth(4).inner_text()
 
 
+def test_a_key_in_the_address_opens_the_page(browser: Any, folder: Path) -> None:
+    with viewer(folder, token="KEY") as url:
+        page = Watched(browser, url.replace("//", "//x:KEY@"))
+        assert "first" in page.go("#/").locator("#main").inner_text()
+        page.close()
+
+
+def test_an_empty_folder_that_is_followed_says_what_it_waits_for(browser: Any, tmp_path: Path) -> None:
+    with viewer(tmp_path) as url:
+        page = Watched(browser, url)
+        assert f"in {tmp_path}." in page.go("#/").locator("#main").inner_text()
+        run_folder(tmp_path / "new")
+        page.page.wait_for_selector("text=new")
+        page.close()
+
+
 def test_light_and_dark_are_a_button_away(watched: Watched) -> None:
     page = watched.go("#/")
     colours = set()

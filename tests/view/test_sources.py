@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.errors import RunError
+from palimpsest.view.answers import Answers
 from palimpsest.view.sources import Kind, Library, NotThere
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
@@ -67,6 +68,19 @@ def test_a_path_with_nothing_to_look_at_is_refused_in_a_line_with_the_fix(name: 
         Library([tmp_path / name])
     assert str(tmp_path / name) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_folder_may_hold_nothing_yet_where_it_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palimpsest.view.sources._AGAIN_SECONDS", 0.0)
+    with pytest.raises(RunError, match="--follow"):
+        Library([tmp_path])
+    library = Library([tmp_path], wait=True)
+    assert Answers(library, follow=True).get("/api/runs") == {"runs": [], "follow": True, "awaited": [str(tmp_path)]}
+    run_folder(tmp_path / "one")
+    answer = Answers(library, follow=True).get("/api/runs")
+    assert ([row["name"] for row in answer["runs"]], answer["awaited"]) == (["one"], [])
+    with pytest.raises(RunError, match="no such file"):
+        Library([tmp_path / "none"], wait=True)
 
 
 def test_an_unknown_key_is_told(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from palimpsest.text.printable import printable
 if TYPE_CHECKING:
     from palimpsest.jobs.replaying import End, Replay
 
+_MOST_BYTES = 10_000_000
+"""Of a file with a memory."""
+
 
 def replay(
     episode: Annotated[
@@ -24,7 +27,7 @@ def replay(
         str | None,
         typer.Option(metavar="TEXT|@FILE", help='What that turn is to remember, "" for nothing; default: what it did.'),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Of a run, where EPISODE doesn't say it.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of a run, where EPISODE doesn't say it.")] = None,
     group: Annotated[int | None, typer.Option(min=0, help="Place of the group in its file.")] = None,
     rollout: Annotated[int | None, typer.Option(min=0, help="Place of the episode in its group.")] = None,
     model: Annotated[
@@ -59,8 +62,15 @@ def replay(
 def _text(memory: str | None) -> str | None:
     if memory is None or not memory.startswith("@"):
         return memory
+    file = Path(memory[1:])
     try:
-        return Path(memory[1:]).read_text("utf-8").rstrip("\n")
+        if file.exists() and not file.is_file():
+            raise typer.BadParameter(f"--memory {memory}: is no file; give a file of text")
+        with file.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise typer.BadParameter(f"--memory {memory}: more than {_MOST_BYTES:,} bytes; no memory has so many")
+        return data.decode("utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"--memory {memory}: can't be read as a text ({error})") from None
 

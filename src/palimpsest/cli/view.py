@@ -35,6 +35,7 @@ def view(
         str | None, typer.Option(metavar="GROUP/ROLLOUT,...", help="Its episodes; default: some that went wrong.")
     ] = None,
     step: Annotated[str | None, typer.Option(help="Whose episodes it has; default: the last that is recorded.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Move a file aside that has the name of --export's.")] = False,
     key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the key a browser is asked for.")
     ] = None,
@@ -55,10 +56,12 @@ def view(
       KEY=... palimpsest view runs --host 0.0.0.0 --key-env KEY
     """
     if export is not None:
-        _export(list(paths or [Path(".")]), export, only, step, tokenizer)
+        _export(list(paths or [Path(".")]), export, only, step, tokenizer, force)
         return
-    if only is not None or step is not None:
-        raise ConfigError("--only and --step choose what --export FILE writes; give that too, or leave them out")
+    if only is not None or step is not None or force:
+        raise ConfigError(
+            "--only, --step and --force are for what --export FILE writes; give that too, or leave them out"
+        )
     from palimpsest.jobs.viewing import View
     from palimpsest.jobs.viewing import view as serve_view
 
@@ -68,11 +71,15 @@ def view(
     serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_tell)
 
 
-def _export(paths: list[Path], out: Path, only: str | None, step: str | None, tokenizer: str | None) -> None:
+def _export(
+    paths: list[Path], out: Path, only: str | None, step: str | None, tokenizer: str | None, force: bool
+) -> None:
     from palimpsest.jobs.view_export import export as write
+    from palimpsest.progress.terminal import Terminal
     from palimpsest.text.printable import printable
 
-    written = write(paths, out, only=only, step=step, tokenizer=tokenizer)
+    done = Terminal()
+    written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
     for line in written.told:
         typer.echo(printable(line), err=True)
     typer.echo(f"{printable(str(written.path))}: {written.episodes} episodes, {written.size / 1e6:.1f} MB")

@@ -4,9 +4,10 @@ A record as a run's (rollout/record.py), an episode a frame, written before its 
 NAME/ID of the sample, `rollout` its draw.
 
 Guaranteed: the file never exceeds its limit, episodes stand in it whole, the first that has no room ends it and that is
-told once; a process killed anywhere leaves whole frames and at most one torn one, which is cut off before the next is
-written; of an episode that was played again the last counts, and one that stands there is written again whatever its
-new value; whoever isn't let into the log (samples.py) doesn't touch this file.
+told once, as is a disk that takes no more, which ends the record alone; a process killed anywhere leaves whole frames
+and at most one torn one, which is cut off before the next is written; of an episode that was played again the last
+counts, and one that stands there is written again whatever its new value; whoever isn't let into the log (samples.py)
+doesn't touch this file.
 Not covered: the order of episodes, which is that in which they end; power loss.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -57,9 +59,22 @@ class EpisodeFile:
             self._full = True
             self._say_full()
             return
-        with files.naming(self.path), self.path.open("ab") as file:
-            file.write(frame)
-        self._held.add(key)
+        if self._written(frame, size):
+            self._held.add(key)
+
+    def _written(self, frame: bytes, size: int) -> bool:
+        """Whether it stands behind the first `size` bytes. An error of the disk ends the record, not the evaluation."""
+        try:
+            with self.path.open("ab") as file:
+                file.write(frame)
+        except OSError as error:
+            self._full = True
+            with suppress(OSError):
+                os.truncate(self.path, size)
+            if self._tell is not None:
+                self._tell(f"{self.path}: can't be written ({error.strerror}); further episodes are left out")
+            return False
+        return True
 
     def _say_full(self) -> None:
         if self._tell is not None:

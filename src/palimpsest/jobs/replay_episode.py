@@ -15,13 +15,17 @@ from pathlib import Path
 
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.episodes import EPISODES, read_episodes
+from palimpsest.evaluation.samples import SAMPLES
 from palimpsest.rollout.record import read_groups
 from palimpsest.runs.checkpoint import step_name
-from palimpsest.runs.run_folder import TRAJECTORIES
+from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
-_LINK = re.compile(r"(?:/r/[^/]+)?(?:/s/(?P<step>\d+|all))?/e/(?P<group>\d+)/(?P<rollout>\d+)(?:/t/(?P<turn>\d+).*)?")
-_SHORT = re.compile(r"(?P<group>\d+)/(?P<rollout>\d+)")
+_LINK = re.compile(
+    r"(?:/r/[^/]+)?(?:/s/(?P<step>\d{1,9}|all))?"
+    r"/e/(?P<group>\d{1,9})/(?P<rollout>\d{1,9})(?:/t/(?P<turn>\d{1,9})(?!\d).*)?"
+)
+_SHORT = re.compile(r"(?P<group>\d{1,9})/(?P<rollout>\d{1,9})")
 _FORMS = "FILE.jsonl.zst#GROUP/ROLLOUT, or a folder and the viewer's link, RUN#/r/RUN/s/STEP/e/GROUP/ROLLOUT/t/TURN"
 
 
@@ -33,6 +37,14 @@ class Place:
     group: int
     rollout: int
     turn: int | None = None
+
+    def owners(self) -> list[Path]:
+        """The file, and the run and evaluation that it belongs to."""
+        above = self.file.resolve().parents[:2]
+        return [
+            self.file,
+            *(folder for folder in above if any((folder / each).is_file() for each in (CONFIG, SAMPLES))),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ def place_of(
     path, _, fragment = episode.partition("#")
     match = _LINK.fullmatch(fragment.partition("?")[0]) or _SHORT.fullmatch(fragment)
     if fragment and match is None:
-        raise ConfigError(f"{episode}: #{fragment} names no episode; give {_FORMS}")
+        raise ConfigError(f"{path}: #{fragment:.80} names no episode; give {_FORMS}")
     linked = {} if match is None else {name: value for name, value in match.groupdict().items() if value is not None}
     given = {"step": step, "group": group, "rollout": rollout, "turn": turn}
     known = linked | {name: value for name, value in given.items() if value is not None}

@@ -15,6 +15,7 @@ once in very many draws that picks another token.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from palimpsest.jobs.regrading import UNSET_URL
 from palimpsest.jobs.replay_edit import Edit, edited
 from palimpsest.jobs.replay_episode import RecordedEpisode, place_of, read_episode
 from palimpsest.jobs.replay_origin import Origin, origin_of
+from palimpsest.jobs.set_folder import refuse_inside
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import last_memory
 from palimpsest.memory.overwrite import Document, OverwritePolicy
@@ -115,6 +117,7 @@ async def replay_async(
     known = read_episode(place)
     first = _checked(known, place.turn)
     origin = origin_of(known, model)
+    refuse_inside(Path(out), place.owners(), "--out")
 
     async def work(agent: OpenAgent) -> Replay:
         return await _replayed(known, origin, agent, first, memory, Path(out))
@@ -158,9 +161,7 @@ async def _replayed(
     details = {"of": f"{recorded.group_id}, rollout {recorded.rollout}", "turn": first, "memory": text}
     marked = replace(trajectory, events=(*trajectory.events, Event(told(REPLAYED, details), first)), rollout=1)
     both = Group(episode.problem, (replace(recorded, rollout=0), marked), (episode.grade, grade))
-    path = out / _name(episode, first, text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_file(path, encode_groups([both]))
+    path = _written(out / _name(episode, first, text), encode_groups([both]))
     before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)
     weights = origin.weights
     return Replay(before, after, first, text, first_seen, parts_at, weights.told, weights.path, document, path)
@@ -260,6 +261,18 @@ def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
     memory = last_memory(trajectory, Texts(codec))
     text = None if memory is None else memory.text
     return End(text, trajectory.answer, str(trajectory.outcome), grade.value, grade.reason)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    """Where `data` is now: at `path`, or at `NAME-2...` where another file has that name."""
+    stem, _, suffix = path.name.partition(".")
+    number = 1
+    while os.path.lexists(path) and not (path.is_file() and path.read_bytes() == data):
+        number += 1
+        path = path.with_name(f"{stem}-{number}.{suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_file(path, data)
+    return path
 
 
 def _name(episode: RecordedEpisode, turn: int, memory: str | None) -> str:

@@ -45,7 +45,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     """
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
-    library = Library(chosen(asked.paths))
+    library = Library(chosen(asked.paths), wait=asked.follow)
     answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), follow=asked.follow)
     with bound(asked.host, asked.port) as taken, closing(ViewerService(answers, token=asked.key)) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)

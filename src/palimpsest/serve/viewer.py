@@ -6,7 +6,7 @@
 Guaranteed: nothing but GET is answered; a page is one of the files in the package, by its whole name, so no path leads
 elsewhere; every answer, errors too, forbids other origins by a content security policy; without a key only loopback is
 served and pages of other sites are refused by Host and Origin, with one every path asks for it; requests are bounded
-(bounded.py), and reading never blocks the event loop.
+(bounded.py), and reading never blocks the event loop or the end.
 Not covered: TLS (put a proxy before it).
 """
 
@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -25,7 +23,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palimpsest.serve.http import Guard, Refused
-from palimpsest.text.storable import storable
+from palimpsest.serve.reading_threads import ReadingThreads
+from palimpsest.text.storable import to_json
 from palimpsest.view.answers import Answers
 from palimpsest.view.page_files import page_files
 from palimpsest.view.sources import NotThere
@@ -50,7 +49,7 @@ class ViewerService:
         self._answers = answers
         self._guard = Guard(token, pages=False, basic=True)
         self._pages = page_files()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="view")
+        self._threads = ReadingThreads(_THREADS, "view")
         self._waiting = 0
 
     def app(self) -> Starlette:
@@ -65,7 +64,8 @@ class ViewerService:
         return app
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        """Nothing is waited for: what is under way only reads."""
+        self._threads.close()
 
     def _page(self, name: str) -> Response:
         if name not in self._pages:
@@ -79,27 +79,21 @@ class ViewerService:
         self._waiting += 1
         path, query = request.scope["path"], dict(request.query_params)
         try:
-            body = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, query)
+            body = await self._threads.run(lambda: self._read(path, query))
+        except asyncio.CancelledError:  # the server ends, and its grace is over
+            raise Refused(503, "the viewer is ending") from None
         finally:
             self._waiting -= 1
         return Response(body, media_type="application/json")
 
     def _read(self, path: str, query: dict[str, str]) -> bytes:
         try:
-            return _encoded(self._answers.get(path, query))
+            return to_json(self._answers.get(path, query))
         except NotThere as error:
             raise Refused(404, str(error)) from None
         except OSError as error:
             name = Path(error.filename).name if error.filename else "a file"
             raise Refused(404, f"{name}: {error.strerror}; it was moved or deleted while it was shown") from None
-
-
-def _encoded(value: object) -> bytes:
-    """JSON, also of what no JSON holds: a file's name or a foreign text that is no Unicode."""
-    try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:
-        return orjson.dumps(storable(value, []))
 
 
 class _Sealed:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 MAX_DEPTH = 64
 """Of objects and lists inside each other; what lies deeper becomes text."""
 
@@ -60,6 +62,18 @@ def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
         return value
     changed.append(".".join(place))
     return _text(value)
+
+
+def to_json(value: object) -> bytes:
+    """JSON, also of what no JSON holds: a file's name or a foreign text that is no Unicode, a wide integer.
+
+    >>> to_json({"n": 10**20})
+    b'{"n":"100000000000000000000"}'
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return orjson.dumps(storable(value, []))
 
 
 def _key(key: Any, changed: list[str], place: Place) -> str:

@@ -76,7 +76,8 @@ class Answers:
         raise NotThere(f"{path[:200]!r}: no such path")
 
     def _runs(self, query: Query) -> Any:
-        return {"runs": [self.facts.row(source) for source in self.library.sources()], "follow": self.follow}
+        rows = [self.facts.row(source) for source in self.library.sources()]
+        return {"runs": rows, "follow": self.follow, "awaited": [] if rows else list(self.library.awaited())}
 
     def _run(self, query: Query, key: str) -> Any:
         source = self.library.source(key)

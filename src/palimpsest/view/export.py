@@ -1,10 +1,10 @@
 """What an exported file holds of a run, an evaluation or a record: facts, metrics, alarms, and chosen episodes.
 
-Episodes that were named are all there, or nothing is written. Where none are named those of the last step that went
+Where no episodes are named those of the last step that went
 wrong come first, then others, as many as a bound admits. Everything is what the page would ask a server for, by the
 same path; for what is there a query is left out, and the whole is given.
 
-Guaranteed: nothing is written; what was left out is told.
+Guaranteed: nothing is written; what was left out is told, episodes that can't be told among it, which lose no other.
 Not covered: comparisons, and pages of other runs.
 """
 
@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-import orjson
-
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.text.storable import to_json
 from palimpsest.view.answers import Answers
 from palimpsest.view.records import MOST_MEASURED
 from palimpsest.view.sources import NotThere, Source
@@ -31,6 +30,8 @@ _EPISODES, _BYTES = 8, 8_000_000
 _MEASURED_TOKENS = 20_000_000
 """Tokens of prompts and replies after which no further group is measured: some minutes."""
 _WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
+UNTELLABLE = (PalimpsestError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""What a foreign or damaged episode can raise where it is told."""
 Place = tuple[int, int]
 """Group and rollout, places from 0."""
 
@@ -56,7 +57,7 @@ class Export:
 
     def put(self, path: str, found: Any) -> None:
         self.answers[path] = found
-        packed = zlib.compress(orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS), 1)
+        packed = zlib.compress(to_json(found), 1)
         self.size += len(packed) * 4 // 3
 
 
@@ -119,8 +120,8 @@ def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, An
     for place in only or worst_first(rows):
         if not only and (len(export.episodes) >= _EPISODES or export.size > _BYTES):
             break
-        _episode(answers, export, at, place)
-        export.episodes.append(place)
+        if _episode(answers, export, at, place):
+            export.episodes.append(place)
     if left := len(known) - len(set(export.episodes)):
         export.told.append(f"{left} of the step's {len(known)} episodes are left out; --only names others")
     _measures(answers, export, at, rows)
@@ -141,7 +142,7 @@ def _measures(answers: Answers, export: Export, at: str, rows: Sequence[Mapping[
     measured: dict[str, Any] = {}
     for start in range(0, len(chosen), MOST_MEASURED):
         asked = {"groups": ",".join(map(str, chosen[start : start + MOST_MEASURED]))}
-        measured |= answers.get(f"{at}/measures", asked)
+        measured |= _if_told(answers, export, f"{at}/measures", asked) or {}
     if measured:  # else nothing is, for want of a tokenizer, which the page tells
         taken = set(chosen)
         left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in taken]
@@ -175,14 +176,37 @@ def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
     return [place for _, _, place in sorted(keyed)]
 
 
-def _episode(answers: Answers, export: Export, at: str, place: Place) -> None:
+def left_out(what: str, error: BaseException) -> str:
+    """That it can't be told, in a line."""
+    said = " ".join(str(error).split())[:200]
+    return f"{what} is left out: it can't be told ({type(error).__name__}: {said})"
+
+
+def _episode(answers: Answers, export: Export, at: str, place: Place) -> bool:
+    """Whether it is there now: whole or not at all."""
+    before, size = dict(export.answers), export.size
     group = f"{at}/groups/{place[0]}"
-    if group not in export.answers:
-        export.add(answers, group)
     episode, turn = f"{group}/rollouts/{place[1]}", 0
-    export.add(answers, episode)
-    while export.add(answers, f"{episode}/turns/{turn}") is not None:
-        turn += 1
+    try:
+        if group not in export.answers:
+            export.put(group, answers.get(group))
+        export.put(episode, answers.get(episode))
+        while export.add(answers, f"{episode}/turns/{turn}") is not None:
+            turn += 1
+    except UNTELLABLE as error:
+        export.answers, export.size = before, size
+        export.told.append(left_out(f"episode {place[0]}/{place[1]}", error))
+        return False
+    return True
+
+
+def _if_told(answers: Answers, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
+    """What the path gives; None where it can't be told, which is told."""
+    try:
+        return export.add(answers, path, query)
+    except UNTELLABLE as error:
+        export.told.append(left_out(path.partition("/steps/")[2], error))
+        return None
 
 
 def _strips(answers: Answers, export: Export, at: str) -> None:
@@ -195,15 +219,15 @@ def _strips(answers: Answers, export: Export, at: str) -> None:
     }
     for paths in turns.values():
         if paths:
-            export.add(answers, f"{paths[-1]}/blame")
+            _if_told(answers, export, f"{paths[-1]}/blame")
     left = 0
     for paths in turns.values():
         for path in paths:
             if export.size > _BYTES:
                 left += 1
                 continue
-            export.add(answers, f"{path}/tokens")
+            _if_told(answers, export, f"{path}/tokens")
             if path is not paths[-1]:
-                export.add(answers, f"{path}/blame")
+                _if_told(answers, export, f"{path}/blame")
     if left:
         export.told.append(f"token strips and blame of {left} turns are left out")

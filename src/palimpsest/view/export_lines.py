@@ -22,13 +22,12 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
-import orjson
-
 from palimpsest import __version__
 from palimpsest.rollout.record import group_lines
 from palimpsest.text.codec import Codec
-from palimpsest.text.storable import storable
+from palimpsest.text.storable import storable, to_json
 from palimpsest.types import Grade, Group, StopReason, Trajectory, Turn
+from palimpsest.view.export import UNTELLABLE, left_out
 
 SCORER = "reward"
 _STOPS = {StopReason.STOP: "stop", StopReason.LENGTH: "max_tokens"}
@@ -50,14 +49,22 @@ def json_lines(groups: Iterable[Group]) -> bytes:
     return b"".join(map(group_lines, groups))
 
 
-def inspect_log(groups: Sequence[Group], codec: Codec, told: Described) -> dict[str, Any]:
-    """An EvalLog as JSON has it."""
-    samples = [
-        _sample(group, trajectory, grade, codec, told)
-        for group in groups
-        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
-    ]
-    values = [grade.value for group in groups for grade in group.grades if grade.value is not None]
+def inspect_log(
+    groups: Sequence[Group], codec: Codec, told: Described, left: list[str] | None = None
+) -> dict[str, Any]:
+    """An EvalLog as JSON has it; `left` gains a line for each episode that can't be told."""
+    samples, values = [], []
+    for group in groups:
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+            try:
+                samples.append(_sample(group, trajectory, grade, codec, told))
+            except UNTELLABLE as error:
+                if left is None:
+                    raise
+                left.append(left_out(f"episode {trajectory.group_id}, rollout {trajectory.rollout}", error))
+                continue
+            if grade.value is not None:
+                values.append(grade.value)
     written = datetime.fromtimestamp(told.written, UTC).isoformat(timespec="seconds")
     return {
         "version": 2,
@@ -104,7 +111,7 @@ def inspect_archive(log: dict[str, Any]) -> bytes:
         for name, value in files.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+            archive.writestr(entry, to_json(value))
     return buffer.getvalue()
 
 

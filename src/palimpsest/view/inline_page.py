@@ -23,6 +23,8 @@ from typing import Any
 
 import orjson
 
+from palimpsest.text.storable import to_json, valid
+
 MAIN = "main.js"
 _IMPORT = re.compile(r'^import \{ ([\w$, ]+?),? \} from "(\.{1,2}/[\w./-]+)";[ \t]*$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const) ([A-Za-z_$][\w$]*))", re.MULTILINE)
@@ -44,7 +46,7 @@ def single_page(pages: Mapping[str, bytes], answers: Mapping[str, Any], title: s
     script = bundled({name: data.decode("utf-8") for name, data in pages.items() if name.endswith(".js")})
     index = pages["index.html"].decode("utf-8")
     style = "\n".join(pages[name].decode("utf-8") for name in _STYLE.findall(index))  # the later one wins, as there
-    packed = base64.b64encode(gzip.compress(orjson.dumps(dict(answers), option=orjson.OPT_NON_STR_KEYS), 9, mtime=0))
+    packed = base64.b64encode(gzip.compress(to_json(dict(answers)), 9, mtime=0))
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -58,7 +60,7 @@ def single_page(pages: Mapping[str, bytes], answers: Mapping[str, Any], title: s
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
-            f"<title>{_text(title)}</title>",
+            f"<title>{_text(valid(title))}</title>",
             '<link rel="icon" href="data:,">',
             f"<style>{style}</style>",
             "</head>",

@@ -50,7 +50,10 @@ class RowCache:
 
     def save(self, path: Path, state: os.stat_result, rows: list[Row], groups: list[Places]) -> None:
         """Keep what was read of a whole file."""
-        body = orjson.dumps({"key": _key(path, state), "rows": rows, "groups": groups})
+        try:
+            body = orjson.dumps({"key": _key(path, state), "rows": rows, "groups": groups})
+        except TypeError:
+            return  # JSON would give back something else: a wide integer, a name that is no Unicode
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             files.write_file(self._file(path), b"%08x\n" % zlib.crc32(body) + body)

@@ -58,14 +58,14 @@ class Source:
 class Library:
     """The sources under some paths. Threads may share it."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises RunError for a path that is missing or holds nothing to look at."""
+    def __init__(self, paths: Sequence[Path], *, wait: bool = False) -> None:
+        """`wait`: a folder may hold nothing yet. Raises RunError for a path that is missing or holds nothing."""
         self._lock = threading.Lock()
         self._known: dict[Path, Source] = {}
         self._paths = tuple(path.absolute() for path in paths)
         self._looked = 0.0
         for path in self._paths:
-            _refuse(path)
+            _refuse(path, wait=wait)
         self._look()
 
     def sources(self) -> tuple[Source, ...]:
@@ -74,6 +74,10 @@ class Library:
             if time.monotonic() - self._looked > _AGAIN_SECONDS:
                 self._look()
             return tuple(self._known.values())
+
+    def awaited(self) -> tuple[str, ...]:
+        """The folders given that hold nothing to look at yet."""
+        return tuple(str(path) for path in self._paths if path.is_dir() and next(found_in(path), None) is None)
 
     def source(self, key: str) -> Source:
         """Raises NotThere."""
@@ -149,13 +153,13 @@ def _name(path: Path, given: Path) -> str:
     return f"{given.name}/{inner}" if (given / CONFIG).is_file() else inner
 
 
-def _refuse(path: Path) -> None:
+def _refuse(path: Path, *, wait: bool) -> None:
     if not path.exists():
         raise RunError(f"{path}: no such file or folder; give a run, an evaluation, or a .jsonl.zst of episodes")
-    if next(found_in(path), None) is None:
+    if next(found_in(path), None) is None and not (wait and path.is_dir()):
         raise RunError(
             f"{path}: no record of episodes; give a .jsonl.zst, or the folder of a run"
             if path.is_file()
             else f"{path}: holds no run (config.yaml) and no evaluation (samples.jsonl) within {DEPTH} folders; give "
-            "the folder that palimpsest train --out or eval --out wrote"
+            "the folder that palimpsest train --out or eval --out wrote, or --follow to wait for what begins there"
         )

@@ -36,9 +36,11 @@ export async function get(path) {
   }
   let answer;
   try {
-    answer = await fetch(path, { headers: { accept: "application/json" } });
-  } catch {
-    throw new Error("the viewer doesn't answer: start palimpsest view again");
+    // The origin has no key in it: an address with one, x:KEY@host, may not be fetched.
+    answer = await fetch(location.origin + path, { headers: { accept: "application/json" } });
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    throw new Error(`the viewer doesn't answer (${error.message}): start palimpsest view again if it has ended`);
   }
   const value = await answer.json().catch(() => ({ error: "the viewer answered " + answer.status }));
   if (!answer.ok) {

@@ -13,12 +13,14 @@ export async function show(main, place) {
   const compare = el("button", { type: "button", disabled: true, onclick: () => go({ screen: "compare", query: { keys: [...chosen].join(",") } }) }, "Compare");
   const hint = el("span", { class: "faint" }, "tick two to six to compare them");
   main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), ...leftOut.map((text) => el("p", { class: "notice" }, text)), holder);
-  let runs = [];
+  let runs = null, awaited = [];
   on("/", "filter by name", () => search.focus());
   on("c", "compare those that are ticked", () => compare.disabled || compare.click());
   search.addEventListener("input", draw);
   async function load() {
-    const now = (await get("/api/runs")).runs.sort((a, b) => (b.updated || 0) - (a.updated || 0));
+    const answer = await get("/api/runs");
+    awaited = answer.awaited || [];
+    const now = answer.runs.sort((a, b) => (b.updated || 0) - (a.updated || 0));
     const changed = JSON.stringify(now) !== JSON.stringify(runs);
     runs = now;
     if (changed) draw();
@@ -31,6 +33,11 @@ export async function show(main, place) {
   }
 
   function draw() {
+    if (!runs) return;
+    if (!runs.length && awaited.length) {
+      clear(holder).append(el("p", { class: "faint" }, "Waiting for a run (config.yaml) or an evaluation (samples.jsonl) in " + awaited.join(", ") + "."));
+      return;
+    }
     const several = runs.filter((run) => run.kind !== "record").length > 1;
     compare.hidden = hint.hidden = !several;
     const focused = holder.contains(document.activeElement) ? document.activeElement : null;
