@@ -17,8 +17,8 @@ from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.jobs import view_export
 from palimpsest.jobs.view_export import export
 from palimpsest.rollout.record import read_groups
-from palimpsest.view import answers as answers_module
 from palimpsest.view.answers import Answers
+from palimpsest.view.episode_view import episode_view
 from palimpsest.view.sources import Library
 from support.command import Run
 from support.view_folders import group, run_folder, state_of
@@ -190,14 +190,14 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
 def test_an_episode_that_cannot_be_told_is_left_out_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = answers_module.episode_view
+    told = episode_view
 
     def failing(opened: Any, rollout: int) -> Any:
         if rollout == 1:
             raise ValueError("a broken\nepisode")
         return told(opened, rollout)
 
-    monkeypatch.setattr(answers_module, "episode_view", failing)
+    monkeypatch.setattr("palimpsest.view.answers.episode_view", failing)
     written = export([run], tmp_path / "out.html", only="0/0,0/1")
     assert episodes_in(held(written.path)) == {"0/0"}
     assert "episode 0/1 is left out: it can't be told (ValueError: a broken episode)" in written.told
