@@ -56,7 +56,7 @@ class ToldTurn:
     """A turn that changed the memory, and how many before it changed nothing."""
 
     number: int
-    """From 1."""
+    """From 0, as records and `palimpsest view` count."""
     parts: Sequence[ToldPart]
     unchanged: int
 
@@ -103,7 +103,7 @@ def _told(story: Story, grade: Grade) -> ToldStory:
         if all(part.kind == "kept" for part in parts) and parts:
             unchanged += 1
             continue
-        turns.append(ToldTurn(step.turn + 1, parts, unchanged))
+        turns.append(ToldTurn(step.turn, parts, unchanged))
         unchanged = 0
     value = grade.value
     kind = "ungraded" if value is None else "right" if value >= 1 else "wrong" if value <= 0 else "partly"
