@@ -19,10 +19,12 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
     >>> dict(leaves({"data": {"seed": 0, "map": {}}, "weights": "w"}))
     {'data.seed': 0, 'data.map': {}, 'weights': 'w'}
+    >>> dict(leaves({})), dict(leaves({7: {8: 0}}))
+    ({}, {'7.8': 0})
     """
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not key):
         for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}" if key else name)
+            yield from leaves(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 

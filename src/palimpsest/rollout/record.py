@@ -310,7 +310,7 @@ def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
         rows = [as_format_2(row) if row["format"] == 1 else row for row in rows]
         trajectories = tuple(trajectory_from_json(row) for row in rows)
         return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         name = rows[0].get("group_id")
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"{path}: group {name!r} is no record of trajectories ({reason})") from None

@@ -6,6 +6,7 @@ The paths stand in `_PATHS`; an export asks for them in advance and keeps what t
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from palimpsest.view.episode_view import blame_view, episode_view, search_view
 from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
 from palimpsest.view.group_view import group_view
 from palimpsest.view.opened_groups import OpenedGroups
-from palimpsest.view.records import MOST_MEASURED, Records, record_path, steps_of
+from palimpsest.view.records import MOST_MEASURED, SECONDS, Records, record_path, steps_of
 from palimpsest.view.row_cache import RowCache
 from palimpsest.view.run_facts import Facts, updated
 from palimpsest.view.sources import Kind, Library, NotThere, Source
@@ -76,8 +77,10 @@ class Answers:
         raise NotThere(f"{path[:200]!r}: no such path")
 
     def _runs(self, query: Query) -> Any:
-        rows = [self.facts.row(source) for source in self.library.sources()]
-        return {"runs": rows, "follow": self.follow, "awaited": [] if rows else list(self.library.awaited())}
+        sources, left = self.library.listed()
+        rows = [self.facts.row(source) for source in sources]
+        awaited = [] if rows else list(self.library.awaited())
+        return {"runs": rows, "left": left, "follow": self.follow, "awaited": awaited}
 
     def _run(self, query: Query, key: str) -> Any:
         source = self.library.source(key)
@@ -105,7 +108,8 @@ class Answers:
             raise NotThere(
                 f"{source.name} holds no evaluation; palimpsest eval --model {source.path} --out DIR makes one"
             )
-        return evaluation_view(logs, self._places(source))
+        places, more = self._places(source)
+        return {**evaluation_view(logs, places), "more": more}
 
     def _steps(self, query: Query, key: str) -> Any:
         return steps_of(self.library.source(key))
@@ -151,31 +155,41 @@ class Answers:
             raise NotThere(f"compare: {len(keys)} given; choose {FEWEST} to {MOST}")
         sources = [self.library.source(key) for key in keys]
         state = tuple((source.key, updated(source)) for source in sources)
-        if self._compared[0] != state:
-            self._compared = state, comparison_view([self._side(source) for source in sources])
-        return self._compared[1]
+        if self._compared[0] == state:
+            return self._compared[1]
+        sides = [self._side(source) for source in sources]
+        found = comparison_view([side for side, _ in sides])
+        if not any(more for _, more in sides):
+            self._compared = state, found
+        return found
 
-    def _side(self, source: Source) -> Side:
+    def _side(self, source: Source) -> tuple[Side, bool]:
+        """A side, and whether there are episodes that weren't read yet."""
         samples = self.samples.all(source)[0] if source.kind is not Kind.RECORD else []
         metrics = self.facts.tails.rows(source.path / METRICS) if source.kind is Kind.RUN else ()
+        places, more = self._places(source)
         episodes = {
             (gid.rpartition("/")[0], gid.rpartition("/")[2], draw): {"step": step, "group": group, "rollout": rollout}
-            for (step, gid, draw), (group, rollout) in self._places(source).items()
+            for (step, gid, draw), (group, rollout) in places.items()
         }
         settings = dict(leaves(with_one_policy(self.facts.config(source))))
-        return Side(source.key, source.name, settings, metrics, samples, episodes)
+        return Side(source.key, source.name, settings, metrics, samples, episodes), more
 
-    def _places(self, source: Source) -> dict[tuple[str, str, int], tuple[int, int]]:
-        """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded."""
-        found = {}
+    def _places(self, source: Source) -> tuple[dict[tuple[str, str, int], tuple[int, int]], bool]:
+        """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded, as far as they could
+        be read within `SECONDS`, and whether there are more.
+        """
+        found, more, until = {}, False, time.monotonic() + SECONDS
         for step in logs_of(source):
             try:
                 record_path(source, step)
             except NotThere:
                 continue
-            for row in self.records.index(source, step).rows().rows:
+            rows = self.records.index(source, step).rows(max(0.0, until - time.monotonic()))
+            more = more or rows.more
+            for row in rows.rows:
                 found[step, row["gid"], row["draw"]] = (row["group"], row["rollout"])
-        return found
+        return found, more
 
     def _training(self, key: str) -> Source:
         source = self.library.source(key)

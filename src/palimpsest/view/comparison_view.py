@@ -8,7 +8,6 @@ Not covered: a correction for many comparisons.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -46,7 +45,7 @@ class Side:
     def but_for_seeds(self) -> str:
         """Equal for sides that differ by their seeds alone."""
         kept = {key: value for key, value in self.settings.items() if not _is_seed(key)}
-        return json.dumps(kept, sort_keys=True, default=str)
+        return repr(sorted(kept.items()))
 
     @property
     def agents(self) -> list[Sample]:

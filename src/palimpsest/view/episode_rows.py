@@ -36,8 +36,8 @@ def row_of(line: bytes) -> Row:
     if not isinstance(turns, list):
         raise ValueError("a line has no turns")
     try:
-        prompt = sum(len(turn["prompt_ids"]) for turn in turns)
-        sampled = sum(len(turn["token_ids"]) for turn in turns)
+        prompt = sum(_length(turn["prompt_ids"]) for turn in turns)
+        sampled = sum(_length(turn["token_ids"]) for turn in turns)
     except (KeyError, TypeError) as error:
         raise ValueError(f"a turn has no tokens ({type(error).__name__}: {error})") from None
     return _made(values, (len(turns), prompt, sampled))
@@ -84,6 +84,7 @@ def _items(line: bytes, name: bytes, start: int) -> tuple[int, int]:
 
 
 def _made(values: Mapping[str, Any], counts: tuple[int, int, int]) -> Row:
+    """What is of another type than a record's is left out of the row; the episode itself is told as unreadable."""
     problem, grade = values.get("problem") or {}, values.get("grade") or {}
     try:
         row = {
@@ -91,18 +92,42 @@ def _made(values: Mapping[str, Any], counts: tuple[int, int, int]) -> Row:
             "draw": int(values["rollout"]),
             "id": str(problem["id"]),
             "question": _short(str(problem["question"]), _QUESTION),
-            "golds": [_short(str(gold), _ANSWER) for gold in problem["answers"][:_GOLDS]],
+            "golds": [_short(str(gold), _ANSWER) for gold in _list(problem["answers"])[:_GOLDS]],
             "answer": None if values["answer"] is None else _short(str(values["answer"]), _ANSWER),
             "outcome": str(values["outcome"]),
-            "reward": grade.get("value"),
-            "reason": grade.get("reason"),
-            "parts": dict(grade.get("breakdown") or {}),
-            "events": dict(Counter(str(event["kind"]) for event in values["events"])),
+            "reward": _number(grade.get("value")),
+            "reason": _reason(grade),
+            "parts": _parts(grade.get("breakdown")),
+            "events": dict(Counter(str(event["kind"]) for event in _list(values["events"]))),
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a line is no episode ({type(error).__name__}: {error})") from None
     row["turns"], row["prompt_tokens"], row["sampled_tokens"] = counts
     return row
+
+
+def _length(ids: object) -> int:
+    return len(ids) if isinstance(ids, list) else 0
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _parts(value: object) -> Row:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _reason(grade: Mapping[str, Any]) -> str | None:
+    """Why an episode is ungraded; of a grade that is no number, what stands there."""
+    value, reason = grade.get("value"), grade.get("reason")
+    if value is not None and _number(value) is None:
+        return f"the recorded grade is no number: {value!r:.60}"
+    return None if reason is None else str(reason)
 
 
 def _short(text: str, most: int) -> str:

@@ -77,7 +77,9 @@ def _collected(answers: Answers, source: Source, only: Sequence[Place], step: st
     runs = answers.get("/api/runs")["runs"]
     export.put("/api/runs", {"runs": [run for run in runs if run["key"] == source.key]})
     for name in _WHOLE:
-        export.add(answers, at + name)
+        found = export.add(answers, at + name)
+        while isinstance(found, dict) and found.get("more"):
+            found = export.add(answers, at + name)
     steps = export.answers.get(f"{at}/steps") or []
     chosen = _step(source, steps, step)
     if chosen is None:

@@ -1,4 +1,7 @@
-"""The groups that are looked at, kept open: the last few, so that a turn costs no more than a turn."""
+"""The groups that are looked at, kept open: the last few, so that a turn costs no more than a turn.
+
+Guaranteed: a group that takes long to open or to tell keeps nobody from another.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,9 @@ _Key = tuple[Path, int, int, int]
 
 @dataclass(slots=True)
 class _Kept:
-    opened: Opened
-    tokens: int
+    opened: Opened | None = None
+    """None until the first look has read it."""
+    tokens: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -42,26 +46,40 @@ class OpenedGroups:
 
     def look(self, source: Source, step: str, place: int, at: Callable[[Opened], T]) -> T:
         """What `at` finds in a group. Raises NotThere for what isn't in it, DataError for what can't be read."""
-        kept = self._of(source, step, place)
+        key, kept = self._of(source, step, place)
         with kept.lock:
+            if kept.opened is None:
+                kept.opened = self._open(source, step, place, key)
+                kept.tokens = _tokens(kept.opened.group)
+                self._shrink()
             try:
                 return at(kept.opened)
             except IndexError as error:
                 raise NotThere(f"{source.name}, group {place}: {error}") from None
 
-    def _of(self, source: Source, step: str, place: int) -> _Kept:
+    def _of(self, source: Source, step: str, place: int) -> tuple[_Key, _Kept]:
         path = record_path(source, step)
         state = path.stat()
         key = (path, place, state.st_size, state.st_mtime_ns)
         with self._lock:
-            if key not in self._kept:
-                group = self._records.index(source, step).group(place)
-                opened = Opened(group, self._decoders.of(source).codec, self._credit(source))
-                self._kept[key] = _Kept(opened, _tokens(group))
+            kept = self._kept.setdefault(key, _Kept())
             self._kept.move_to_end(key)
+            return key, kept
+
+    def _open(self, source: Source, step: str, place: int, key: _Key) -> Opened:
+        """Raises NotThere and DataError as a record's index does; the group is then forgotten."""
+        try:
+            group = self._records.index(source, step).group(place)
+            return Opened(group, self._decoders.of(source).codec, self._credit(source))
+        except BaseException:
+            with self._lock:
+                self._kept.pop(key, None)
+            raise
+
+    def _shrink(self) -> None:
+        with self._lock:
             while self._full():
                 self._kept.popitem(last=False)
-            return self._kept[key]
 
     def _full(self) -> bool:
         several = len(self._kept) > 1

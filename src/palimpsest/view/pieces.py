@@ -1,12 +1,14 @@
 """The pieces of a file of episodes: frames of a .zst (rollout/frames.py), some megabytes of lines of a plain one.
 
-Guaranteed: a piece that is cut, or no frame, is told as such and never read; a frame that claims to be larger than
-`MOST_BYTES` is refused before it is unpacked.
+Guaranteed: a piece that is cut, or no frame, is told as such and never read; of a frame, a line and a group of a plain
+file never more than `MOST_BYTES` are held, whatever a header claims.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -16,9 +18,10 @@ import zstandard
 
 from palimpsest.rollout.frames import frame_end
 
-MOST_BYTES = 2 << 30
+MOST_BYTES = 256 << 20
 """Of a frame's content."""
-_INPUT = 64 << 10
+_STEP = 4 << 20
+"""Bytes that are unpacked, or searched for the next line, at once."""
 _RAW_LINES = 4 << 20
 """Bytes of whole lines that a piece of a plain file has at least."""
 
@@ -44,16 +47,17 @@ def next_piece(file: BinaryIO, start: int, *, compressed: bool) -> Piece | None:
 
 
 def content_of(file: BinaryIO, piece: Piece, *, compressed: bool) -> bytes:
-    """The lines in a piece. Raises Damaged for a wrong checksum."""
+    """The lines in a piece. Raises Damaged for a wrong checksum, and for more than `MOST_BYTES`."""
+    if piece.end - piece.start > MOST_BYTES:
+        raise _too_large("a piece")
     file.seek(piece.start)
     data = file.read(piece.end - piece.start)
     if not compressed:
         return data
     try:
-        size = zstandard.frame_content_size(data)
-        if size > MOST_BYTES:
-            raise Damaged(f"a frame claims more than {MOST_BYTES >> 30} GiB")
-        return zstandard.ZstdDecompressor().decompress(data) if size >= 0 else _unsized(data)
+        if zstandard.frame_content_size(data) > MOST_BYTES:
+            raise _too_large("a frame")
+        return _unpacked(data)
     except zstandard.ZstdError:
         raise Damaged("a frame's checksum is wrong, or it isn't one") from None
 
@@ -63,17 +67,45 @@ def is_compressed(path: Path) -> bool:
     return path.suffix == ".zst"
 
 
-def _unsized(data: bytes) -> bytes:
-    """Content of a frame whose header doesn't say how large it is. Raises Damaged."""
-    reader, parts, total = zstandard.ZstdDecompressor().decompressobj(), [], 0
-    for start in range(0, len(data), _INPUT):
-        parts.append(reader.decompress(data[start : start + _INPUT]))
-        total += len(parts[-1])
-        if total > MOST_BYTES:
-            raise Damaged(f"a frame holds more than {MOST_BYTES >> 30} GiB")
-    if not reader.eof:
-        raise Damaged("a frame is cut short")
-    return b"".join(parts)
+def next_line(content: bytes, start: int) -> tuple[int, int]:
+    """[start, end) of the first line behind `start` that isn't blank, its newline included; what was searched without
+    one is empty, [end, end).
+
+    >>> next_line(b"\\n\\n{}\\n", 0), next_line(b"\\n \\n", 0)
+    ((2, 5), (3, 3))
+    """
+    found = _TEXT.search(content, start, start + _STEP)
+    if found is None:
+        end = min(start + _STEP, len(content))
+        return end, end
+    end = content.find(b"\n", found.start())
+    return found.start(), len(content) if end < 0 else end + 1
+
+
+def without_blank_lines(content: bytes) -> bytes:
+    """
+    >>> without_blank_lines(b"\\n{}\\n\\n \\n{}\\n")
+    b'{}\\n{}\\n'
+    """
+    return _BLANK.sub(b"\n", content).lstrip() if _BLANK.search(content) else content
+
+
+_TEXT, _BLANK = re.compile(rb"\S"), re.compile(rb"\n\s+")
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Content of a frame, a step at a time. Raises Damaged as soon as it is too large."""
+    content = io.BytesIO()
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        while step := reader.read(_STEP):
+            if content.tell() + len(step) > MOST_BYTES:
+                raise _too_large("a frame")
+            content.write(step)
+    return content.getvalue()
+
+
+def _too_large(what: str) -> Damaged:
+    return Damaged(f"{what} is too large: more than {MOST_BYTES >> 20} MiB")
 
 
 def _frame_end(file: BinaryIO, start: int, size: int) -> int:
@@ -92,7 +124,12 @@ def _lines_end(file: BinaryIO, start: int, size: int) -> int:
     file.seek(start)
     data = file.read(_RAW_LINES)
     while b"\n" not in data and len(data) < size - start:
-        data += file.read(_RAW_LINES)
+        if len(data) > MOST_BYTES:
+            raise _too_large("a line")
+        added = file.read(len(data) + _RAW_LINES)
+        data += added
+        if not added:
+            break  # the file was cut back since
     if b"\n" in data:
         return start + data.rfind(b"\n") + 1
     try:

@@ -2,7 +2,8 @@
 
 Guaranteed: a file is only read; what was read of it is remembered for as long as it is the same file, so a file that
 grew costs what was added; from the first damaged piece on everything is left out, and told (as rollout/record.py does);
-a cache that is damaged, or of another file, counts for nothing.
+a cache that is damaged, or of another file, counts for nothing; a call holds the file for others no longer than
+`_TURN_S`, and what it read is kept where its time ends; the cost of a file grows with its episodes.
 
 A run's record has a group a frame. An evaluation's has an episode a frame: there the frames of one group id are one
 group, and of an episode that was played again the last counts (evaluation/episodes.py).
@@ -22,9 +23,30 @@ from palimpsest.evaluation.episodes import EPISODES, merged
 from palimpsest.rollout.record import groups_in
 from palimpsest.types import Group
 from palimpsest.view.episode_rows import Row, row_of
-from palimpsest.view.pieces import Damaged, Piece, content_of, is_compressed, next_piece
+from palimpsest.view.pieces import Damaged, Piece, content_of, is_compressed, next_line, next_piece, without_blank_lines
+from palimpsest.view.record_types import checked
+from palimpsest.view.regular import open_regular
 from palimpsest.view.row_cache import Places, RowCache
 from palimpsest.view.sources import NotThere
+
+GROUP_S = 30.0
+"""Seconds in which a group has to be found; asked again, the search goes on where it ended."""
+_TURN_S = 0.5
+_MOST_LINES = 100_000
+"""Episodes in a frame."""
+_LOOK_EVERY = 16
+"""Lines after which the clock is looked at."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A piece of which not all lines were read."""
+
+    piece: Piece
+    at: int = 0
+    """Where the next line begins, in the piece's content."""
+    lines: list[tuple[int, int, Row]] = field(default_factory=list)
+    """[start, end) in the content, and the row."""
 
 
 @dataclass(slots=True)
@@ -38,6 +60,13 @@ class _Read:
     rows: list[Row] = field(default_factory=list)
     places: list[Places] = field(default_factory=list)
     """[groups] the pieces that hold a group: (start, end, place among the groups of that piece)."""
+    begun: _Begun | None = None
+    placed: dict[str, int] = field(default_factory=dict)
+    """Group id to its place, of an evaluation's record."""
+    drawn: dict[int, dict[int, Row]] = field(default_factory=dict)
+    """[groups] draw to its row, of an evaluation's record."""
+    stale: set[int] = field(default_factory=set)
+    """Groups whose rollouts aren't numbered yet."""
     damage: str | None = None
     size: int = 0
     """Of the file when it was last looked at."""
@@ -64,7 +93,7 @@ class RecordIndex:
     def __init__(self, path: Path, cache: RowCache | None = None) -> None:
         self.path = path
         self._compressed, self._merged = is_compressed(path), path.name == EPISODES
-        self._cache = None if self._merged else cache
+        self._cache = cache
         self._lock = threading.Lock()
         self._read: _Read | None = None
         self._unpacked: tuple[Piece, bytes] | None = None
@@ -76,36 +105,54 @@ class RecordIndex:
             read = self._current(file)
             more = self._advance(file, read, until)
             share = 1.0 if not more else read.next / max(1, read.size)
-            self._unpacked = None
+            if not more:
+                self._unpacked = None
             return Rows(list(read.rows), len(read.places), self._torn(read), more, share)
 
     def group(self, place: int) -> Group:
         """The group at a 0-based place. Raises NotThere where there is none, DataError for what is no group."""
+        until = time.monotonic() + GROUP_S
+        while (found := self._pieces_of(place)) is None:
+            if time.monotonic() > until:
+                raise DataError(f"{self.path.name}: group {place} wasn't reached in {GROUP_S:.0f} s; ask again")
+        try:
+            with self._opened() as file:  # without the lock: others may look at other groups meanwhile
+                groups = [self._group_at(file, content, *where) for where, content in found]
+        except (Damaged, IndexError) as error:
+            raise DataError(f"{self.path.name}: group {place} can't be read ({error})") from None
+        return checked(self.path, merged(groups)[0] if self._merged else groups[0])
+
+    def _pieces_of(self, place: int) -> list[tuple[tuple[int, int, int], bytes | None]] | None:
+        """Where a group stands, with what was unpacked of it already; None if it wasn't reached in a turn."""
         with self._lock, self._opened() as file:
             read = self._current(file)
-            self._advance(file, read, None, enough=None if self._merged else place + 1)
+            enough = None if self._merged else place + 1
+            more = self._advance(file, read, time.monotonic() + _TURN_S, enough)
+            short = len(read.places) < place + 1 + (not self._compressed) if enough else True
+            if more and short:
+                return None
+            unpacked, self._unpacked = self._unpacked, None
             if not 0 <= place < len(read.places):
                 raise NotThere(f"{self.path.name}: no group {place}; it has {len(read.places)}")
-            try:
-                groups = [self._group_at(file, *where) for where in read.places[place]]
-            except (Damaged, IndexError) as error:
-                raise DataError(f"{self.path.name}: group {place} can't be read ({error}); ask again") from None
-            finally:
-                self._unpacked = None
-        return merged(groups)[0] if self._merged else groups[0]
+            return [
+                (where, unpacked[1] if unpacked and unpacked[0] == Piece(*where[:2]) else None)
+                for where in read.places[place]
+            ]
 
-    def _group_at(self, file: BinaryIO, start: int, end: int, inner: int) -> Group:
-        return groups_in(self.path, self._content(file, Piece(start, end)))[inner]
+    def _group_at(self, file: BinaryIO, content: bytes | None, start: int, end: int, inner: int) -> Group:
+        if content is None:
+            content = content_of(file, Piece(start, end), compressed=self._compressed)
+        return groups_in(self.path, without_blank_lines(content))[inner]
 
     def _content(self, file: BinaryIO, piece: Piece) -> bytes:
-        """The lines in a piece; the latest are kept until the call ends, as a look at a group reads them twice."""
+        """The lines in a piece; the latest are kept, as a look at a group, and one that goes on, reads them again."""
         if self._unpacked is None or self._unpacked[0] != piece:
             self._unpacked = piece, content_of(file, piece, compressed=self._compressed)
         return self._unpacked[1]
 
     def _opened(self) -> BinaryIO:
         try:
-            return self.path.open("rb")
+            return open_regular(self.path)
         except OSError as error:
             raise NotThere(f"{self.path.name}: {error.strerror}; it was moved or deleted while it was shown") from None
 
@@ -119,6 +166,7 @@ class RecordIndex:
             if kept is not None:
                 read.rows, read.places = kept
                 read.next = state.st_size
+                self._know_again(read)
             self._read = read
         if read.size != state.st_size:
             read.damage = None  # what was cut may be whole by now
@@ -130,49 +178,48 @@ class RecordIndex:
         began, first = time.monotonic(), read.next
         while read.damage is None and (enough is None or len(read.places) < enough + (not self._compressed)):
             if until is not None and time.monotonic() > until:
+                _number(read)
                 return True
             try:
                 piece = next_piece(file, read.next, compressed=self._compressed)
                 if piece is None:
                     break
-                self._take(read, piece, self._content(file, piece))
+                begun = read.begun if read.begun is not None and read.begun.piece == piece else _Begun(piece)
+                read.begun = begun
+                if not _parsed(begun, self._content(file, piece), until):
+                    _number(read)
+                    return True
+                self._take(read, begun)
+                read.begun = None
             except (Damaged, ValueError) as error:
-                read.damage = str(error)
+                read.damage, read.begun = str(error), None
+        _number(read)
         ended = read.next >= read.size
         if ended and self._cache and read.next > first and time.monotonic() - began > self._cache.worth_s:
             self._cache.save(self.path, os.fstat(file.fileno()), read.rows, read.places)
         return read.damage is None and not ended
 
-    def _take(self, read: _Read, piece: Piece, content: bytes) -> None:
+    def _take(self, read: _Read, begun: _Begun) -> None:
         """Add the episodes of a piece, all or none; in a plain file a group may go on from the piece before."""
-        lines = content.split(b"\n")
-        made = [row_of(line) if line.strip() else None for line in lines]
+        piece = begun.piece
         last = None if self._compressed or not read.rows else read.rows[-1]["gid"]
-        inner, at = -1, piece.start
-        for line, row in zip(lines, made, strict=True):
-            end = min(at + len(line) + 1, piece.end)
-            if row is not None:
-                if row["gid"] != last:
-                    inner, last = inner + 1, row["gid"]
-                    self._begin(read, row["gid"], (piece.start, piece.end, inner) if self._compressed else (at, end, 0))
-                elif not self._compressed:
-                    read.places[-1][-1] = (read.places[-1][-1][0], end, 0)
-                self._add(read, row)
-            at = end
+        inner = -1
+        for start, end, row in begun.lines:
+            where = piece.start + start, piece.start + end
+            if row["gid"] != last:
+                inner, last = inner + 1, row["gid"]
+                self._begin(read, row["gid"], (piece.start, piece.end, inner) if self._compressed else (*where, 0))
+            elif not self._compressed:
+                read.places[-1][-1] = (read.places[-1][-1][0], where[1], 0)
+            self._add(read, row)
         read.next = piece.end
 
     def _begin(self, read: _Read, group_id: str, where: tuple[int, int, int]) -> None:
-        place = self._place_of(read, group_id)
+        place = read.placed.setdefault(group_id, len(read.places)) if self._merged else len(read.places)
         if place == len(read.places):
             read.places.append([where])
         else:
             read.places[place].append(where)
-
-    def _place_of(self, read: _Read, group_id: str) -> int:
-        """Of the group that an episode belongs to; one behind the last for a new one."""
-        if not self._merged:
-            return len(read.places)
-        return next((row["group"] for row in read.rows if row["gid"] == group_id), len(read.places))
 
     def _add(self, read: _Read, row: Row) -> None:
         if not self._merged:
@@ -181,13 +228,22 @@ class RecordIndex:
             place = before["rollout"] + 1 if before is not None and before["group"] == group else 0
             read.rows.append({**row, "group": group, "rollout": place})
             return
-        group = self._place_of(read, row["gid"])
-        group = min(group, len(read.places) - 1)
-        kept = [each for each in read.rows if (each["gid"], each["draw"]) != (row["gid"], row["draw"])]
-        read.rows = [*kept, {**row, "group": group, "rollout": 0}]
-        draws = sorted((each for each in read.rows if each["group"] == group), key=lambda each: each["draw"])
-        for place, each in enumerate(draws):
-            each["rollout"] = place
+        group = read.placed[row["gid"]]
+        known = read.drawn.setdefault(group, {}).get(row["draw"])
+        if known is not None:
+            known.clear()
+            known.update(row, group=group, rollout=0)
+        else:
+            read.drawn[group][row["draw"]] = new = {**row, "group": group, "rollout": 0}
+            read.rows.append(new)
+        read.stale.add(group)
+
+    def _know_again(self, read: _Read) -> None:
+        """What an evaluation's record needs to be read on, from rows that were kept."""
+        if self._merged:
+            for row in read.rows:
+                read.placed[row["gid"]] = row["group"]
+                read.drawn.setdefault(row["group"], {})[row["draw"]] = row
 
     def _torn(self, read: _Read) -> str | None:
         if read.damage is None:
@@ -201,3 +257,26 @@ def _is_same(read: _Read, state: os.stat_result) -> bool:
     if read.identity != (state.st_dev, state.st_ino) or state.st_size < read.next:
         return False
     return state.st_size != read.size or state.st_mtime_ns == read.changed
+
+
+def _parsed(begun: _Begun, content: bytes, until: float | None) -> bool:
+    """Read a piece's lines on, until a moment; whether all are read. Raises ValueError for what is no episode."""
+    looked = 0
+    while begun.at < len(content):
+        looked += 1
+        if until is not None and looked % _LOOK_EVERY == 0 and time.monotonic() > until:
+            return False
+        start, begun.at = next_line(content, begun.at)
+        if start < begun.at:
+            begun.lines.append((start, begun.at, row_of(content[start : begun.at].rstrip())))
+        if len(begun.lines) > _MOST_LINES:
+            raise Damaged(f"a frame holds more than {_MOST_LINES} episodes")
+    return True
+
+
+def _number(read: _Read) -> None:
+    """The rollouts of groups that episodes came to, in the order of their draws."""
+    for group in read.stale:
+        for place, (_, row) in enumerate(sorted(read.drawn[group].items())):
+            row["rollout"] = place
+    read.stale.clear()

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from palimpsest.errors import DataError
 from palimpsest.evaluation.episodes import EPISODES
 from palimpsest.measures.memory import memory_metrics
 from palimpsest.runs.run_folder import TRAJECTORIES
 from palimpsest.types import Group
 from palimpsest.view.decoding import Decoders
+from palimpsest.view.opened import MOST_TURNS
 from palimpsest.view.record_index import RecordIndex
 from palimpsest.view.row_cache import RowCache
 from palimpsest.view.sources import Kind, NotThere, Source
@@ -69,7 +71,10 @@ class Records:
         index = self.index(source, step)
         found: dict[str, Any] = {}
         for place in dict.fromkeys(places[:MOST_MEASURED]):
-            found |= _measured(index.group(place), place, decoder.codec)
+            try:
+                found |= _measured(index.group(place), place, decoder.codec)
+            except DataError:
+                continue  # told where the group is looked at
         return found
 
 
@@ -119,6 +124,8 @@ def _names(folder: Path) -> list[str]:
 def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
     found = {}
     for rollout, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
+        if len(trajectory.turns) > MOST_TURNS:
+            continue
         values = memory_metrics(Group(group.problem, (trajectory,), (grade,)), codec)
         fidelity = values.get("copy_fidelity")
         found[f"{place}/{rollout}"] = {

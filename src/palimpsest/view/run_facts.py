@@ -23,12 +23,15 @@ from palimpsest.runs.rows import is_number, whole
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
 from palimpsest.view.alarms import Alarm, Watched, alarms
 from palimpsest.view.metrics_view import events_since, names_of, rows_since, seconds_left, spark
+from palimpsest.view.regular import read_regular
 from palimpsest.view.sources import Kind, NotThere, Source
 from palimpsest.view.status import Status, status_of_run
 from palimpsest.view.tailing import Tails
 
 REWARD = "reward/mean"
 _SUMMARY = "summary.json"
+_CONFIG_BYTES, _DEPTH, _VALUES = 4 << 20, 32, 20_000
+"""Of a configuration that is shown: bytes of its file, levels, values."""
 _ALIVE_SECONDS = 120.0
 """An evaluation without a summary whose log has grown since counts as running."""
 
@@ -38,7 +41,7 @@ class Facts:
 
     def __init__(self) -> None:
         self.tails = Tails()
-        self._configs: dict[Path, tuple[int, dict[str, Any]]] = {}
+        self._configs: dict[Path, tuple[int, dict[str, Any], str | None]] = {}
         self._lock = threading.Lock()
 
     def row(self, source: Source) -> dict[str, Any]:
@@ -79,7 +82,8 @@ class Facts:
         if not source.path.exists():
             raise NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
         row = self.row(source)
-        known = {**row, "path": str(source.path), "config": dict(leaves(self.config(source)))}
+        config, trouble = self._configured(source)
+        known = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
         known["summary"] = read_object(source.path / _SUMMARY) if source.path.is_dir() else None
         if source.kind is not Kind.RUN:
             return known
@@ -116,15 +120,19 @@ class Facts:
 
     def config(self, source: Source) -> dict[str, Any]:
         """A run's configuration, or an evaluation's identity, as its file says; empty where that can't be read."""
+        return self._configured(source)[0]
+
+    def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
+        """A configuration, and in words why it can't be read."""
         path = source.path / (CONFIG if source.kind is Kind.RUN else IDENTITY)
         try:
             changed = path.stat().st_mtime_ns
         except OSError:
-            return {}
+            return {}, None if source.kind is not Kind.RUN else f"{path.name} isn't there"
         with self._lock:
             if self._configs.get(path, (None,))[0] != changed:
-                self._configs[path] = changed, _config_in(path)
-            return self._configs[path][1]
+                self._configs[path] = changed, *_config_in(path)
+            return self._configs[path][1:]
 
     def metrics(self, source: Source, since: int, keys: Collection[str] | None) -> dict[str, Any]:
         path = self._there(source) / METRICS
@@ -168,7 +176,7 @@ def updated(source: Source) -> float | None:
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object in a file; None where there is none."""
     try:
-        found = orjson.loads(path.read_bytes())
+        found = orjson.loads(read_regular(path))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -192,13 +200,34 @@ def _status_of_files(source: Source) -> Status:
     return Status.RUNNING if time.time() - changed < _ALIVE_SECONDS else Status.STOPPED
 
 
-def _config_in(path: Path) -> dict[str, Any]:
+def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
+    """What a configuration's file holds, and in words why nothing is shown of it."""
     try:
-        text = path.read_bytes()
+        text = read_regular(path, _CONFIG_BYTES)
         found = orjson.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        return {}, f"{path.name} can't be read: {reason[:200] or type(error).__name__}"
+    if not isinstance(found, dict):
+        return {}, f"{path.name} can't be read: it holds no keys"
+    if not _is_bounded(found):
+        return {}, f"{path.name} isn't shown: it has more than {_DEPTH} levels or {_VALUES:,} values, aliases unrolled"
+    return found, None
+
+
+def _is_bounded(value: object) -> bool:
+    """Whether a value has few levels and few values; of an alias each use counts, and one of itself never ends."""
+    level, count = list[object]([value]), 0
+    for _ in range(_DEPTH):
+        inner = list[object]()
+        for each in level:
+            count += 1
+            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list | set | tuple) else ()
+            if count + len(inner) > _VALUES:
+                return False
+        if not (level := inner):
+            return True
+    return False
 
 
 def _changed(path: Path) -> float | None:

@@ -1,8 +1,9 @@
 """What is looked at: runs, evaluations and files of episodes, found from the paths that a user gives.
 
 Guaranteed: files are opened to be read, and nothing is created; a source keeps its key for as long as a library is
-there, whatever comes and goes beside it; a folder that is gone stays known, so that a page can say so.
-Not covered: runs more than `DEPTH` folders below a path that was given, and more than `MOST` sources.
+there, whatever comes and goes beside it; a folder that is gone stays known, so that a page can say so; what several
+links lead to is one source; of more than `MOST` the newest are listed, and how many are left out is known.
+Not covered: runs more than `DEPTH` folders below a path that was given.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 
 from palimpsest.errors import PalimpsestError, RunError
@@ -22,6 +25,7 @@ from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS
 
 DEPTH = 3
 MOST = 500
+"""Sources that are listed; a link leads to the others too."""
 _AGAIN_SECONDS = 1.0
 _NO_RECORDS = (METRICS, TIMINGS, EVENTS)
 _INNER = ("checkpoints", "trajectories", "evaluations")
@@ -62,6 +66,9 @@ class Library:
         """`wait`: a folder may hold nothing yet. Raises RunError for a path that is missing or holds nothing."""
         self._lock = threading.Lock()
         self._known: dict[Path, Source] = {}
+        """By resolved path."""
+        self._by_key: dict[str, Source] = {}
+        self._listed: tuple[Source, ...] = ()
         self._paths = tuple(path.absolute() for path in paths)
         self._looked = 0.0
         for path in self._paths:
@@ -69,11 +76,15 @@ class Library:
         self._look()
 
     def sources(self) -> tuple[Source, ...]:
-        """Those of now, and those that were there before."""
+        """Those of now, and those that were there before: the newest `MOST`."""
+        return self.listed()[0]
+
+    def listed(self) -> tuple[tuple[Source, ...], int]:
+        """The sources that are listed, and how many older ones are left out."""
         with self._lock:
             if time.monotonic() - self._looked > _AGAIN_SECONDS:
                 self._look()
-            return tuple(self._known.values())
+            return self._listed, len(self._known) - len(self._listed)
 
     def awaited(self) -> tuple[str, ...]:
         """The folders given that hold nothing to look at yet."""
@@ -81,17 +92,25 @@ class Library:
 
     def source(self, key: str) -> Source:
         """Raises NotThere."""
-        for source in self.sources():
-            if source.key == key:
-                return source
+        self.listed()
+        with self._lock:
+            if key in self._by_key:
+                return self._by_key[key]
         raise NotThere(f"{key[:60]!r}: no run, evaluation or file of that key is shown here")
 
     def _look(self) -> None:
         for given in self._paths:
             for kind, path in found_in(given):
-                if path not in self._known and len(self._known) < MOST:
+                real = path.resolve()
+                if real not in self._known:
                     name = _name(path, given)
-                    self._known[path] = Source(self._key(name), kind, path, name)
+                    source = Source(self._key(name), kind, path, name)
+                    self._known[real] = self._by_key[source.key] = source
+        listed = list(self._known.values())
+        if len(listed) > MOST:
+            newest = {source.key for source in sorted(listed, key=_changed, reverse=True)[:MOST]}
+            listed = [source for source in listed if source.key in newest]
+        self._listed = tuple(listed)
         self._looked = time.monotonic()
 
     def _key(self, name: str) -> str:
@@ -100,10 +119,8 @@ class Library:
         Two runs called `first` become `first` and `first-2`.
         """
         slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-48:] or "run"
-        taken = {source.key for source in self._known.values()}
-        return next(
-            key for number in range(1, MOST + 2) if (key := slug if number == 1 else f"{slug}-{number}") not in taken
-        )
+        numbered = (slug if number == 1 else f"{slug}-{number}" for number in count(1))
+        return next(key for key in numbered if key not in self._by_key)
 
 
 def found_in(path: Path) -> Iterator[tuple[Kind, Path]]:
@@ -138,11 +155,22 @@ def _walked(folder: Path, depth: int) -> Iterator[tuple[Kind, Path]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in it that aren't hidden, by name; none where it can't be read."""
+    """The folders in it that aren't hidden, by name, links last; none where it can't be read."""
     try:
-        return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        found = [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
+        return sorted(found, key=lambda each: (each.is_symlink(), each.name))
     except OSError:
         return []
+
+
+def _changed(source: Source) -> float:
+    """When a source was last written to, in seconds since 1970; 0 of what is gone."""
+    names = (METRICS, EVENTS, CONFIG, SAMPLES) if source.kind is not Kind.RECORD else ("",)
+    times = [0.0]
+    for name in names:
+        with suppress(OSError):
+            times.append((source.path / name).stat().st_mtime)
+    return max(times)
 
 
 def _name(path: Path, given: Path) -> str:

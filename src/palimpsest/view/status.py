@@ -20,8 +20,10 @@ import psutil
 
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.rows import whole
+from palimpsest.view.regular import read_regular
 from palimpsest.view.tailing import Row
 
+_LOCK_BYTES = 4096
 _CLOCKS = 2.0
 """Seconds by which the start of a process and the time in its lock may differ."""
 
@@ -72,7 +74,7 @@ class Holder:
 def holder_of(folder: Path) -> Holder | None:
     """Who holds a run's folder, or held it when it died; None where nobody does."""
     try:
-        named = orjson.loads((folder / LOCK).read_bytes())
+        named = orjson.loads(read_regular(folder / LOCK, _LOCK_BYTES))
         return Holder(int(named["pid"]), str(named["host"]), str(named["started"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.runs.rows import CHECKSUM, lines_of
+from palimpsest.view.regular import open_regular
 
 _FILES = 256
 _SEAM = 256
@@ -62,7 +63,7 @@ class Tails:
 
 def _grown(path: Path, tail: _Tail) -> _Tail:
     """What was read of a file, and what has come since; from its beginning where it isn't the same file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if tail.offset:
             file.seek(tail.offset - len(tail.seam))
             if file.read(len(tail.seam)) != tail.seam:

@@ -10,7 +10,8 @@ import { virtualTable } from "../table.js";
 const SHOWS = { all: "every problem", disagree: "judge and strings disagree", differ: "draws differ", wrong: "wrong", right: "right", ungraded: "without a grade" };
 
 export async function show(main, place) {
-  const told = await get(`/api/runs/${encodeURIComponent(place.run)}/items`);
+  const at = `/api/runs/${encodeURIComponent(place.run)}/items`;
+  let told = await get(at);
   const query = { ...place.query };
   const sets = [...new Set(told.rows.map((row) => row.set))];
   const choose = el("select", { "aria-label": "Set", onchange: () => set({ set: choose.value || null }) }, el("option", { value: "" }, "every set"), sets.map((name) => el("option", { value: name }, name)));
@@ -24,6 +25,15 @@ export async function show(main, place) {
   const table = virtualTable(holder, { columns: columns(place, told), onsort: (name) => set({ sort: query.sort === "-" + name ? name : "-" + name }), label: "Problems" });
   on("/", "search", () => search.focus());
   draw();
+  rest();
+
+  // Links to episodes come as their file is read.
+  async function rest() {
+    while (told.more && holder.isConnected) {
+      told = await get(at);
+      draw();
+    }
+  }
 
   function set(changes) {
     Object.assign(query, changes);

@@ -217,6 +217,7 @@ async function lengths(holder, path) {
 }
 
 function configuration(holder, facts) {
+  if (facts.trouble) holder.append(el("div", { class: "notice notice-bad", role: "alert" }, facts.trouble));
   const rows = Object.entries(facts.config);
   const table = el("table", { class: "rows plain" }, el("tbody", null, rows.map(([key, value]) => el("tr", null, el("td", { class: "mono" }, key), el("td", { class: "mono" }, JSON.stringify(value))))));
   const filter = el("input", { type: "search", placeholder: "Filter keys…", "aria-label": "Filter keys", oninput: (event) => {

@@ -13,7 +13,7 @@ export async function show(main, place) {
   const compare = el("button", { type: "button", disabled: true, onclick: () => go({ screen: "compare", query: { keys: [...chosen].join(",") } }) }, "Compare");
   const hint = el("span", { class: "faint" }, "tick two to six to compare them");
   main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), ...leftOut.map((text) => el("p", { class: "notice" }, text)), holder);
-  let runs = null, awaited = [];
+  let runs = null, awaited = [], left = 0;
   on("/", "filter by name", () => search.focus());
   on("c", "compare those that are ticked", () => compare.disabled || compare.click());
   search.addEventListener("input", draw);
@@ -21,8 +21,9 @@ export async function show(main, place) {
     const answer = await get("/api/runs");
     awaited = answer.awaited || [];
     const now = answer.runs.sort((a, b) => (b.updated || 0) - (a.updated || 0));
-    const changed = JSON.stringify(now) !== JSON.stringify(runs);
+    const changed = JSON.stringify(now) !== JSON.stringify(runs) || (answer.left || 0) !== left;
     runs = now;
+    left = answer.left || 0;
     if (changed) draw();
   }
 
@@ -44,6 +45,7 @@ export async function show(main, place) {
     const shown = runs.filter((run) => run.name.toLowerCase().includes(search.value.toLowerCase()));
     const head = ["", "Name", "Status", "Step", "Reward or accuracy", "", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 3 || at === 4 ? "number" : "" }, name));
     clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map((run) => row(run, several)))));
+    if (left) holder.prepend(el("div", { class: "notice", role: "status" }, `These are the newest ${num(runs.length)}; ${num(left)} older ones are left out. Start the viewer on their folder to see them.`));
     if (focused) refocus(focused);
   }
 
