@@ -16,9 +16,10 @@ import zstandard
 
 from palimpsest.errors import DataError
 from palimpsest.jobs.view_export import export
+from palimpsest.rollout import record
 from palimpsest.rollout.record import encode_groups, group_lines
 from palimpsest.types import Group
-from palimpsest.view import opened, pieces, record_index, sources
+from palimpsest.view import episode_rows, opened, pieces, record_index, sources
 from palimpsest.view.answers import Answers
 from palimpsest.view.record_index import RecordIndex
 from palimpsest.view.row_cache import RowCache
@@ -76,7 +77,7 @@ def test_the_clock_is_looked_at_within_a_piece_and_reading_goes_on_there(
 ) -> None:
     path, read = tmp_path / "a.jsonl.zst", list[bytes]()
     path.write_bytes(zstandard.compress(b"".join(group_lines(group(f"p{at}", (1.0,))) for at in range(200))))
-    whole, row_of = RecordIndex(path).rows().rows, record_index.row_of
+    whole, row_of = RecordIndex(path).rows().rows, episode_rows.row_of
 
     def slow(line: bytes) -> dict[str, Any]:
         read.append(line)
@@ -289,7 +290,7 @@ def test_a_group_that_takes_long_keeps_nobody_from_another(tmp_path: Path, monke
     answers = Answers(Library([path]))
     at = f"/api/runs/{answers.library.sources()[0].key}/steps/all"
     answers.get(f"{at}/episodes")
-    begun, go_on, groups_in = threading.Event(), threading.Event(), record_index.groups_in
+    begun, go_on, groups_in = threading.Event(), threading.Event(), record.groups_in
 
     def waiting(path: Path, frame: bytes) -> list[Group]:
         if b"g-slow" in frame:
