@@ -49,7 +49,7 @@ def _problem(problem: Problem) -> Iterator[str]:
 def _trajectory(trajectory: Trajectory) -> Iterator[str]:
     yield from _of("problem_id", trajectory.problem_id, str)
     yield from _of("group_id", trajectory.group_id, str)
-    yield from _whole("rollout", trajectory.rollout)
+    yield from _of("rollout", trajectory.rollout, int, str)  # text: an integer that JSON has no place for
     yield from _of("answer", trajectory.answer, str, type(None))
     for answer in trajectory.answers:
         yield from _of("answers", answer, str, type(None))
