@@ -260,6 +260,32 @@ def test_the_script_has_a_dry_run() -> None:
     assert json.loads(done.stdout)["forests"], done.stderr
 
 
+SERVING = {
+    "first-byte --episodes 2 --probes 2 --every 0.1 --load 400": {"p50_ms", "p99_ms", "fewest_running"},
+    "throughput --episodes 3 --at-once 2 --tokens 60 --rounds 1": {"evaluation_s", "server_s", "ratio"},
+    "long --tokens 300 --rest 0": {"tokens_per_s", "memory_mb", "mb_per_100k_tokens"},
+    "lengths --tokens 50 100 --plot cost.png": {"documents"},
+    "questions --questions 3 --tokens 100": {"one_after_the_other", "at_once", "in_one_request"},
+    "leaks --rounds 1 --malformed 12 --requests 3 --slow 0 --rest 0": {"before", "rounds"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SERVING, ids=lambda words: str(words).split()[0])
+def test_figures_of_a_server_at_tiny_sizes(words: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPTS_FOLDER / "serving.py"), *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) >= SERVING[words]
+    if "questions" in found:  # what the first reading computed, the others begin with
+        computed = {way: found[way]["computed"] for way in SERVING[words]}
+        assert computed["in_one_request"] < computed["at_once"] < computed["one_after_the_other"]
+    if "--plot" in words:
+        assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_retrieval_figures_at_a_tiny_size() -> None:
     found = retrieval.run(retrieval.TINY)
     assert json.loads(json.dumps(found)) == found

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.engines.protocol import CompletionDelta
+from palimpsest.engines.protocol import CompletionDelta, SamplerStats
 from palimpsest.jobs.lending import Lending
 from palimpsest.jobs.open_agent import OpenAgent
 from palimpsest.jobs.roles import Cast
@@ -50,6 +50,9 @@ class Scripted:
         ids = (*self.codec.encode(said), self.codec.stop_ids[-1])[: params.max_tokens]
         stopped = ids[-1] == self.codec.stop_ids[-1]
         return Completion(ids, (-0.5,) * len(ids), StopReason.STOP if stopped else StopReason.LENGTH)
+
+    def stats(self) -> SamplerStats:
+        return SamplerStats(requests=len(self.prompts))
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, **_: Any

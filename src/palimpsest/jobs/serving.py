@@ -18,6 +18,7 @@ from palimpsest.config.models import model_path
 from palimpsest.config.options import options_of
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.user_files import Document
+from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
 from palimpsest.events import DocumentTruncated
 from palimpsest.jobs.asking import MemoryChange, MemoryWatcher, asked_of
@@ -171,6 +172,10 @@ class ServedAgent:
             served = f" ({told.served})" if told is not None and told.served else ""
             return f"{self._config.model.path} at {self._config.engine.url}{served}"
         return weights_fingerprint(model_path(self._config.model)) or self._config.model.path
+
+    @property
+    def stats(self) -> SamplerStats:
+        return self._opened.engine.sampler.stats()
 
     @property
     def draws(self) -> Draws:

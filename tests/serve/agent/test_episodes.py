@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import SamplerError
 from palimpsest.serve.agent.app import Limits
 from palimpsest.serve.agent.episodes import Bounds
@@ -341,6 +342,18 @@ async def test_models_are_the_policies_that_fit() -> None:
     ids = (await client.post("/tokenize", json={"prompt": "Anna<|im_end|>"})).json()
     assert ids["tokens"] == service.agents.current.codec.encode("Anna<|im_end|>")
     assert 'palimpsest_requests_total{status="404"} 2' in (await client.get("/metrics")).text
+
+
+async def test_metrics_tell_what_the_engine_computed() -> None:
+    client, _, sampler = scripted(None)
+    counted = SamplerStats(prompt_tokens=70, computed_prompt_tokens=50, generated_tokens=8)
+    sampler.stats = lambda: counted
+    told = (await client.get("/metrics")).text.splitlines()
+    assert [line for line in told if line.startswith("palimpsest_engine_")] == [
+        "palimpsest_engine_prompt_tokens_total 70",
+        "palimpsest_engine_computed_prompt_tokens_total 50",
+        "palimpsest_engine_generated_tokens_total 8",
+    ]
 
 
 async def test_several_questions_are_answered_from_one_reading() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.user_files import Document
+from palimpsest.engines.protocol import SamplerStats
 from palimpsest.rollout.episode import OnToken
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory, Turn
@@ -96,6 +97,11 @@ class Agent(Protocol):
     @property
     def draws(self) -> Draws:
         """Where a request says nothing."""
+        ...
+
+    @property
+    def stats(self) -> SamplerStats:
+        """Of the model that all its policies ask."""
         ...
 
     def settings(self, model: str) -> str:

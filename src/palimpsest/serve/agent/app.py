@@ -159,5 +159,8 @@ class AgentService:
         ]
         lines += [f"palimpsest_episodes_{name}_total {counts[name]}" for name in ("begun", "joined", "stored")]
         lines += [f"palimpsest_{name}_total {counts[name]}" for name in ("turns", "tokens_in", "tokens_sampled")]
+        stats = self.agents.current.stats  # with --follow, of the newest weights: from 0 again, as after a restart
+        for name in ("prompt_tokens", "computed_prompt_tokens", "generated_tokens"):
+            lines.append(f"palimpsest_engine_{name}_total {getattr(stats, name)}")
         lines += [f"palimpsest_episodes_running {episodes.running}", f"palimpsest_episodes_waiting {episodes.waiting}"]
         return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")

@@ -1,0 +1,115 @@
+"""The server is killed again and again while clients of every kind wait for it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from support.serving import body, server
+
+KILLS = 10
+FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(60))
+EACH = 4
+"""Requests of each kind."""
+
+
+class Clients:
+    """Ask until they have an answer, wherever the server is by then."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.broken = 0
+        self.given_up = False
+        self._responses: dict[int, str] = {}
+
+    def ask_all(self, pool: ThreadPoolExecutor) -> list[Any]:
+        """Futures of the answers, `EACH` of each kind."""
+        kinds: tuple[Callable[[int], str], ...] = (self._whole, self._streamed, self._in_background)
+        return [
+            pool.submit(self._persistently, kind, 10 * at + n) for at, kind in enumerate(kinds) for n in range(EACH)
+        ]
+
+    def _persistently(self, kind: Callable[[int], str], number: int) -> str:
+        while not self.given_up:
+            try:
+                return kind(number)
+            except httpx.TransportError:
+                self.broken += 1
+                time.sleep(0.2)
+        raise AssertionError("the test ended before the answer came")
+
+    def _text(self, number: int) -> str:
+        return f"<document>{FACTS}</document> What does Bob{number} sell?"
+
+    def _whole(self, number: int) -> str:
+        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body(self._text(number)), timeout=300)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    def _streamed(self, number: int) -> str:
+        told, ended = "", False
+        asked = body(self._text(number), stream=True)
+        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=asked, timeout=300) as answer:
+            for line in answer.iter_lines():
+                ended = ended or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    told += orjson.loads(line[6:])["choices"][0]["delta"].get("content", "")
+        assert ended
+        return told
+
+    def _in_background(self, number: int) -> str:
+        if number not in self._responses:
+            asked = {"model": "palimpsest", "input": self._text(number), "background": True}
+            self._responses[number] = httpx.post(f"{self.url}/v1/responses", json=asked, timeout=300).json()["id"]
+        while True:
+            told = httpx.get(f"{self.url}/v1/responses/{self._responses[number]}", timeout=300).json()
+            if told["status"] not in ("queued", "in_progress"):
+                assert told["status"] in ("completed", "incomplete"), told
+                return str(told["output"][-1]["content"][0]["text"])
+            time.sleep(0.1)
+
+
+def logs(store: Path) -> dict[str, list[bytes]]:
+    """Turns and end of each episode, without the head, which holds the time."""
+    return {path.name: path.read_bytes().splitlines()[1:] for path in (store / "episodes").iterdir()}
+
+
+def turns(store: Path) -> int:
+    return sum(line.startswith(b'{"turn"') for lines in logs(store).values() for line in lines)
+
+
+@pytest.mark.slow
+def test_a_server_killed_ten_times_loses_nothing(tmp_path: Path) -> None:
+    """Whole, streamed and background requests at once: every answer, turn and end is that of a server that lived."""
+    drawn = random.Random(0)
+    with ThreadPoolExecutor(3 * EACH) as pool:
+        undisturbed = Clients()
+        with server(tmp_path / "whole") as (undisturbed.url, _):
+            expected = [each.result() for each in undisturbed.ask_all(pool)]
+        clients, store = Clients(), tmp_path / "killed"
+        answers = list[Any]()
+        try:
+            for _ in range(KILLS):
+                with server(store) as (clients.url, child):
+                    answers = answers or clients.ask_all(pool)
+                    enough = turns(store) + drawn.randrange(1, 60)
+                    while turns(store) < enough:
+                        assert not all(each.done() for each in answers), "all had ended before the last kill"
+                        time.sleep(0.02)
+                    child.send_signal(signal.SIGKILL)
+                    child.wait()
+            with server(store) as (clients.url, _):
+                assert [each.result() for each in answers] == expected
+        finally:
+            clients.given_up = True  # the pool waits for them
+    assert clients.broken >= KILLS
+    assert logs(store) == logs(tmp_path / "whole")
