@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from palimpsest.config.data import DataConfig
 from palimpsest.data.problems import format_of, read_problems
+from palimpsest.data.source import build_source
 from palimpsest.errors import DataError
+from palimpsest.jobs.converting import convert
 
 LONGBENCH: dict[str, Any] = {
     "_id": "66f3", "domain": "Code", "sub_domain": "x", "difficulty": "hard", "length": "short", "question": "Which?",
@@ -33,6 +36,21 @@ MEMORY: dict[str, Any] = {
     "context": "0. Ann plays chess.", "questions": ["What does Ann play?", "Who plays?"],
     "answers": [["chess", "Chess"], ["Ann"]], "metadata": {"source": "factconsolidation_sh_6k", "keypoints": []},
 }  # fmt: skip
+BEAM: dict[str, Any] = {
+    "conversation_id": "7",
+    "chat": [
+        [
+            {"role": "user", "content": "I bought a car.", "time_anchor": "March-15-2024", "id": 0},
+            {"role": "assistant", "content": "Which one?", "id": 1},
+        ],
+        [{"role": "user", "content": "A red one.", "time_anchor": "May-02-2024", "id": 2}],
+    ],
+    "probing_questions": {
+        "abstention": [{"question": "Who sold it?", "rubric": ["there is no information on who sold it"]}],
+        "summarization": [{"question": "Sum it up.", "rubric": ["says: a car", "says: red", "says: a car"]}],
+    },
+}  # fmt: skip
+POINTS = [("there is no information on who sold it",), ("says: a car", "says: red")]
 
 
 def save(path: Path, *rows: dict[str, Any]) -> Path:
@@ -71,12 +89,76 @@ def test_memoryagentbench_asks_all_questions_on_one_reading(tmp_path: Path) -> N
     assert problem.metadata["source"] == "factconsolidation_sh_6k"
 
 
+def test_a_chat_of_beam_is_dated_batches_and_questions_whose_golds_are_points_of_a_rubric(tmp_path: Path) -> None:
+    (problem,) = read_problems(save(tmp_path / "100K.json", BEAM))
+    assert problem.id == "7"
+    assert [(each.text, each.answers) for each in problem.questions] == [
+        ("Who sold it?", POINTS[0]),
+        ("Sum it up.", POINTS[1]),
+    ]
+    assert problem.context == (
+        "Document 1:\n[March-15-2024] user: I bought a car.\n[March-15-2024] assistant: Which one?\n\n"
+        "Document 2:\n[May-02-2024] user: A red one."
+    )
+    assert problem.metadata["categories"] == ["abstention", "summarization"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"probing_questions": repr(BEAM["probing_questions"])},  # the hub's table
+        {"probing_questions": json.dumps(BEAM["probing_questions"])},
+        {"chat": [{"batch_number": 1, "turns": [batch]} for batch in BEAM["chat"]]},  # the repository's chat.json
+        {"plans": [{"chat": BEAM["chat"][:1]}, {"chat": BEAM["chat"][1:]}], "chat": [{"plan-1": None}]},  # of 10M
+        {"plans": None},
+    ],
+)
+def test_a_chat_of_beam_reads_the_same_from_the_hub_and_from_its_repository(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    (plain,) = read_problems(save(tmp_path / "a.json", BEAM))
+    assert list(read_problems(save(tmp_path / "b.json", BEAM | changed))) == [plain]
+
+
+def test_questions_are_asked_one_by_one_on_the_same_document(tmp_path: Path) -> None:
+    path = save(tmp_path / "beam.json", BEAM)
+    config = DataConfig(source=str(path), each_question=True)
+    first, second = build_source(config, split="eval").problems(step=0, count=9)
+    assert (first.id, first.question, first.answers) == ("7-q1", "Who sold it?", POINTS[0])
+    assert (second.id, second.question, second.answers) == ("7-q2", "Sum it up.", POINTS[1])
+    assert first.context is second.context
+    assert (second.metadata["category"], second.metadata["question_number"]) == ("summarization", 2)
+    assert "evidence" not in first.metadata
+    one = build_source(config.model_copy(update={"limit": 1}), split="eval").problems(step=0, count=9)
+    assert [problem.id for problem in one] == ["7-q1"]
+
+
+def test_rows_of_one_source_are_written_apart_with_their_questions(tmp_path: Path) -> None:
+    events = MEMORY | {"metadata": {"source": "eventqa_65536"}, "context": "A novel."}
+    path = save(tmp_path / "Accurate_Retrieval.json", MEMORY, events)
+    done = convert(path, "palimpsest", out=tmp_path / "eventqa_65536.jsonl", where=["source=eventqa_65536"])
+    assert done.problems == 1
+    (problem,) = read_problems(tmp_path / "eventqa_65536.jsonl")
+    assert (problem.context, len(problem.questions)) == ("A novel.", 2)
+    with pytest.raises(DataError, match=r"--where source=eventqa_full: no problem of .*Accurate_Retrieval\.json is so"):
+        convert(path, "palimpsest", out=tmp_path / "no.jsonl", where=["source=eventqa_full"])
+    assert not (tmp_path / "no.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (MEMORY | {"answers": [["chess"]]}, "questions and answers must be lists of one length"),
         (LOCOMO | {"qa": [LOCOMO["qa"][2]]}, "no question that has an answer"),
         (LOCOMO | {"conversation": {"session_1": "hi"}}, r"conversation\.session_1 must be a list of turns"),
+        (BEAM | {"chat": "hi"}, "chat must be a list of batches of messages, is 'hi'"),
+        (BEAM | {"chat": [{"plan-1": []}]}, r"chat\[0\]\.turns"),
+        (BEAM | {"chat": [["hi"]]}, r"chat\[0\] must hold messages with role and content"),
+        (BEAM | {"plans": [{}]}, r"plans\[0\]\.chat"),
+        (BEAM | {"probing_questions": "import os"}, "probing_questions must be an object with a list for each ability"),
+        (BEAM | {"probing_questions": {"a": [{"question": "Why?"}]}}, r"probing_questions\.a\[0\]\.rubric"),
+        (BEAM | {"probing_questions": {"a": [{"question": "Why?", "rubric": []}]}}, r"rubric is empty"),
+        (BEAM | {"probing_questions": {}}, "no question that has an answer"),
     ],
 )
 def test_what_is_no_row_of_theirs_is_refused_by_name(row: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from palimpsest.data.documents_file import DOCUMENTS
 from palimpsest.data.manifest import MANIFEST
 from palimpsest.data.problems import read_problems
 from palimpsest.data.question_files import Filters
-from palimpsest.data.splitting import Split
+from palimpsest.data.splitting import Split, read_splits
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.jobs.building import Contexts, build_contexts
 
@@ -132,6 +132,29 @@ def test_splits_share_no_question_nor_with_a_gold_document_in_common(tmp_path: P
         shared = (used["train"] & used["dev"]) | (used["train"] & used["test"]) | (used["dev"] & used["test"])
         assert bool(shared) is not disjoint
         assert bool(built.left_out) is disjoint
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_no_context_holds_a_gold_document_of_another_split_or_of_an_excluded_question(
+    tmp_path: Path, apart: bool
+) -> None:
+    """Questions share gold documents, and every document may be a distractor, where nobody asks for more."""
+    source, test = questions(tmp_path / "a.json", shared=3), questions(tmp_path / "t.json", 6, name="t")
+    contexts = Contexts((60,), splits=read_splits("train=rest,dev=20"), disjoint_documents=apart)
+    build_contexts([source], contexts, corpora=[test], exclude=[test], out=tmp_path / "set")
+    golds = gold(source)
+    read = {name: list(read_problems(tmp_path / "set" / f"{name}_60.jsonl")) for name in ("train", "dev")}
+    own = {name: set[str]().union(*(golds[problem.id] for problem in problems)) for name, problems in read.items()}
+    others = {"train": own["dev"], "dev": own["train"]}
+    excluded = set[str]().union(*gold(test).values())
+    met = {
+        name: {text for problem in problems for text in documents(problem.context or "")}
+        for name, problems in read.items()
+    }
+    assert all(len(documents(problem.context or "")) == 60 for problems in read.values() for problem in problems)
+    for name in ("train", "dev"):
+        foreign = met[name] & (others[name] | excluded)
+        assert bool(foreign) is not apart
 
 
 def test_no_question_of_an_excluded_file_is_used_whatever_its_case(tmp_path: Path) -> None:

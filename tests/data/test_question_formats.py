@@ -27,6 +27,28 @@ SQUAD = {
     "question": "Who?",
     "answers": {"text": ["Ann", "Ann ran", "Ann"], "answer_start": [0, 0, 0]},
 }
+SQUAD_FILE = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "Runs",
+            "paragraphs": [
+                {
+                    "context": "Ann ran.",
+                    "qas": [
+                        {
+                            "id": "s",
+                            "question": "Who?",
+                            "is_impossible": False,
+                            "answers": [{"text": t, "answer_start": 0} for t in ("Ann", "Ann ran", "Ann")],
+                        },
+                        {"id": "n", "question": "Where?", "is_impossible": True, "answers": []},
+                    ],
+                }
+            ],
+        }
+    ],
+}
 SQUAD_LISTED = SQUAD | {"answers": [{"text": text, "answer_start": 0} for text in ("Ann", "Ann ran", "Ann")]}
 FLASHRAG = {"id": "test_0", "question": "Who?", "golden_answers": ["Ann", "Anna"], "metadata": {"hops": 2, "type": "x"}}
 LINKS = ["https://en.wikipedia.org/wiki/Ann", "https://en.wikipedia.org/wiki/Schindler's_List"]
@@ -66,6 +88,17 @@ def test_a_row_becomes_the_problem_it_asks(tmp_path: Path, format: str, row: dic
     path = lines(tmp_path / "f.jsonl", row)
     assert recognise(Row(row, "f")).name == format
     assert list(read_problems(path)) == [problem]
+
+
+def test_squads_own_file_of_articles_is_read_as_its_rows_are(tmp_path: Path) -> None:
+    path = tmp_path / "dev-v2.0.json"
+    path.write_text(json.dumps(SQUAD_FILE))
+    answered, unanswerable = read_problems(path)
+    assert answered == Problem("s", "Who?", ("Ann", "Ann ran"), "Ann ran.", {"title": "Runs"})
+    assert (unanswerable.id, unanswerable.answers, unanswerable.context) == ("n", (), "Ann ran.")
+    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "Ann ran.", "qas": [3]}]}]}))
+    with pytest.raises(DataError, match="not SQuAD's file, an object with data, paragraphs and qas"):
+        list(read_problems(path))
 
 
 def test_the_same_columns_are_told_apart_by_what_stands_in_them() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from palimpsest.errors import RunError
 from palimpsest.evaluation.identity import difference
-from palimpsest.evaluation.samples import SampleLog
+from palimpsest.evaluation.samples import SampleLog, set_aside_other
 
 LONG = {"source": "synthetic", "format": None, "files": ["a" * 40] * 9, "seed": 0}
 
@@ -17,6 +19,29 @@ def test_a_log_of_another_configuration_names_the_key_deep_in_it(tmp_path: Path)
     SampleLog(tmp_path, {"data": LONG}).close()
     with pytest.raises(RunError, match=r"another evaluation \(data\.seed was 0, is 2\): give another --out"):
         SampleLog(tmp_path, {"data": {**LONG, "seed": 2}})
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"data": {"seed": 0, "each_question": False}}, None),
+        ({"data": {"seed": 0, "each_question": True}}, "data.each_question was not there, is True"),
+        ({"data": {"seed": 0}, "sampling": {"top_p": 1.0}}, None),
+        ({"data": {"seed": 0}, "unknown": {"top_p": 1.0}}, "unknown.top_p was not there, is 1.0"),
+    ],
+)
+def test_a_log_goes_on_where_a_setting_came_since_and_has_its_default(
+    now: dict[str, Any], told: str | None, tmp_path: Path
+) -> None:
+    before = {"data": {"seed": 0}}
+    SampleLog(tmp_path / "log", before).close()
+    if told is None:
+        SampleLog(tmp_path / "log", now).close()
+        assert set_aside_other(tmp_path / "log", now) is None
+    else:
+        with pytest.raises(RunError, match=re.escape(told)):
+            SampleLog(tmp_path / "log", now)
+        assert set_aside_other(tmp_path / "log", now) == tmp_path / "log.old-1"
 
 
 def test_long_values_are_shown_where_they_begin_to_differ() -> None:

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ from palimpsest.engines.endpoint import client as client_module
 from palimpsest.evaluation.samples import read_samples
 from support.command import Run
 from support.endpoint_server import Server, endpoint_server, reply
+from support.interrupting import killed_at
 from support.small_run import small_evaluation
 
 LIMIT = ("--set", "engine.concurrency=2")
@@ -197,21 +193,10 @@ def test_an_evaluation_killed_three_times_is_the_same_as_undisturbed(
     with endpoint_server() as server:
         assert palimpsest(*command(server, tiny_model_folder, whole, "--limit", "12", *LIMIT)).returncode == 0
         server.delay = 0.05
-        words = [sys.executable, "-m", "palimpsest", *command(server, tiny_model_folder, out, "--limit", "12", *LIMIT)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         for kills in range(1, 4):
-            with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as process:
-                while process.poll() is None and lines(out) < 3 * kills:
-                    time.sleep(0.01)
-                process.send_signal(signal.SIGKILL)
-            assert process.returncode == -signal.SIGKILL
+            killed_at(command(server, tiny_model_folder, out, "--limit", "12", *LIMIT), out, 3 * kills)
         server.delay = 0.0
         assert palimpsest(*command(server, tiny_model_folder, out, "--limit", "12", *LIMIT)).returncode == 0
     assert sorted((out / "samples.jsonl").read_bytes().splitlines()) == finished(whole)
     of_the_last_call = {"seconds": 0.0, "episodes_played": 0}
     assert summary(out) | of_the_last_call == summary(whole) | of_the_last_call
-
-
-def lines(out: Path) -> int:
-    log = out / "samples.jsonl"
-    return log.read_bytes().count(b"\n") if log.exists() else 0

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import palimpsest
 from palimpsest.evaluation.episodes import EPISODES, first_episodes
+from palimpsest.evaluation.summary import accuracy_of, summarise
+from palimpsest.report.evaluation import EvaluationResults, write_evaluation_report
+from support.evaluations import sample
 
 SMALL = {"memory_tokens": 8, "chunk_size": 24}
 
@@ -29,6 +32,15 @@ def test_figures_stand_in_it_with_intervals_baselines_and_outcomes(tiny_model_fo
         assert all(f"{count} {name.replace('_', ' ')}" in text for name, count in row["outcomes"].items())
     assert all(f"<td>baseline: {row['name']}</td>" in text for row in summary["baselines"])
     assert f"palimpsest view {tmp_path / 'eval'}" in text
+
+
+def test_rows_say_how_many_of_their_episodes_have_no_grade(tmp_path: Path) -> None:
+    samples = [sample("a", 1.0), sample("b", 0.0), sample("c", None)]
+    results = EvaluationResults("t", accuracy_of(samples), [], [summarise("dev", samples)], [], config="")
+    write_evaluation_report(tmp_path, results)
+    text = (tmp_path / "report.html").read_text()
+    assert "<td>dev</td><td>3, 1 ungraded</td><td>50.0%<" in text
+    assert "over 2 episodes. Without a grade, and in no accuracy: 1 of 3." in text
 
 
 def test_one_that_went_wrong_is_told_memory_by_memory(tiny_model_folder: Path, tmp_path: Path) -> None:

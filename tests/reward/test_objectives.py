@@ -195,6 +195,30 @@ def test_a_judge_is_asked_about_every_answer_that_has_a_character() -> None:
     assert (found.value, found.breakdown["answered"], silent.asked) == (0.0, 0.0, [])
 
 
+def test_points_of_a_rubric_are_asked_about_one_by_one_and_their_mean_counts() -> None:
+    class Points:
+        """A judge to whom the answer makes one point, half of another and not the third."""
+
+        asked: list[tuple[str, ...]] = []  # noqa: RUF012
+
+        async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+            self.asked.append(tuple(golds))
+            (point,) = golds
+            return {"a car": 1.0, "red": 0.5, "new": 0.0}[point], point == "red"
+
+        async def close(self) -> None: ...
+
+    problem = Problem("p", "What of it?", ("a car", "red", "new"))
+    found = grade(problem, "FINAL_ANSWER: a car, reddish", Points(), match="judge", golds="each")
+    assert found.value == pytest.approx(0.5)
+    assert found.breakdown["partial"] == 1.0
+    assert Points.asked == [("a car",), ("red",), ("new",)]
+    down = grade(problem, "FINAL_ANSWER: x", Scripted(x=JudgeError("down")), match="judge", golds="each")
+    assert (down.value, down.reason) == (None, "judge: down")
+    assert grade(problem, "FINAL_ANSWER: a new car", match="sub_em", golds="each").value == pytest.approx(2 / 3)
+    assert grade(problem, "FINAL_ANSWER: a new car", match="sub_em").value == 1.0
+
+
 def test_an_error_of_the_judges_own_code_is_no_grade_but_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         grade(ONE, "FINAL_ANSWER: x", Scripted(x=ZeroDivisionError()), match="judge")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -77,3 +78,21 @@ def quickstart(model: Path, out: Path) -> list[str]:
         "evaluation.baselines": {},
     }
     return ["quickstart", "memagent", *small(model, **own), "--out", str(out)]
+
+
+def killed_at(words: list[str], out: Path, episodes: int) -> None:
+    """Run `palimpsest` with `words`, an evaluation into `out`, and kill it once so many episodes are logged."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "palimpsest", *words]
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere) as process:
+        while process.poll() is None and logged(out) < episodes:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "it ended before"
+
+
+def logged(out: Path) -> int:
+    """Lines in the log of an evaluation."""
+    log = out / "samples.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import httpx
 
+from palimpsest.text.codec import Codec
+from support.models import build_llama
+
 START_S = 900.0  # on a busy machine
 _CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 
@@ -54,3 +57,12 @@ def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
                 return
         time.sleep(0.5)
     raise AssertionError(f"no answer within {START_S:g} s; {log} has why")
+
+
+def random_model(folder: Path, window: int) -> Path:
+    """Random weights with the shipped tokenizer; a head size of 32 is the least that vLLM computes on a CPU."""
+    codec = Codec.load("embedded")
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    build_llama(codec.vocab_size, max_position_embeddings=window, **sizes).save_pretrained(folder)
+    codec.save(folder)
+    return folder

@@ -12,9 +12,10 @@ from palimpsest.errors import ConfigError
 from palimpsest.text.printable import printable
 
 if TYPE_CHECKING:
+    from palimpsest.evaluation.cells import Cell
     from palimpsest.evaluation.pairing import Flip, Pairing
     from palimpsest.evaluation.statistics import Difference
-    from palimpsest.jobs.comparing import Cell, Comparison
+    from palimpsest.jobs.comparing import Comparison
 
 
 def compare(

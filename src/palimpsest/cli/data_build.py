@@ -20,6 +20,9 @@ def build(
     disjoint_gold: Annotated[
         bool, typer.Option("--disjoint-gold", help="Splits share no gold document, besides sharing no question.")
     ] = False,
+    disjoint_documents: Annotated[
+        bool, typer.Option("--disjoint-documents", help="Nor is one a distractor in another split.")
+    ] = False,
     where: Annotated[list[str] | None, typer.Option(help="Only questions of metadata KEY=VALUE[,VALUE].")] = None,
     without_yes_no: Annotated[
         bool, typer.Option("--without-yes-no", help="No question that yes or no answers.")
@@ -43,7 +46,8 @@ def build(
     from palimpsest.progress.terminal import Terminal
 
     given: dict[str, Any] = {"documents": numbers("--documents", "numbers of documents", documents), "seed": seed}
-    given |= {"disjoint_gold": disjoint_gold, "order": order, "min_distance": min_distance, "layout": layout}
+    given |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
+    given |= {"order": order, "min_distance": min_distance, "layout": layout}
     given["positions"] = shares("--positions", positions)
     contexts, filters = read_contexts(given, split=split, where=where or (), without_yes_no=without_yes_no)
     built = build_contexts(

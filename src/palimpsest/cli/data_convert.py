@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ def convert(
         Path | None, typer.Option(help="memagent-eval: contexts as numbers of this file's documents.")
     ] = None,
     format: Annotated[str | None, typer.Option(help="Of the file that is read; default: by columns.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only problems of metadata KEY=VALUE[,VALUE].")] = None,
     force: Force = False,
 ) -> None:
     """Write a data file in another system's layout, or in ours.
@@ -26,11 +27,13 @@ def convert(
     Examples:
       palimpsest data convert hotpotqa_train_32k.parquet --to palimpsest --out train.jsonl
       palimpsest data convert mine.jsonl --to vime --out mine-vime.jsonl
+      palimpsest data convert all.parquet --to palimpsest --where source=eventqa_65536 --out eventqa_65536.jsonl
     """
     from palimpsest.jobs.converting import convert as convert_file
     from palimpsest.progress.terminal import Terminal
 
-    done = convert_file(file, to, out=out, indices_into=indices_into, format=format, force=force, progress=Terminal())
+    read: dict[str, Any] = {"indices_into": indices_into, "format": format, "where": where or ()}
+    done = convert_file(file, to, out=out, **read, force=force, progress=Terminal())
     typer.echo(f"{out}: {done.problems:,} problems as {to}")
     for what, count in done.dropped.items():
         typer.echo(f"{to} has no place for {what}: dropped of {count:,} problems", err=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Url = Annotated[str, typer.Option(help="What stands before /chat/completions, e.g. http://127.0.0.1:9527/v1.")]
 Model = Annotated[str, typer.Option(help="The model's name at the endpoint.")]
-Prompt = Annotated[str, typer.Option(help="default, lenient, strict, or a .txt or .md file of your own criteria.")]
+Prompt = Annotated[str, typer.Option(help="default, lenient, strict, rubric, or a .txt or .md file of your own.")]
 KeyEnv = Annotated[str | None, typer.Option(help="Environment variable that holds the key.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Of a verdict, thinking included.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one attempt.")]

@@ -9,11 +9,10 @@ from rich.table import Table
 
 from palimpsest.cli.show import interval, percent, stdout, table
 from palimpsest.evaluation.episodes import EPISODES
-from palimpsest.evaluation.samples import SAMPLES
+from palimpsest.evaluation.samples import SAMPLES, SUMMARY
 from palimpsest.evaluation.transcripts import TRANSCRIPTS
 from palimpsest.jobs.baselines import READING, WHOLE_DOCUMENT
 from palimpsest.jobs.evaluated import Evaluation, Row
-from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.progress.terminal import Terminal
 from palimpsest.report.page import REPORT
 from palimpsest.text.printable import printable

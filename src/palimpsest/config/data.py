@@ -14,6 +14,7 @@ FORMATS = (
     "longbench_v2",
     "locomo",
     "memoryagentbench",
+    "beam",
     "squad",
     "hotpotqa",
     "qa",
@@ -207,6 +208,9 @@ class DataConfig(Strict):
     """Documents from one gold paragraph to the next at the least, in assembled contexts."""
     corpus: str | None = None
     """File whose paragraphs join the distractors, or that document indices refer to."""
+    each_question: bool = False
+    """Ask the questions of a problem that has several one by one, each a problem of its own that reads the document
+    anew; false: all of them on one reading, in sight while it lasts."""
     limit: int | None = Field(None, ge=1)
     """Use only the first so many problems, of each of several files."""
     shuffle: bool = True

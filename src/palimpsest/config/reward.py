@@ -56,6 +56,9 @@ class FinalAnswerConfig(Strict):
     objectives: Literal["all", "each"] = "all"
     """Of several questions: all takes the worst answer's value, so that 1 is all right (the paper's training); each
     takes the mean (its evaluation)."""
+    golds: Literal["any", "each"] = "any"
+    """Of several golds: any, the best counts; each, the answer is worth the mean over them, as over the points of a
+    rubric."""
     constraint_penalty: float = Field(0.0, ge=0)
     """Training only: an episode that ran out of turns or of context is worth minus this; the paper says 0.1, its code
     has 0."""
@@ -82,8 +85,8 @@ class JudgeConfig(Strict):
     api_key_env: str | None = None
     """Environment variable that holds the key; the key itself has no place in a configuration."""
     prompt: str = Field("default", min_length=1)
-    """What counts as right: default, lenient, strict, or a .txt or .md file of your own criteria, whose text a run
-    keeps in its place."""
+    """What counts as right: default, lenient, strict, rubric (a gold is a point that an answer has to make), or a .txt
+    or .md file of your own criteria, whose text a run keeps in its place."""
     card: bool = True
     """Evaluation only: measure the judge on shipped answers whose worth is known, and score under a lenient and a
     strict prompt as well."""
@@ -114,7 +117,7 @@ class JudgeConfig(Strict):
         return prompt
 
 
-JUDGE_PROMPTS = ("default", "lenient", "strict")
+JUDGE_PROMPTS = ("default", "lenient", "strict", "rubric")
 """Shipped criteria."""
 
 JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache", "card"})

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from palimpsest.data.document_store import Stored
 from palimpsest.data.placing import Order, at_positions, ordered, room, spaced
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
@@ -44,6 +45,8 @@ class Record:
     """As in a problem."""
     memory: str = ""
     """As in a problem."""
+    stored: Stored | None = None
+    """Where a long document waits, in place of `context`."""
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -193,7 +196,7 @@ def check_fixed(record: Record, documents: int | None) -> None:
     """Refuse a number of documents for a context that the file itself fixes, unless it has just that many."""
     if documents is None or record.metadata.get("num_docs") == documents:
         return
-    if record.context is None:
+    if record.context is None and record.stored is None:
         raise DataError(f"problem {record.id}: has no context, so data.documents={documents} has no meaning; unset it")
     raise DataError(
         f"problem {record.id}: data.documents={documents}, but its file holds finished contexts "

@@ -3,6 +3,7 @@
     longbench_v2      LongBench v2 (arXiv 2412.15204): question, choice_A to choice_D, answer, context
     memoryagentbench  MemoryAgentBench (arXiv 2507.05257): context, questions, answers (a list a question), metadata
     locomo            LoCoMo (arXiv 2402.17753): conversation of dated sessions, qa
+    beam              BEAM (arXiv 2510.27246): chat in batches of messages, probing_questions with rubrics
 
 Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError.
 Not covered: LoCoMo's pictures, of which the caption is read alone, and its questions of category 5, which have no
@@ -11,8 +12,11 @@ answer and are left out; what else MemoryAgentBench's metadata holds.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from palimpsest.data import fields
@@ -113,6 +117,87 @@ def _without_answer(row: Row, each: Any, place: str) -> bool:
     if not isinstance(each, Mapping):
         raise DataError(f"{row.where}: {place} must be an object with question and answer, is {each!r:.60}")
     return bool(each.get("category") == _UNANSWERABLE)
+
+
+def beam(row: Row, fallback: str) -> Record:
+    """A chat and all questions on it; the golds of each are the points of its rubric, all of which are wanted."""
+    sessions = [
+        _batch(row, batch, f"{place}[{at}]", number) for number, (place, at, batch) in enumerate(_batches(row), 1)
+    ]
+    asked = _by_ability(row)
+    questions = [
+        Question(
+            fields.text(row, fields.get(row, each, "question", place), f"{place}.question"),
+            _rubric(row, fields.get(row, each, "rubric", place), f"{place}.rubric"),
+        )
+        for place, _, each in asked
+    ]
+    context, metadata = own_sessions(row, sessions, None)
+    name = str(row.values.get("conversation_id") or fields.identity(row, fallback))
+    return _several(row, name, questions, context, {**metadata, "categories": [ability for _, ability, _ in asked]})
+
+
+def _batches(row: Row) -> Iterator[tuple[str, int, Any]]:
+    """(place, number there, batch) of a chat; of the longest ones, which are several chats in a row, of each."""
+    plans = row.values.get("plans")
+    if plans is not None and not (isinstance(plans, list) and plans):
+        raise DataError(f"{row.where}: plans must be a list of objects with chat, is {plans!r:.60}")
+    chats = {f"plans[{at}]": fields.get(row, plan, "chat", f"plans[{at}]") for at, plan in enumerate(plans or ())}
+    for name, chat in (chats or {"": fields.get(row, row.values, "chat")}).items():
+        place = f"{name}.chat".lstrip(".")
+        if not isinstance(chat, list):
+            raise DataError(f"{row.where}: {place} must be a list of batches of messages, is {chat!r:.60}")
+        yield from ((place, at, batch) for at, batch in enumerate(chat))
+
+
+def _batch(row: Row, batch: Any, place: str, number: int) -> dict[str, Any]:
+    """As the column `sessions` of our own layout has one. A batch is a list of messages, or an object with `turns`,
+    lists of them."""
+    listed = batch
+    if isinstance(batch, Mapping):
+        turns = fields.get(row, batch, "turns", place)
+        place = f"{place}.turns"
+        listed = [each for turn in turns for each in turn] if _is_nested(turns) else None
+    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
+        raise DataError(f"{row.where}: {place} must hold messages with role and content, is {batch!r:.60}")
+    messages = [{key: fields.get(row, each, key, place) for key in ("role", "content")} for each in listed]
+    date = next((each["time_anchor"] for each in listed if each.get("time_anchor")), "")
+    return {"id": str(number), "date": str(date), "turns": messages}
+
+
+def _is_nested(turns: Any) -> bool:
+    return isinstance(turns, list) and all(isinstance(turn, list) for turn in turns)
+
+
+def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
+    """(place, ability, question) of each; the hub's table has them as the text of a Python object."""
+    given = fields.get(row, row.values, "probing_questions")
+    abilities = _parsed(given) if isinstance(given, str) else given
+    if not isinstance(abilities, Mapping) or not all(isinstance(each, list) for each in abilities.values()):
+        raise DataError(
+            f"{row.where}: probing_questions must be an object with a list for each ability, is {given!r:.60}"
+        )
+    return [
+        (f"probing_questions.{ability}[{at}]", ability, each)
+        for ability, listed in abilities.items()
+        for at, each in enumerate(listed)
+    ]
+
+
+def _parsed(text: str) -> Any:
+    """The object that a text holds, as JSON or as Python writes it; None where it holds none."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text)
+    return None
+
+
+def _rubric(row: Row, given: Any, name: str) -> tuple[str, ...]:
+    """Every point once."""
+    points = fields.golds(row, given, name)
+    if not points:
+        raise DataError(f"{row.where}: {name} is empty; a question is graded by the points of its rubric")
+    return tuple(dict.fromkeys(points))
 
 
 def _several(row: Row, name: str, questions: list[Question], context: str, metadata: Mapping[str, Any]) -> Record:

@@ -68,6 +68,12 @@ FORMATS = {
             suits=benchmark_formats.is_memoryagentbench,
         ),
         Format(
+            "beam",
+            ("chat", "probing_questions"),
+            benchmark_formats.beam,
+            "BEAM: several questions on a long chat, each with a rubric",
+        ),
+        Format(
             "squad",
             ("question", "context", "answers"),
             question_formats.squad,

@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from palimpsest import files
@@ -53,6 +53,8 @@ class Reading:
     """Ours to the file's (data/mapping.py)."""
     skip_missing_gold: bool = False
     """Leave out rows whose gold paragraph isn't there, instead of raising."""
+    each_question: bool = False
+    """Make of a record that asks several questions as many that ask one."""
 
 
 AS_IT_IS = Reading()
@@ -68,7 +70,6 @@ def read_problems(
 def read_records(
     path: Paths,
     reading: Reading = AS_IT_IS,
-    *,
     limit: int | None = None,
     skipped: list[str] | None = None,
     seen: Counter[str] | None = None,
@@ -79,8 +80,35 @@ def read_records(
     """
     taken = Counter[str]() if seen is None else seen
     for each in paths_of(path):
-        for record in islice(_records(each, reading, skipped), limit):
+        records = _records(each, reading, skipped)
+        asked = chain.from_iterable(map(one_by_one, records)) if reading.each_question else records
+        for record in islice(asked, limit):
             yield replace(record, id=unused_id(record.id, taken))
+
+
+def one_by_one(record: Record) -> Iterator[Record]:
+    """A record for each question that `record` asks, all with its context. What it says of the evidence is of all
+    questions together, and left out.
+
+    >>> from palimpsest.types import Question
+    >>> record = Record("r", "", (), "A text.", questions=(Question("Who?", ("Ann",)), Question("Where?", ("Rome",))))
+    >>> [(each.id, each.question, each.answers) for each in one_by_one(record)]
+    [('r-q1', 'Who?', ('Ann',)), ('r-q2', 'Where?', ('Rome',))]
+    """
+    if not record.questions:
+        yield record
+    known = {key: value for key, value in record.metadata.items() if key not in _OF_ALL_QUESTIONS}
+    categories = record.metadata.get("categories")
+    for number, asked in enumerate(record.questions, 1):
+        own = {**known, "question_number": number}
+        if isinstance(categories, list) and len(categories) == len(record.questions):
+            own["category"] = categories[number - 1]
+        name = f"{record.id}-q{number}"
+        yield replace(record, id=name, question=asked.text, answers=asked.answers, questions=(), metadata=own)
+
+
+_OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
+"""Metadata of a record that are of all its questions together."""
 
 
 def paths_of(path: Paths) -> list[Path]:

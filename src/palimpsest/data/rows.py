@@ -1,8 +1,9 @@
 """Rows of a data file, one at a time: a JSON array, one JSON object a line, parquet, CSV, TSV; a folder of text files
 (text_folder.py); a data set of the hub (hub.py). CSV and TSV are told by their suffix, the others by content.
 
-Guaranteed: memory holds one row and its read buffer (parquet: one batch); a file that is cut short, malformed or
-not UTF-8 raises DataError with the byte and line; every row carries the place it came from, for later messages.
+Guaranteed: memory holds one row and its read buffer (parquet: one batch; SQuAD's own file, which is one object: all
+of it); a file that is cut short, malformed or not UTF-8 raises DataError with the byte and line; every row carries the
+place it came from, for later messages.
 Not covered: compressed files and Git LFS pointers (recognised, refused); duplicate keys in an object (the last wins).
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
+from palimpsest.data.articles import article_rows, has_articles
 from palimpsest.data.encoding import WIDE, convert, not_utf8
 from palimpsest.data.hub import hub_rows, is_hub
 from palimpsest.data.tables import parquet, table
@@ -196,14 +198,25 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             if text:
                 try:
-                    yield json.loads(text), f"line {number}"
+                    values = json.loads(text)
                 except json.JSONDecodeError as error:
                     cut = "" if line.endswith(b"\n") else "; the file may be cut short, fetch it again"
                     raise DataError(
                         f"{path}: JSON error on line {number} (which begins at byte {start}): {error.msg}{cut}; "
                         "expected one object a line, or one array of objects"
                     ) from None
+                if isinstance(values, dict) and has_articles(values):
+                    yield from _questions_of(path, values)
+                else:
+                    yield values, f"line {number}"
             start += len(line)
+
+
+def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    try:
+        yield from article_rows(values)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas ({error!r})") from None
 
 
 _READERS = {

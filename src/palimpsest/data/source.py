@@ -3,7 +3,7 @@
 Guaranteed: resuming needs no state, a step's problems are the same whenever they are asked for; a training step
 holds no problem twice; an epoch shows every problem once, but for the remainder that doesn't fill a step (another
 one each epoch, as each epoch is shuffled anew; the file's last rows where `data.shuffle` is false).
-Not covered: files larger than memory (file_source.py).
+Not covered: paragraphs, of which contexts are assembled, larger than memory (file_source.py).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _file_source(config: DataConfig, paths: Paths, split: Split, reading: Readin
 def reading_of(config: DataConfig) -> Reading:
     """How the section's files are read. Raises ConfigError for a format of the user's that can't be used."""
     format = named_format(config.format, config.format_options)
-    return Reading(format, config.corpus, config.map, config.on_missing_gold == "skip")
+    return Reading(format, config.corpus, config.map, config.on_missing_gold == "skip", config.each_question)
 
 
 def rows_left_out(source: ProblemSource) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ The split of all the rest is filled last: where no gold document may be shared, 
 
 Guaranteed: a question is in one split, once, also where it is written in another case or with other punctuation, and
 never where it is excluded; with `disjoint_gold` no document is gold in two splits.
-Not covered: questions that ask the same in other words; with `disjoint_gold`, a gold document of one split as a
-distractor in another.
+Not covered: questions that ask the same in other words; where a split's distractors come from (jobs/building.py).
 """
 
 from __future__ import annotations

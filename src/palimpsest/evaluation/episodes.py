@@ -56,8 +56,7 @@ class EpisodeFile:
         frame = encode_groups([Group(problem, (trajectory,), (grade,))])
         size = self.path.stat().st_size if self.path.exists() else 0
         if size + len(frame) > self._megabytes * 1_000_000:
-            self._full = True
-            self._say_full()
+            self._end(f"full, further episodes are left out (evaluation.record_mb={self._megabytes:g})")
             return
         if self._written(frame, size):
             self._held.add(key)
@@ -68,17 +67,17 @@ class EpisodeFile:
             with self.path.open("ab") as file:
                 file.write(frame)
         except OSError as error:
-            self._full = True
             with suppress(OSError):
                 os.truncate(self.path, size)
-            if self._tell is not None:
-                self._tell(f"{self.path}: can't be written ({error.strerror}); further episodes are left out")
+            self._end(f"can't be written ({error.strerror}); further episodes are left out")
             return False
         return True
 
-    def _say_full(self) -> None:
+    def _end(self, why: str) -> None:
+        """Take no more episodes, and tell why."""
+        self._full = True
         if self._tell is not None:
-            self._tell(f"{self.path}: full, further episodes are left out (evaluation.record_mb={self._megabytes:g})")
+            self._tell(f"{self.path}: {why}")
 
 
 def read_episodes(path: Path) -> Recording:

@@ -8,6 +8,8 @@ from typing import Any
 
 from palimpsest.config.load import parse_config
 
+_SECTIONS = {"sampling": "eval_sampling"}
+"""Parts of an identity whose section of the configuration is called otherwise."""
 _NAMED = 3
 """Differences that a message names; of the others it gives the number."""
 _WIDTH = 60
@@ -36,17 +38,28 @@ def default_settings() -> Mapping[str, Any]:
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """In words where `now` differs from `was`, by the first few keys; None where nothing does.
+    """In words where `now` differs from `was`, by the first few keys; None where nothing does. A setting that `was`
+    lacks and that has its default now came with a later version, and is no difference.
 
     >>> difference({"data": {"seed": 0, "limit": 4}}, {"data": {"seed": 2, "limit": 4}})
     'data.seed was 0, is 2'
+    >>> difference({"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.7, "top_p": 1.0}})
     """
     old, new = (dict(leaf for key, value in each.items() for leaf in leaves(value, key)) for each in (was, now))
-    keys = sorted(key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
+    differing = (key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
+    keys = sorted(key for key in differing if key in old or not _is_default(key, new[key]))
     told = [_told(key, _shown(old, key), _shown(new, key)) for key in keys[:_NAMED]]
     if len(keys) > _NAMED:
         told.append(f"{len(keys) - _NAMED} more keys differ")
     return "; ".join(told) or None
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether an identity's `key` has the default of the run's configuration."""
+    section, _, name = key.partition(".")
+    known = default_settings()
+    setting = f"{_SECTIONS.get(section, section)}.{name}"
+    return setting in known and known[setting] == value
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

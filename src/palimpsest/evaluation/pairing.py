@@ -1,7 +1,6 @@
 """Two evaluations of the same problems, problem by problem.
 
-A problem is the same where set, id, number of the draw, and a hash over question and
-golds are. One with the same name
+A problem is the same where set, id, number of the draw, and a hash over question and golds are. One with the same name
 that asks something else, or counts something else as right, is never paired: it is counted in `other_question`.
 
 Guaranteed: every sample of either side is in exactly one count: paired, without a grade, on that side alone, or of

@@ -1,8 +1,9 @@
 """Evaluation: every problem played once, or as often as is asked for, graded, logged as it ends, summarised.
 
-Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight,
-so memory does not grow with the number of problems; a rerun on the same folder plays only what has no grade yet;
-results do not depend on which episodes ended first; the first sample of a problem is the same however many there are.
+Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight, and
+a document of a file is read when its episode begins, so memory does not grow with the number of problems; a rerun on
+the same folder plays only what has no grade yet; results do not depend on which episodes ended first; the first sample
+of a problem is the same however many there are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
+from palimpsest.data.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
 from palimpsest.evaluation.episodes import EpisodeFile
@@ -55,7 +57,7 @@ class EvalSet:
     @property
     def keys(self) -> Iterator[SampleKey]:
         """Those of its samples."""
-        return ((self.name, problem.id, draw) for problem in self.problems for draw in range(self.samples))
+        return ((self.name, each.id, draw) for each in outlines(self.problems) for draw in range(self.samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +173,11 @@ Job = tuple[EvalSet, Problem, int]
 
 def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[Job]:
     for group in sets:
-        for problem in group.problems:
-            for draw in range(group.samples):
-                if (group.name, problem.id, draw) not in finished:
-                    yield group, problem, draw
+        for place, outline in enumerate(outlines(group.problems)):
+            draws = [draw for draw in range(group.samples) if (group.name, outline.id, draw) not in finished]
+            if draws:
+                problem = group.problems[place]  # with its document
+                yield from ((group, problem, draw) for draw in draws)
 
 
 async def _play_all(
@@ -294,7 +297,7 @@ def summaries_of(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]
 
 def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:
     names = Counter(group.name for group in sets)
-    seen = Counter((group.name, problem.id) for group in sets for problem in group.problems)
+    seen = Counter((group.name, each.id) for group in sets for each in outlines(group.problems))
     for (name, problem_id), times in seen.items():
         if times > 1:
             raise DataError(f"problem {problem_id} occurs {times} times in {name}: give every problem an id of its own")

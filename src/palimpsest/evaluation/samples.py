@@ -27,6 +27,8 @@ from palimpsest.types import Outcome
 
 SAMPLES = "samples.jsonl"
 IDENTITY = "evaluation.json"
+SUMMARY = "summary.json"
+"""Figures of an evaluation, and of a quickstart."""
 CHECKSUM = "crc32"
 """Of a line's other fields, under this name beside them."""
 _LARGEST = 2**53
@@ -249,7 +251,10 @@ def _recover(file: int) -> tuple[list[Sample], int]:
 
 def set_aside_other(folder: Path, identity: Mapping[str, Any]) -> Path | None:
     """Rename a log that was begun under another identity to `NAME.old-1`, `.old-2`...; None if there is no such."""
-    if not (folder / IDENTITY).exists() or _identity(folder) == _as_read(identity):
+    if not (folder / IDENTITY).exists():
+        return None
+    theirs = _identity(folder)
+    if theirs is not None and difference(theirs, _as_read(identity)) is None:
         return None
     return files.set_aside(folder)
 

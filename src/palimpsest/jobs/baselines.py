@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.data.file_source import outlines, some_of
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.run import EvalSet
@@ -67,26 +69,25 @@ def plan_baselines(
 ) -> Baselines:
     """The baselines of `named` sets beside the policies `played`, and in words what they are and cost; `done`: which
     episodes need not be played."""
-    everything = [problem for problems in named.values() for problem in problems]
-    if any(problem.memory for problem in everything):
+    if any(each.memory for problems in named.values() for each in outlines(problems)):
         tell("no baselines: problems begin with a memory, which a baseline has no place for")
         return Baselines()
-    policies = {name: _policy(name, config, played[0], everything, engine, tell) for name in _POLICIES}
+    policies = {name: _policy(name, config, played[0], named, engine, tell) for name in _POLICIES}
     whole, tokens = policies[WHOLE_DOCUMENT], 0
     asked = {each.name for each in played}
     planned, fits = list[Planned](), dict[str, int]()
     for name, problems in named.items():
         lengths = [_length(problem, whole, engine) for problem in problems]
-        fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length is not None]
+        fitting = some_of(problems, [place for place, length in enumerate(lengths) if length is not None])
         if any(problem.context is not None for problem in problems):
             fits[name] = len(fitting)
-        for baseline, own in ((CLOSED_BOOK, list(problems)), (WHOLE_DOCUMENT, fitting)):
+        for baseline, own in ((CLOSED_BOOK, problems), (WHOLE_DOCUMENT, fitting)):
             policy = policies[baseline]
             if own and policy is not None and _POLICIES[baseline] not in asked:
                 episodes = EvalSet(f"{name}, {baseline}", own, policy, baseline=baseline)
                 planned.append(Planned(episodes, _POLICIES[baseline], name, len(problems)))
                 if baseline == WHOLE_DOCUMENT:
-                    left = zip(problems, lengths, strict=True)
+                    left = zip(outlines(problems), lengths, strict=True)
                     tokens += sum(size or 0 for each, size in left if (episodes.name, each.id, 0) not in done)
     if planned:
         tell(_told([each.episodes for each in planned], tokens))
@@ -111,7 +112,7 @@ def _policy(
     baseline: str,
     config: RunConfig,
     agent: PolicyConfig,
-    problems: Sequence[Problem],
+    named: Sets,
     engine: Engine,
     tell: Callable[[str], None],
 ) -> Any:
@@ -129,8 +130,10 @@ def _policy(
         options[_QUESTION] = max(own[_QUESTION], agent.options.get(_QUESTION, 0))
     try:
         given = PolicyConfig(name=name, options=options)
-        policy = build_policy(fitted(given, problems=problems, codec=engine.codec, max_context=window))
-        read = problems if baseline == CLOSED_BOOK else [problem for problem in problems if problem.context is not None]
+        asked = [each for problems in named.values() for each in outlines(problems)]
+        policy = build_policy(fitted(given, problems=asked, codec=engine.codec, max_context=window))
+        problems = chain.from_iterable(named.values())
+        read = problems if baseline == CLOSED_BOOK else (each for each in problems if each.context is not None)
         admit_all(policy, read, engine.codec, window)
     except (ConfigError, DataError) as error:
         tell(f"no baseline {baseline}: {error}")

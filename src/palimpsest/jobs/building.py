@@ -12,7 +12,7 @@ memory holds the questions and their paragraphs, whatever the contexts come to.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,8 @@ class Contexts:
     seed: int = 0
     splits: tuple[Split, ...] = ALL
     disjoint_gold: bool = False
+    disjoint_documents: bool = False
+    """No gold document of one split is in a context of another; `disjoint_gold`, too."""
     order: Order = "any"
     min_distance: float = 0
     """Documents between gold ones at the least; below 1 a share of the context."""
@@ -79,33 +81,41 @@ class Built(Made):
     layout: Layout
 
 
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Questions of one split, and where their distractors come from."""
+
+    name: str
+    records: tuple[Record, ...]
+    corpus: Corpus
+
+
 @dataclass(slots=True)
 class _Plan:
     """Which context of which record goes where."""
 
     contexts: Contexts
-    corpus: Corpus
-    splits: dict[str, tuple[Record, ...]]
+    splits: tuple[_Split, ...]
     index: dict[str, int] = field(default_factory=dict)
     """Numbers of documents, by their text; empty where contexts are text."""
 
     @property
-    def files(self) -> Iterator[tuple[str, int, tuple[Record, ...]]]:
-        """(name, documents, records) of each file."""
-        for name, records in self.splits.items():
+    def files(self) -> Iterator[tuple[str, int, _Split]]:
+        """(name, documents, split) of each file."""
+        for split in self.splits:
             for documents in self.contexts.documents:
-                yield f"{name}_{documents}.jsonl", documents, records
+                yield f"{split.name}_{documents}.jsonl", documents, split
 
     @property
     def total(self) -> int:
-        return len(self.contexts.documents) * sum(map(len, self.splits.values()))
+        return len(self.contexts.documents) * sum(len(split.records) for split in self.splits)
 
-    def paragraphs(self, record: Record, documents: int) -> tuple[str, ...]:
+    def paragraphs(self, record: Record, documents: int, corpus: Corpus) -> tuple[str, ...]:
         placing = self.contexts.placing(documents)
-        return arrange(record, self.corpus, documents, seed=self.contexts.seed, placing=placing)
+        return arrange(record, corpus, documents, seed=self.contexts.seed, placing=placing)
 
-    def row(self, record: Record, documents: int) -> dict[str, Any]:
-        paragraphs = self.paragraphs(record, documents)
+    def row(self, record: Record, documents: int, corpus: Corpus) -> dict[str, Any]:
+        paragraphs = self.paragraphs(record, documents, corpus)
         if self.index:
             return row_by_index(record, paragraphs, self.index)
         return problem_row(assemble(replace(record, paragraphs=paragraphs)))
@@ -166,7 +176,7 @@ def _planned(read: Questions, contexts: Contexts) -> _Plan:
         read.records,
         contexts.splits,
         seed=contexts.seed,
-        disjoint_gold=contexts.disjoint_gold,
+        disjoint_gold=contexts.disjoint_gold or contexts.disjoint_documents,
         excluded_gold=read.excluded_gold,
     )
     used = sum(map(len, dealt.splits.values()))
@@ -174,16 +184,29 @@ def _planned(read: Questions, contexts: Contexts) -> _Plan:
         read.left_out["gold documents of another split"] = dealt.shared_gold
     if spare := len(read.records) - used - dealt.shared_gold:
         read.left_out["not asked for by any split"] = spare
-    return _Plan(contexts, read.corpus, dict(dealt.splits))
+    splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.splits.items())
+    return _Plan(contexts, tuple(_apart(splits, read.excluded_gold)) if contexts.disjoint_documents else splits)
+
+
+def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_Split]:
+    """Each split without the gold documents of the others, and without those that are excluded."""
+    golds = {split.name: {text for record in split.records for text in record.needed} for split in splits}
+    for split in splits:
+        theirs = set(excluded_gold).union(*(own for name, own in golds.items() if name != split.name))
+        records = tuple(
+            replace(record, paragraphs=tuple(text for text in record.paragraphs or () if text not in theirs))
+            for record in split.records
+        )
+        yield _Split(split.name, records, Corpus(tuple(text for text in split.corpus.paragraphs if text not in theirs)))
 
 
 def _choose_layout(plan: _Plan, tick: Tick) -> None:
     """Number the documents of all contexts, if rows of numbers are what is asked for, or what takes less room."""
     as_text = as_numbers = 0
     used: dict[str, int] = {}
-    for _, documents, records in plan.files:
-        for record in records:
-            paragraphs = plan.paragraphs(record, documents)
+    for _, documents, split in plan.files:
+        for record in split.records:
+            paragraphs = plan.paragraphs(record, documents, split.corpus)
             for paragraph in paragraphs:
                 if paragraph not in used:
                     used[paragraph] = len(json.dumps(paragraph, ensure_ascii=False).encode())
@@ -196,12 +219,13 @@ def _choose_layout(plan: _Plan, tick: Tick) -> None:
         plan.index = {paragraph: number for number, paragraph in enumerate(sorted(used))}
 
 
-def _write(path: Path, plan: _Plan, documents: int, records: Sequence[Record], tick: Tick) -> int:
+def _write(path: Path, plan: _Plan, documents: int, split: _Split, tick: Tick) -> int:
     with files.drafted(path) as file:
-        for record in records:
-            file.write(json.dumps(plan.row(record, documents), ensure_ascii=False, allow_nan=False) + "\n")
+        for record in split.records:
+            row = plan.row(record, documents, split.corpus)
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
             tick()
-    return len(records)
+    return len(split.records)
 
 
 def _settings(contexts: Contexts, filters: Filters) -> dict[str, Any]:

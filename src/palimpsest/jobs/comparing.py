@@ -15,16 +15,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.cells import Cell as Cell
-from palimpsest.evaluation.cells import cell_of
+from palimpsest.evaluation.cells import Cell, cell_of
 from palimpsest.evaluation.errata import read_errata
+from palimpsest.evaluation.identity import default_settings
 from palimpsest.evaluation.pairing import Flip, Pairing, pair
 from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.correcting import Correction, corrected_sides
 from palimpsest.jobs.editions import edition_of_set
-from palimpsest.jobs.sides import Folder, Side, default_settings, read_sides
+from palimpsest.jobs.sides import Folder, Side, read_sides
 from palimpsest.jobs.table import Table
 
 FORMAT = 2

@@ -8,9 +8,10 @@ from statistics import fmean
 
 from palimpsest import files
 from palimpsest.errors import ConfigError
+from palimpsest.evaluation.cells import Cell
 from palimpsest.evaluation.samples import write_json
 from palimpsest.evaluation.summary import Score
-from palimpsest.jobs.comparing import Cell, Comparison
+from palimpsest.jobs.comparing import Comparison
 from palimpsest.report.comparison_figures import FORMATS, Axis, Lines, Measured, accuracy_by_cost, accuracy_by_length
 from palimpsest.report.page import embedded, page
 from palimpsest.report.visible import visible

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
+from palimpsest.data.file_source import outlines
 from palimpsest.evaluation.run import EvalSet
 from palimpsest.evaluation.samples import SAMPLES, Sample, SampleKey, read_samples
 from palimpsest.progress.progress import Progress, Tick
@@ -37,7 +38,7 @@ def finished(out: Path | None) -> dict[SampleKey, Sample]:
 @contextmanager
 def counting(sets: Sequence[EvalSet], out: Path | None, progress: Progress) -> Iterator[Counted]:
     """What was played before counts as done."""
-    drawn = {(each.name, problem.id): each.samples for each in sets for problem in each.problems}
+    drawn = {(each.name, problem.id): each.samples for each in sets for problem in outlines(each.problems)}
     before = [sample for sample in finished(out).values() if sample.draw < drawn.get((sample.name, sample.id), 0)]
     if before:
         progress.message(f"{len(before):,} of {sum(drawn.values()):,} episodes are there already")

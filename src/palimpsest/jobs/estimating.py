@@ -68,8 +68,7 @@ async def announce_cost(
             unknown |= {each.name: None} if each.problems else {}
             continue
         longest = _Longest(engine.sampler.max_context, engine.codec.encode("a")[0])
-        problem = sorted(each.problems, key=lambda problem: len(problem.context or ""))[len(each.problems) // 2]
-        await _played(each.policy, problem, longest, config, engine)
+        await _play(each.policy, _of_middle_length(each.problems), longest, config, engine)
         episodes = len(each.problems) * each.samples
         requests += longest.requests * episodes
         read += longest.read * episodes
@@ -80,7 +79,13 @@ async def announce_cost(
     progress.message(told + (f"; beside that, not known before: {', '.join(unknown)}" if unknown else ""))
 
 
-async def _played(policy: MemoryPolicy, problem: Problem, sampler: _Longest, config: RunConfig, engine: Engine) -> None:
+def _of_middle_length(problems: Sequence[Problem]) -> Problem:
+    """That whose document is the median; one document at a time is in memory."""
+    lengths = [len(problem.context or "") for problem in problems]
+    return problems[sorted(range(len(lengths)), key=lengths.__getitem__)[len(lengths) // 2]]
+
+
+async def _play(policy: MemoryPolicy, problem: Problem, sampler: _Longest, config: RunConfig, engine: Engine) -> None:
     await play(
         problem,
         policy=policy,

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.data import listed
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.data.file_source import outlines
 from palimpsest.data.source import left_out
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.errata import Errata
 from palimpsest.evaluation.run import EvalSet, OnProgress, Samples, summaries_of
-from palimpsest.evaluation.samples import Sample, write_json
+from palimpsest.evaluation.samples import SUMMARY, Sample, write_json
 from palimpsest.jobs.baselines import Baselines, Planned, Sets, plan_baselines
 from palimpsest.jobs.beside import beside, errata_for
 from palimpsest.jobs.blocking import blocking
@@ -27,7 +29,7 @@ from palimpsest.jobs.counting import counting, finished
 from palimpsest.jobs.estimating import announce_cost
 from palimpsest.jobs.evaluated import Evaluation, Prices, Row
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
-from palimpsest.jobs.evaluation_folder import SUMMARY, check_folder, move_aside
+from palimpsest.jobs.evaluation_folder import check_folder, move_aside
 from palimpsest.jobs.evaluation_report import report_evaluation
 from palimpsest.jobs.presets import changes, choose
 from palimpsest.jobs.settings import Model, Recipe, Remote
@@ -141,7 +143,7 @@ async def evaluate_sweep_async(
     skipped = list[str]()
     named = _problems(sweep, skipped)
     engine = await asyncio.to_thread(open_engine, sweep.config, objective=None)
-    sweep = _with_budgets(sweep, [problem for own in named.values() for problem in own], engine)
+    sweep = _with_budgets(sweep, [each for own in named.values() for each in outlines(own)], engine)
     changed = _changed(sweep, named)
     planned = _planned(sweep, named, engine)
     _announce(progress, engine, sweep.policies, skipped, changed)
@@ -183,10 +185,11 @@ def _checked(sweep: Sweep, out: Path | None, force: bool) -> Errata | None:
 
 
 def _by_name(planned: Sequence[Planned]) -> dict[tuple[str, str], Problem]:
-    return {(each.episodes.name, problem.id): problem for each in planned for problem in each.episodes.problems}
+    """The problems without long documents, for graders, which look at answers alone."""
+    return {(each.episodes.name, one.id): one for each in planned for one in outlines(each.episodes.problems)}
 
 
-def _problems(sweep: Sweep, skipped: list[str]) -> dict[str, list[Problem]]:
+def _problems(sweep: Sweep, skipped: list[str]) -> Sets:
     if sweep.problems is not None:
         return {OWN_PROBLEMS: list(sweep.problems)}
     return read_problems(sweep.config, sweep.chunks, skipped, sweep.documents)
@@ -197,8 +200,13 @@ def _planned(sweep: Sweep, named: Sets, engine: Engine) -> list[Planned]:
     planned = []
     for config in sweep.policies:
         policy = build_policy(config)
-        everything = [problem for own in named.values() for problem in own]
-        admit_all(policy, everything, engine.codec, engine.sampler.max_context, _window_of(sweep.config, engine))
+        admit_all(
+            policy,
+            chain.from_iterable(named.values()),
+            engine.codec,
+            engine.sampler.max_context,
+            _window_of(sweep.config, engine),
+        )
         for name, problems in named.items():
             title = name if len(sweep.policies) == 1 else f"{config.name}, {name}"
             planned.append(

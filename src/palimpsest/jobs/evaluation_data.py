@@ -10,6 +10,7 @@ from pathlib import Path
 
 from palimpsest.config.data import SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
+from palimpsest.data.file_source import FileSource, SourceProblems
 from palimpsest.data.manifest import MANIFEST, sets_of
 from palimpsest.data.search_synthetic import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.source import build_source, rows_left_out
@@ -48,9 +49,10 @@ def read_problems(
     chunks: Sequence[int] | None = None,
     skipped: list[str] | None = None,
     documents: Sequence[int] = (),
-) -> dict[str, list[Problem]]:
-    """Problems to play, one list a size or a file, under the name their figures get; `skipped` gains what is said of
-    each row that is left out. `documents`: several numbers per context, in place of the configuration's."""
+) -> dict[str, Sequence[Problem]]:
+    """Problems to play by size or file, under the name their figures get; those of files are built when they are asked
+    for. `skipped` gains what is said of each row that is left out. `documents`: several numbers per context, in place
+    of the configuration's."""
     source, limit = config.data.eval_source or config.data.source, config.data.limit
     if source == "synthetic":
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
@@ -85,17 +87,19 @@ def expanded(paths: Sequence[str]) -> list[str]:
 
 def _of_files(
     config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
-) -> dict[str, list[Problem]]:
-    """A list a file and number of documents, under the name of the file, or its path where two have the same."""
+) -> dict[str, Sequence[Problem]]:
+    """Those of a file and number of documents, under the name of the file, or its path where two have the same."""
     stems = [Path(path).stem for path in paths]
-    named = {}
+    named = dict[str, Sequence[Problem]]()
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else path
-        for count in documents or (config.data.documents,):
-            changes = {"source": path, "eval_source": None, "weights": None, "documents": count}
-            source = build_source(config.data.model_copy(update=changes), split="eval")
-            skipped += [line for line in rows_left_out(source) if line not in skipped]
-            named[f"{name}, {count} documents" if documents else name] = source.problems(step=0, count=sys.maxsize)
+        first, *others = documents or (config.data.documents,)
+        changes = {"source": path, "eval_source": None, "weights": None, "documents": first}
+        source = build_source(config.data.model_copy(update=changes), split="eval")
+        assert isinstance(source, FileSource)
+        skipped += [line for line in rows_left_out(source) if line not in skipped]
+        for count, sized in ((first, source), *((count, source.with_documents(count)) for count in others)):
+            named[f"{name}, {count} documents" if documents else name] = SourceProblems.all_of(sized)
     return named
 
 

@@ -20,8 +20,6 @@ from palimpsest.jobs.judge_card import CARD
 from palimpsest.runs.moving import folders, refuse_moving
 from palimpsest.runs.run_folder import CONFIG
 
-SUMMARY = "summary.json"
-
 
 def check_folder(out: Path | None, *, model: str, force: bool) -> None:
     """Refuse what an evaluation must not write into, before anything is loaded; None: it writes nothing. Raises

@@ -10,7 +10,7 @@ from palimpsest.evaluation.episodes import EPISODES, first_episodes
 from palimpsest.jobs.baselines import READING
 from palimpsest.jobs.evaluated import Evaluation
 from palimpsest.report.evaluation import EvaluationResults, write_evaluation_report
-from palimpsest.report.story import ToldStory, look, told_beside
+from palimpsest.report.story import ToldStory, told_beside, view_command
 from palimpsest.text.codec import Codec
 
 
@@ -35,7 +35,7 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
         config=dump_config(config),
         notes=[*reading, *evaluation.beside.told],
         stories=_told(out, [summary.name for summary in evaluation.summaries], codec),
-        look=look(out),
+        look=view_command(out),
     )
     write_evaluation_report(out, results)
 

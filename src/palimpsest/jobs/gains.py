@@ -24,7 +24,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import memories
-from palimpsest.report.story import ToldStory, look, told_beside
+from palimpsest.report.story import ToldStory, told_beside, view_command
 from palimpsest.report.training import ToldEpisode, TrainingResults, write_training_report
 from palimpsest.rollout.record import read_groups
 from palimpsest.runs.origin import resume_command
@@ -71,7 +71,7 @@ def training_results(folder: Path) -> TrainingResults:
         next_steps=next_steps(folder, config, len(rows)),
         config=dump_config(config),
         stories=told_of_last_step(folder, config),
-        look=look(folder),
+        look=view_command(folder),
     )
 
 

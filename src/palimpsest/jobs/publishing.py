@@ -10,17 +10,16 @@ from typing import Any
 
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import RunConfig
-from palimpsest.evaluation.samples import Sample, write_json
+from palimpsest.evaluation.samples import SUMMARY, Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.gains import told_of_last_step
 from palimpsest.jobs.methods import Method
 from palimpsest.jobs.shards import set_name
 from palimpsest.report.report import Cell, Results, write_report
-from palimpsest.report.story import look
+from palimpsest.report.story import view_command
 from palimpsest.runs.rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, RunFolder
 
-SUMMARY = "summary.json"
 SHOWN_SAMPLES = 4
 
 Summaries = dict[str, dict[int, EvalSummary]]
@@ -81,7 +80,7 @@ def _results(
         others=method.others,
         note=method.note,
         stories=told_of_last_step(folder.path, config),
-        look=look(folder.path),
+        look=view_command(folder.path),
     )
 
 

@@ -25,10 +25,11 @@ from typing import Any
 from palimpsest.config.load import Overrides, dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
+from palimpsest.evaluation.samples import SUMMARY
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.methods import METHODS, Method
 from palimpsest.jobs.pool import Report, WorkerPool
-from palimpsest.jobs.publishing import SUMMARY, publish
+from palimpsest.jobs.publishing import publish
 from palimpsest.jobs.quickstart_config import asked_quickstart, other_policies
 from palimpsest.jobs.resuming import QUICKSTART, Resume, resumable
 from palimpsest.jobs.run import Run

@@ -23,9 +23,8 @@ from palimpsest.config.models import named
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
-from palimpsest.evaluation.samples import IDENTITY, read_identity
+from palimpsest.evaluation.samples import IDENTITY, SUMMARY, read_identity
 from palimpsest.jobs.composing import weights_fingerprint
-from palimpsest.jobs.evaluation_folder import SUMMARY
 from palimpsest.jobs.regrading import with_judge_address
 from palimpsest.jobs.replay_episode import RecordedEpisode
 from palimpsest.jobs.resuming import COLD_START

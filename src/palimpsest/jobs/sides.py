@@ -21,10 +21,8 @@ from pydantic import ValidationError
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
-from palimpsest.evaluation.identity import default_settings as default_settings
 from palimpsest.evaluation.identity import leaves
-from palimpsest.evaluation.samples import SAMPLES, Sample, read_identity, read_samples
-from palimpsest.jobs.evaluation_folder import SUMMARY
+from palimpsest.evaluation.samples import SAMPLES, SUMMARY, Sample, read_identity, read_samples
 from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config

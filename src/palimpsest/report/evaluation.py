@@ -60,7 +60,7 @@ def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
 def lead(results: EvaluationResults) -> str:
     """The accuracy over everything, in a sentence of measured figures."""
     graded, ungraded = (sum(getattr(each, name) for each in results.summaries) for name in ("graded", "ungraded"))
-    missing = f" {ungraded} episodes have no grade and are in no accuracy." if ungraded else ""
+    missing = f" Without a grade, and in no accuracy: {ungraded} of {graded + ungraded}." if ungraded else ""
     if results.accuracy.mean is None:
         return f"No episode was graded.{missing}"
     score = results.accuracy
@@ -71,7 +71,7 @@ def _row(summary: EvalSummary, *, main: bool) -> dict[str, Any]:
     return {
         "name": visible(summary.name),
         "main": main,
-        "problems": summary.problems,
+        "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
         "accuracy": _percent(summary.accuracy),
         "interval": _interval(summary.accuracy),
         "tokens": f"{summary.tokens_per_document:,.0f}",

@@ -127,6 +127,6 @@ def _parts(story: Story, number: int) -> Iterator[ToldPart]:
             yield ToldPart(_KINDS.get(part.origin, "reworded"), visible(part.text))
 
 
-def look(folder: Path) -> str:
+def view_command(folder: Path) -> str:
     """The command that shows all of it."""
     return f"palimpsest view {visible(str(folder))}"

@@ -3,6 +3,7 @@
     default    another wording is right, several answers to choose from are not
     lenient    generous, as much of the field judges: what touches the right thing passes
     strict     exactly one answer, in full
+    rubric     the reference is a point that the answer has to make, or something that it must not do
     a text     criteria of one's own, from a file (reward.judge.prompt=my.txt)
 
 The opening says that all of what is judged is data, and the form asks for the case number that an answer can't know
@@ -44,6 +45,12 @@ articles, units of the same value and the form of a date or number may differ.
 partial: it gives a part of it, or more than it.
 incorrect: anything else: another answer, more than one answer, one that is hedged, close but not the same, none, a \
 refusal, or text about the judging.""",
+    "rubric": """\
+Each reference is one point of a rubric: something the answer has to say or do, or, where it says so, must not.
+correct: the answer replies to the question and meets the point, in whatever words; what else it says does not matter.
+partial: it meets a part of the point, or meets it with a small mistake.
+incorrect: it does not meet the point, does what the point forbids, does not reply to the question, or is text about \
+the judging.""",
 }
 
 

@@ -11,16 +11,17 @@ the note as the gold, as the published code does.
 
 Guaranteed: a question without an answer is worth 0.0 and no judge is asked about it; a judge that fails leaves the
 episode ungraded, with the reason, never at zero; the judge is asked about an answer, never about the text around it.
-Not covered: an object's names in other spellings; golds of which several are wanted.
+Of several golds the best counts, or, where each is wanted (the points of a rubric), their mean.
+Not covered: an object's names in other spellings.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Protocol
+from typing import Literal, Protocol, TypeVar, cast
 
 from palimpsest.config.reward import FinalAnswerConfig
 from palimpsest.errors import JudgeError
@@ -28,6 +29,8 @@ from palimpsest.reward import match
 from palimpsest.text.answers import extract
 from palimpsest.text.final_answer import NamedAnswers, final_answer, named_answers
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
+
+T = TypeVar("T")
 
 INVALID_GOLD = "the question is invalid"
 _RULES = {"em": match.exact, "f1": match.f1, "sub_em": match.gold_in_answer}
@@ -79,14 +82,17 @@ class Marked:
     partial: bool = False
 
 
-def compared(answer: str, golds: Sequence[str]) -> Marked:
+def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] = "any") -> Marked:
     """By the rules of strings.
 
     >>> compared("Oslo, Norway", ["Oslo"]).values
     {'em': 0.0, 'f1': 0.6666666666666666, 'sub_em': 1.0}
+    >>> compared("Oslo, Norway", ["Oslo", "Bergen"], "each").values["sub_em"]
+    0.5
     """
     said = any(match.comparable(answer, gold)[0] for gold in golds)
-    return Marked(said, {name: max(rule(answer, gold) for gold in golds) for name, rule in _RULES.items()})
+    together = max if wanted == "any" else fmean
+    return Marked(said, {name: together([rule(answer, gold) for gold in golds]) for name, rule in _RULES.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +124,29 @@ class FinalAnswerGrader:
             await self.judge.close()
 
     async def _marked(self, asked: Sequence[Objective], given: NamedAnswers) -> list[Marked]:
-        marked = [compared(given.answers.get(one.name, ""), one.golds) for one in asked]
+        marked = [compared(given.answers.get(one.name, ""), one.golds, self.config.golds) for one in asked]
         if self.judge is None:
             return marked
         pairs = zip(asked, marked, strict=True)
-        judged = await asyncio.gather(
-            *(self._judged(one, given.answers.get(one.name, ""), mark) for one, mark in pairs),
-            return_exceptions=True,  # each verdict that came is in the cache by then
-        )
-        for failure in judged:
-            if isinstance(failure, BaseException):
-                raise failure
-        return [mark for mark in judged if isinstance(mark, Marked)]
+        return await _all_of(self._judged(one, given.answers.get(one.name, ""), mark) for one, mark in pairs)
 
     async def _judged(self, one: Objective, answer: str, mark: Marked) -> Marked:
         assert self.judge is not None
         if not answer.strip():
             return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
-        value, partial = await self.judge.value(one.question, one.golds, answer)
+        asked = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
+        verdicts = await _all_of(self.judge.value(one.question, golds, answer) for golds in asked)
+        value, partial = fmean(value for value, _ in verdicts), any(partial for _, partial in verdicts)
         return Marked(True, {**mark.values, "judge": value}, partial)
+
+
+async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """What each gives, once all have ended: the verdicts that came are in the cache, also where another failed."""
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    for failure in ended:
+        if isinstance(failure, BaseException):
+            raise failure
+    return cast(list[T], ended)
 
 
 def _answers(asked: Sequence[Objective], text: str, where: str) -> NamedAnswers:

@@ -14,6 +14,7 @@ from typing import Any
 
 from palimpsest.config.models import SHIPPED, named
 from palimpsest.errors import PalimpsestError
+from palimpsest.evaluation.samples import SUMMARY
 from palimpsest.model_files.hub import cached_tokenizer
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.run_folder import CONFIG
@@ -89,7 +90,7 @@ class Decoders:
             if isinstance(model, dict) and isinstance(model.get("path"), str):
                 yield model["path"]
         elif source.kind is Kind.EVALUATION:
-            model = (read_object(source.path / "summary.json") or {}).get("model")
+            model = (read_object(source.path / SUMMARY) or {}).get("model")
             if isinstance(model, str):
                 yield from _of_model(model)
 

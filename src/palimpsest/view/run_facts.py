@@ -16,7 +16,7 @@ import orjson
 import yaml
 
 from palimpsest.evaluation.identity import leaves
-from palimpsest.evaluation.samples import IDENTITY, SAMPLES
+from palimpsest.evaluation.samples import IDENTITY, SAMPLES, SUMMARY
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.origin import EVENTS, resume_command
 from palimpsest.runs.rows import is_number, whole
@@ -29,7 +29,6 @@ from palimpsest.view.status import Status, status_of_run
 from palimpsest.view.tailing import Tails
 
 REWARD = "reward/mean"
-_SUMMARY = "summary.json"
 _CONFIG_BYTES, _DEPTH, _VALUES = 4 << 20, 32, 20_000
 """Of a configuration that is shown: bytes of its file, levels, values."""
 _ALIVE_SECONDS = 120.0
@@ -84,7 +83,7 @@ class Facts:
         row = self.row(source)
         config, trouble = self._configured(source)
         known = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
-        known["summary"] = read_object(source.path / _SUMMARY) if source.path.is_dir() else None
+        known["summary"] = read_object(source.path / SUMMARY) if source.path.is_dir() else None
         if source.kind is not Kind.RUN:
             return known
         timings = self.tails.rows(source.path / TIMINGS)
@@ -184,7 +183,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def _accuracy(source: Source) -> list[float]:
     """Of each part, as the evaluation wrote it down at its end."""
-    found = (read_object(source.path / _SUMMARY) or {}).get("evaluations")
+    found = (read_object(source.path / SUMMARY) or {}).get("evaluations")
     means = [each.get("accuracy", {}).get("mean") for each in found] if isinstance(found, list) else []
     return [float(mean) for mean in means if is_number(mean)]
 
@@ -194,7 +193,7 @@ def _status_of_files(source: Source) -> Status:
         return Status.GONE
     if source.kind is Kind.RECORD:
         return Status.FILE
-    if (source.path / _SUMMARY).is_file():
+    if (source.path / SUMMARY).is_file():
         return Status.FINISHED
     changed = _changed(source.path / SAMPLES) or 0.0
     return Status.RUNNING if time.time() - changed < _ALIVE_SECONDS else Status.STOPPED

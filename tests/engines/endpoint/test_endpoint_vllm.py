@@ -15,10 +15,8 @@ from palimpsest import Evaluation, evaluate
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ModelError, PromptTooLong
-from palimpsest.text.codec import Codec
 from palimpsest.types import SamplingParams
-from support.models import build_llama
-from support.vllm_server import vllm_server
+from support.vllm_server import random_model, vllm_server
 
 PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
 pytestmark = [
@@ -31,12 +29,7 @@ BUDGETS = {"chunk_size": 128, "memory_tokens": 16, "question_tokens": 64, "answe
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights with the shipped tokenizer; a head size of 32 is the least that vLLM computes on a CPU."""
-    folder, codec = tmp_path_factory.mktemp("served"), Codec.load("embedded")
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    build_llama(codec.vocab_size, max_position_embeddings=WINDOW, **sizes).save_pretrained(folder)
-    codec.save(folder)
-    return folder
+    return random_model(tmp_path_factory.mktemp("served"), WINDOW)
 
 
 @pytest.fixture(scope="module")

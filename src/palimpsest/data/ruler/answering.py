@@ -5,16 +5,14 @@ The unit is a word of a distractor: whole documents as long as they fit, then a 
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
-from palimpsest.data.assemble import document_block
-from palimpsest.data.problems import read_records
+from palimpsest.data.assemble import Record, document_block
+from palimpsest.data.problems import format_of, read_records
 from palimpsest.data.ruler.definitions import PROMPTS
 from palimpsest.data.ruler.needles import Key
 from palimpsest.data.ruler.sample import Sample
@@ -43,24 +41,20 @@ class Questions:
 
 
 def read_squad(path: Path) -> Questions:
-    """SQuAD's own file, version 1.1 or 2.0; questions without an answer are left out. Raises DataError."""
-    try:
-        articles = json.loads(path.read_text("utf-8"))["data"]
-        asked = tuple(question for article in articles for question in _of_article(article["paragraphs"]))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas ({error})") from None
-    documents = sorted({paragraph["context"] for article in articles for paragraph in article["paragraphs"]})
-    return Questions(asked, tuple(documents))
+    """SQuAD's own file, version 1.1 or 2.0, or its rows; questions without an answer are left out. Raises DataError."""
+    if (found := format_of(path).name) != "squad":
+        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas, or its rows; is {found}")
+    records = list(read_records(path))
+    articles = dict[object, dict[str, None]]()
+    for record in records:
+        articles.setdefault(record.metadata.get("title"), {})[record.context or ""] = None
+    asked = tuple(_of_article(record, articles[record.metadata.get("title")]) for record in records if record.answers)
+    return Questions(asked, tuple(sorted({text for texts in articles.values() for text in texts})))
 
 
-def _of_article(paragraphs: Sequence[Mapping[str, Any]]) -> Iterator[Question]:
-    texts = [paragraph["context"] for paragraph in paragraphs]
-    for paragraph in paragraphs:
-        for each in paragraph["qas"]:
-            golds = tuple(dict.fromkeys(answer["text"] for answer in each["answers"]))
-            if golds and not each.get("is_impossible"):
-                own = paragraph["context"]
-                yield Question(each["question"], golds, (own,), tuple(text for text in texts if text != own))
+def _of_article(record: Record, texts: Iterable[str]) -> Question:
+    own = record.context or ""
+    return Question(record.question, record.answers, (own,), tuple(text for text in texts if text != own))
 
 
 def read_hotpot(path: Path) -> Questions:
