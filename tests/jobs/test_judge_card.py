@@ -21,8 +21,10 @@ from palimpsest.reward.judge_prompts import CRITERIA, prompt_sha256, system_prom
 from palimpsest.reward.judge_set import JUDGE_SET, PARAPHRASE, known_answers
 from palimpsest.reward.match import exact
 from support.command import Run
+from support.endpoint_server import Server as Endpoint
+from support.endpoint_server import endpoint_server
 from support.evaluations import sample, write_evaluation
-from support.judge_server import Server, case_of, completion, honest, judge_server, verdict
+from support.judge_server import Reply, Server, case_of, completion, honest, judge_server, verdict
 
 DEFAULT_SHA256 = "c29deb5e2685e6790564350b6275ba5d054ff2d037be3bf48ed3a949b357d5a5"
 OWN = "correct: it says so.\npartial: a part of it.\nincorrect: anything else."
@@ -49,9 +51,10 @@ def by_prompt(request: dict[str, Any], _: int) -> str:
 def test_the_set_is_large_enough_and_says_what_it_claims() -> None:
     answers = list(known_answers())
     wrong, right = [each for each in answers if not each.right], [each for each in answers if each.right]
-    assert len(JUDGE_SET) >= 20
-    assert len(wrong) >= 60
-    assert len(right) >= 40
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text("utf-8")
+    assert f"how many of {len(wrong)} shipped wrong answers" in page
+    assert f"how many of {len(right)} right answers" in page
+    assert f"The {len(JUDGE_SET)} questions are plain facts" in page
     assert len({(each.question, each.answer) for each in answers}) == len(answers)
     assert len({each.kind for each in wrong}) >= 10
     assert not [each for each in wrong if any(exact(each.answer, gold) for gold in each.golds)]
@@ -227,6 +230,48 @@ def test_an_evaluation_that_is_judged_makes_a_card_unless_switched_off(tmp_path:
             palimpsest.evaluate(tiny_model_folder, chunks=1, limit=2, overrides=overrides, out=out, quiet=True)
             assert (out / CARD).is_file() == bool(cards)
             assert ("judge" in json.loads((out / "summary.json").read_text("utf-8"))) == bool(cards)
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_scored_under_each_prompt_and_counts_what_its_judge_did_not_grade(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """Model and judge are scripted endpoints. The judge is generous where its prompt is, and fails on one question."""
+
+    def failing(request: dict[str, Any], number: int) -> Reply:
+        return (401, "wrong key") if "Where is 2?" in str(request["messages"][-1]) else by_prompt(request, number)
+
+    rows = [
+        {"id": str(n), "question": f"Where is {n}?", "answers": [gold], "context": "Rome."}
+        for n, gold in enumerate(("Rome", "Oslo", "Bonn"))
+    ]
+    (tmp_path / "dev.json").write_text(json.dumps(rows))
+    model = Endpoint(takes="chat", speak=lambda body: "FINAL_ANSWER: Rome")
+    with endpoint_server(model) as server, judge_server(failing) as judge:
+        done = palimpsest.evaluate(
+            "served",
+            tmp_path / "dev.json",
+            overrides=[*JUDGED, f"reward.judge.url={judge.url}", "prompts=final"],
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            baselines=False,
+            out=tmp_path / "e",
+            quiet=True,
+        )
+    (summary,) = done.summaries
+    assert (summary.problems, summary.graded, summary.ungraded, summary.accuracy.mean) == (3, 2, 1, 0.5)
+    assert list(summary.ungraded_reasons) == ["judge: status 401: 'wrong key'"]
+    told = json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["judge"]
+    assert {name: score["mean"] for name, score in told["scores"].items()} == {
+        "default": 0.5,
+        "lenient": 1.0,
+        "strict": 0.5,
+    }
+    assert told["ungraded"] == {"default": 1, "lenient": 1, "strict": 1}
+    assert [each["prompt_sha256"] for each in told["card"]["prompts"]] == [
+        prompt_sha256(prompt) for prompt in ("default", "lenient", "strict")
+    ]
+    assert [each["false_accepts"]["count"] for each in told["card"]["prompts"]][1] == 66
 
 
 def test_errata_stand_beside_an_evaluations_figures(tmp_path: Path, tiny_model_folder: Path) -> None:
