@@ -23,6 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "seeding",
         "plugins",
         "endpoints",
+        "connections",
         "config",
         "progress",
         "model_files",

@@ -1,11 +1,9 @@
-"""What is shared by those who ask a service over HTTP: its address, its token, how much of a reply is read, and when
-it is asked again.
+"""What is shared by those who ask a service over HTTP: its address, its token, what a reply says, and when it is asked
+again. How it is asked: connections.py.
 
 Guaranteed: an address with a user or a password in it is refused, for it would stand in configurations, records and
-messages; a token comes out of the environment and is in no message; a reply is read as it comes and never holds more
-than the limit, neither as sent nor decompressed; a request is sent a bounded number of times, with pauses drawn by its
-key.
-Not covered: redirects; other encodings than gzip and deflate, which are refused.
+messages; a token comes out of the environment and is in no message; a request is sent a bounded number of times, with
+pauses drawn by its key.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,13 +26,7 @@ T = TypeVar("T")
 LONGEST_PAUSE = 20.0
 """Seconds between two attempts at the most, whatever a service asks for."""
 
-ERROR_BYTES = 1 << 16
-"""Of a reply that isn't status 200: read for its first words alone."""
 _HIDDEN = "(redacted)"
-
-
-class BadReply(Exception):
-    """A reply that can't be read: too long, wrongly encoded. One line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +45,6 @@ class Reply:
         """The beginning of the body for a message, on one line, without the secrets an echo may hold."""
         text = redacted(self.body.decode("utf-8", "replace"), *secrets)
         return f"{text[:limit]!r}"
-
-
-async def post(client: httpx.AsyncClient, url: str, body: Mapping[str, Any], *, limit: int) -> Reply:
-    """`body` as JSON to `url`; at most `limit` bytes come back. Raises BadReply and httpx's errors."""
-    return await ask(client, "POST", url, body, limit=limit)
-
-
-async def ask(
-    client: httpx.AsyncClient, method: str, url: str, body: Mapping[str, Any] | None = None, *, limit: int
-) -> Reply:
-    """`post`, by any method, with or without a body."""
-    async with client.stream(method, url, json=body, headers={"Accept-Encoding": "identity"}) as answer:
-        whole = answer.status_code == 200
-        limit = limit if whole else ERROR_BYTES
-        raw = bytearray()
-        async for chunk in answer.aiter_raw():
-            raw += chunk
-            if len(raw) > limit:
-                if whole:
-                    raise BadReply(f"the reply exceeds {limit} bytes")
-                break
-        encoding = answer.headers.get("content-encoding", "identity").lower()
-        return Reply(answer.status_code, answer.headers, _decompressed(bytes(raw), encoding, limit, whole=whole))
-
-
-def _decompressed(raw: bytes, encoding: str, limit: int, *, whole: bool) -> bytes:
-    if encoding == "identity":
-        return raw
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise BadReply(f"the reply comes as {encoding!r:.40}, which was not asked for")
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: a header of gzip or of zlib
-    try:
-        body = inflate.decompress(raw, limit + 1)
-    except zlib.error as error:
-        raise BadReply(f"the reply is no {encoding} ({error})") from None
-    if len(body) > limit and whole:
-        raise BadReply(f"the reply exceeds {limit} bytes when decompressed")
-    return body[:limit]
 
 
 def check_address(url: str, key: str, *, example: str = "http://host:port") -> httpx.URL:

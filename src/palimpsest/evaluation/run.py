@@ -1,9 +1,9 @@
 """Evaluation: every problem played once, or as often as is asked for, graded, logged as it ends, summarised.
 
-Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight, and
-a document of a file is read when its episode begins, so memory does not grow with the number of problems; a rerun on
-the same folder plays only what has no grade yet; results do not depend on which episodes ended first; the first sample
-of a problem is the same however many there are.
+Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight, as
+many more ended and not recorded yet, and a document of a file is read when its episode begins, so memory does not grow
+with the number of problems; a rerun on the same folder plays only what has no grade yet; results do not depend on which
+episodes ended first; the first sample of a problem is the same however many there are.
 """
 
 from __future__ import annotations
@@ -180,29 +180,64 @@ def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[Job]:
                 yield from ((group, problem, draw) for draw in draws)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An episode that was played and graded, and isn't recorded yet."""
+
+    group: EvalSet
+    problem: Problem
+    trajectory: Trajectory
+    grade: Grade
+
+
 async def _play_all(
     jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnProgress | None
 ) -> dict[SampleKey, Sample]:
-    """Workers draw from one iterator: a place freed by a short episode is taken at once."""
+    """Workers draw from one iterator: a place freed by a short episode is taken at once. One task beside them records
+    what ended, an episode at a time, so that nobody's next request waits for more than that; at most as many lie there
+    as are in flight, and however this ends, none that was graded is lost."""
     played: dict[SampleKey, Sample] = {}
+    ended: asyncio.Queue[_Ended | None] = asyncio.Queue()
+    room = asyncio.Semaphore(2 * concurrency)
 
     async def worker() -> None:
-        for group, problem, draw in jobs:
-            sample = await _play_one(group, problem, draw, arena)
-            played[sample.key] = sample
-            if finish is not None:
-                finish(sample)
+        for job in jobs:
+            await room.acquire()
+            ended.put_nowait(await _play_one(*job, arena))
+        ended.put_nowait(None)
+
+    def record(episode: _Ended) -> None:
+        sample = _recorded(episode, arena)
+        played[sample.key] = sample
+        if finish is not None:
+            finish(sample)
+
+    async def record_all() -> None:
+        working = concurrency
+        while working:
+            episode = await ended.get()
+            if episode is None:
+                working -= 1
+                continue
+            record(episode)
+            room.release()
+            await asyncio.sleep(0)  # whatever has come meanwhile goes first
 
     try:
-        async with asyncio.TaskGroup() as workers:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(record_all())
             for _ in range(concurrency):
-                workers.create_task(worker())
+                tasks.create_task(worker())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None  # the others were cancelled because of it
+    finally:
+        while not ended.empty():
+            if (episode := ended.get_nowait()) is not None:
+                record(episode)
     return played
 
 
-async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -> Sample:
+async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -> _Ended:
     trajectory = await play(
         problem,
         policy=group.policy,
@@ -216,13 +251,18 @@ async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -
         retries=arena.retries,
         roles=arena.roles,
     )
-    grade = await graded(arena.grader, problem, trajectory)
+    return _Ended(group, problem, trajectory, await graded(arena.grader, problem, trajectory))
+
+
+def _recorded(episode: _Ended, arena: Arena) -> Sample:
+    """Write an episode wherever it is written, and say what it comes to."""
+    problem, trajectory, grade = episode.problem, episode.trajectory, episode.grade
     if arena.transcripts is not None:
-        arena.transcripts.add(group.name, problem, trajectory, grade)
+        arena.transcripts.add(episode.group.name, problem, trajectory, grade)
     if arena.episodes is not None:
         arena.episodes.add(problem, trajectory, grade)
     measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
-    return _sample(group, problem, trajectory, grade, measures, arena.codec)
+    return _sample(episode.group, problem, trajectory, grade, measures, arena.codec)
 
 
 def _reason(trajectory: Trajectory, grade: Grade) -> str:

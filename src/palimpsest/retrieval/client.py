@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import httpx
-
-from palimpsest.endpoints import Again, BadReply, GaveUp, Reply, attempted, check_address, post, redacted, retry_after
+from palimpsest.connections import BadReply, Connections, Unanswered
+from palimpsest.endpoints import Again, GaveUp, Reply, attempted, check_address, redacted, retry_after
 from palimpsest.errors import SearchError
 from palimpsest.retrieval.coalesce import Coalescer
 from palimpsest.retrieval.search import Hit, check_token
@@ -56,12 +55,7 @@ class RemoteSearch:
         self.url = f"{url.rstrip('/')}/retrieve"
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
         self._token = token
-        self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=None,  # the whole attempt is timed below; httpx would time each read
-            limits=httpx.Limits(max_connections=connections),
-            trust_env=False,  # a proxy of the environment is not meant for a service on loopback
-        )
+        self._connections = Connections(token=token)
         self._requests = Coalescer(self._ask, running=connections, together=together, divide=(_RefusedError,))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
@@ -88,13 +82,13 @@ class RemoteSearch:
         """A reply of status 200. Raises Again, or SearchError where another attempt would bring the same."""
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
+                answer = await self._connections.post(self.url, body, limit=_REPLY_BYTES)
         except TimeoutError:
             raise Again(f"no answer within {self._timeout:g} s") from None
-        except httpx.TransportError as error:
-            raise Again(str(error) or type(error).__name__) from None
-        except (BadReply, httpx.RequestError) as error:
-            raise SearchError(f"{self.url}: {error or type(error).__name__}") from None
+        except Unanswered as nobody:
+            raise Again(str(nobody)) from None
+        except BadReply as bad:
+            raise SearchError(f"{self.url}: {bad}") from None
         if answer.status == 200:
             return answer
         said = f"status {answer.status}: {answer.quoted(200, self._token)}"
@@ -115,7 +109,7 @@ class RemoteSearch:
 
     async def close(self) -> None:
         await self._requests.close()
-        await self._client.aclose()
+        await self._connections.close()
 
     async def __aenter__(self) -> RemoteSearch:
         return self

@@ -18,12 +18,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
-
 from palimpsest.config.reward import JudgeConfig
+from palimpsest.connections import BadReply, Connections, Unanswered
 from palimpsest.endpoints import (
     Again,
-    BadReply,
     Breaker,
     Down,
     GaveUp,
@@ -31,7 +29,6 @@ from palimpsest.endpoints import (
     ServiceDown,
     attempted,
     check_address,
-    post,
     redacted,
     retry_after,
     token_from,
@@ -83,12 +80,7 @@ class ChatClient:
         """What the endpoint called its model in its replies, with the fingerprint of its system if it tells one."""
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = Breaker(config.attempts * config.concurrency, probe_s=config.timeout_s)
-        self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=None,  # the whole attempt is timed below; httpx would time each read
-            limits=httpx.Limits(max_connections=config.concurrency),
-            trust_env=host not in _LOOPBACK,  # no proxy for a service on this machine
-        )
+        self._connections = Connections(token=self._key, proxies=host not in _LOOPBACK)  # none for one on this machine
 
     async def complete(self, messages: Sequence[Message]) -> str:
         """The text of the completion. Raises JudgeError."""
@@ -104,7 +96,7 @@ class ChatClient:
         raise AssertionError("unreachable: the last format returns or raises")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connections.close()
 
     def _body(self, messages: Sequence[Message], response_format: Mapping[str, Any] | None) -> dict[str, Any]:
         optional = {
@@ -134,11 +126,11 @@ class ChatClient:
         limit = self._config.timeout_s
         try:
             async with asyncio.timeout(limit):
-                answer = await post(self._client, self.url, body, limit=_REPLY_BYTES)
+                answer = await self._connections.post(self.url, body, limit=_REPLY_BYTES)
         except TimeoutError:
             raise Down(f"no answer within {limit:g} s") from None
-        except httpx.RequestError as error:
-            raise Down(str(error) or type(error).__name__) from None
+        except Unanswered as nobody:
+            raise Down(str(nobody)) from None
         except BadReply as bad:
             raise Again(str(bad)) from None
         if answer.status == 200:

@@ -173,7 +173,7 @@ def _spec(topk: int) -> ToolSpec:
 
 def _connector(source: str, token_env: str | None, attempts: int, timeout_s: float) -> Callable[[], Search]:
     """What makes a client of a server, whose address and token are checked here. Raises ConfigError."""
-    from palimpsest.endpoints import check_address, token_from  # httpx takes a while, and few search a server
+    from palimpsest.endpoints import check_address, token_from  # aiohttp takes a while, and few search a server
     from palimpsest.retrieval.client import RemoteSearch
 
     check_address(source, "policy.options.tools.search.source")

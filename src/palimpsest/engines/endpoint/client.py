@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import httpx
-
 from palimpsest.config.engine import EndpointEngineConfig
+from palimpsest.connections import BadReply, Connections, Unanswered
 from palimpsest.endpoints import (
     Again,
-    BadReply,
     Breaker,
     Down,
     GaveUp,
     Reply,
     ServiceDown,
-    ask,
     attempted,
     check_address,
     redacted,
@@ -41,10 +37,7 @@ T = TypeVar("T")
 
 _REPLY_BYTES = 32 << 20
 _PAUSE_S = 0.5
-_POOL = 8
-"""Connections of one pool of httpx, which looks at all of them, for each of them, with every request."""
 _IN_A_ROW = 8  # attempts that found nobody, over `patience_s` at the least: then it is down
-_KEPT_S = 4.0  # a connection that is kept: less than the 5 s after which common servers close theirs
 _TOO_LONG = re.compile(r"context[ _-]?(?:length|size|window)|maximum context|max_model_len", re.IGNORECASE)
 _NO_QUOTA = re.compile(r"insufficient[_ ]quota|billing", re.IGNORECASE)
 _EXAMPLE = "one like http://127.0.0.1:8000/v1"
@@ -92,24 +85,10 @@ class Client:
         self._key = token_from(config.api_key_env, "engine.api_key_env")
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = Breaker(_IN_A_ROW, probe_s=float("inf"), patience_s=config.patience_s)
-        certificates = httpx.create_ssl_context() if address.scheme == "https" else False
-        self._pools = [self._pool(certificates) for _ in range(-(-config.concurrency // _POOL))]
-        self._free = [pool for pool in self._pools for _ in range(_POOL)]
-        """Of each pool as many as it has connections that no request uses; the last used is used next."""
-
-    def _pool(self, certificates: ssl.SSLContext | bool) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=None,  # the whole attempt is timed below; httpx would time each read
-            limits=httpx.Limits(max_connections=_POOL, keepalive_expiry=_KEPT_S),
-            verify=certificates,
-            trust_env=False,
-            follow_redirects=False,
-        )
+        self._connections = Connections(token=self._key)
 
     async def close(self) -> None:
-        for pool in self._pools:
-            await pool.aclose()
+        await self._connections.close()
 
     async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[Any], T], *, key: Key, attempts: int | None = None
@@ -147,18 +126,16 @@ class Client:
 
     async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> Reply:
         """A reply of status 200. Raises Again, Down, Refused, PromptTooLong or EngineError."""
-        limit, pool = self._config.timeout_s, self._free.pop()
+        limit = self._config.timeout_s
         try:
             async with asyncio.timeout(limit):
-                reply = await ask(pool, method, url, body, limit=_REPLY_BYTES)
+                reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES)
         except TimeoutError:
             raise _NoAnswer(f"no answer within {limit:g} s") from None
-        except httpx.RequestError as error:
-            raise _NoAnswer(str(error) or type(error).__name__) from None
+        except Unanswered as nobody:
+            raise _NoAnswer(str(nobody)) from None
         except BadReply as bad:
             raise Again(str(bad)) from None
-        finally:
-            self._free.append(pool)
         if reply.status != 200:
             raise self._failure(reply)
         if self._key and self._key.encode() in reply.body:

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from palimpsest.config.sampler import LogprobsMode
-from palimpsest.endpoints import BadReply, ask, redacted
+from palimpsest.connections import BadReply, Connections, Unanswered
+from palimpsest.endpoints import redacted
 from palimpsest.engines.vllm.answers import (
     Sampled,
     WrongAnswer,
@@ -44,20 +43,12 @@ class Client:
     def __init__(self, name: str, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
         """`name` is for messages; `socket`: a Unix socket in the place of the address in `url`."""
         self.name, self._key = name, key
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            transport=httpx.AsyncHTTPTransport(
-                uds=None if socket is None else str(socket),
-                limits=_LIMITS,
-                verify=False,  # plain HTTP on this machine: no certificates to load
-            ),
-            timeout=None,  # whoever calls times the whole
-            trust_env=False,  # a proxy of the environment is not meant for this machine
-        )
+        self._url = url.rstrip("/")
+        self._connections = Connections(token=key, keep=False, socket=socket)
+        """One a request: one that is kept may be what the server closes just now. The pool bounds their number."""
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._connections.close()
 
     async def check_health(self) -> None:
         """Raises ServerFailed if the server, or the engine behind it, is gone."""
@@ -170,17 +161,15 @@ class Client:
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
-            reply = await ask(self._http, method, path, body, limit=_REPLY_BYTES)
+            reply = await self._connections.ask(method, f"{self._url}{path}", body, limit=_REPLY_BYTES)
             if reply.status != 200:
                 told = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
                 raise (SamplerError if reply.status in (400, 422) else ServerFailed)(told)
             return reply.json() if reply.body else None
-        except (httpx.HTTPError, BadReply, ValueError) as error:
+        except (Unanswered, BadReply, ValueError) as error:
             raise ServerFailed(f"{self.name}{path.partition('?')[0]}: {error or type(error).__name__}") from None
 
 
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-"""The pool bounds what is in flight. A connection that is kept may be the one that the server closes just now."""
 _PLAIN = {
     "top_k": 0,
     "min_p": 0.0,

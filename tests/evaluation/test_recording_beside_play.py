@@ -1,0 +1,95 @@
+"""Episodes are recorded beside those that are played: no request waits for many records, and no episode is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.evaluation.run import evaluate
+from palimpsest.evaluation.samples import SAMPLES
+from palimpsest.memory.closed_book import ClosedBookPolicy
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
+
+TOGETHER = 4
+
+
+@dataclass
+class Waves:
+    """Answers `TOGETHER` requests at the same moment, as a server under load does; notes what was done meanwhile."""
+
+    max_context: int = 512
+    stops_after: int | None = None
+    calls: int = 0
+    graded: int = 0
+    recorded: int = 0
+    recorded_at_call: list[int] = field(default_factory=list)
+    most_behind: int = 0
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
+        self.calls += 1
+        if self.stops_after is not None and self.calls > self.stops_after:
+            raise KeyboardInterrupt
+        self.recorded_at_call.append(self.recorded)
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        if len(self._waiting) == TOGETHER:
+            for each in self._waiting:
+                each.set_result(None)
+            self._waiting.clear()
+        await waiting
+        return Completion((5,), (0.0,), StopReason.STOP)
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        self.graded += 1
+        self.most_behind = max(self.most_behind, self.graded - self.recorded)
+        return Grade(1.0)
+
+    def measure(self, *_: Any) -> dict[str, float]:
+        self.recorded += 1
+        return {}
+
+
+def play(codec: Codec, sampler: Waves, out: Path | None = None, problems: int = 8 * TOGETHER) -> None:
+    asyncio.run(
+        evaluate(
+            problems=[Problem(f"p{i}", "who?", ("x",)) for i in range(problems)],
+            policy=ClosedBookPolicy(prompts="short", question_tokens=32, answer_tokens=4),
+            sampler=sampler,
+            codec=codec,
+            grader=sampler,
+            sampling=SamplingConfig(temperature=0.0),
+            out=out,
+            concurrency=TOGETHER,
+            measure=sampler.measure,
+        )
+    )
+
+
+def test_a_request_waits_for_no_record_of_the_episodes_that_ended_with_the_one_before(tiny_codec: Codec) -> None:
+    sampler = Waves()
+    play(tiny_codec, sampler)
+    assert sampler.recorded_at_call[: 2 * TOGETHER] == [0] * 2 * TOGETHER
+    assert sampler.recorded == sampler.calls == 8 * TOGETHER
+
+
+def test_as_many_episodes_as_are_in_flight_lie_unrecorded_at_the_most(tiny_codec: Codec) -> None:
+    sampler = Waves()
+    play(tiny_codec, sampler, problems=40 * TOGETHER)
+    assert TOGETHER <= sampler.most_behind <= 2 * TOGETHER
+
+
+def test_an_interrupt_loses_no_episode_that_was_graded(tiny_codec: Codec, tmp_path: Path) -> None:
+    sampler = Waves(stops_after=2 * TOGETHER)
+    with pytest.raises(KeyboardInterrupt):
+        play(tiny_codec, sampler, tmp_path)
+    assert sampler.graded > sampler.recorded_at_call[-1]
+    kept = [json.loads(line) for line in (tmp_path / SAMPLES).read_text("utf-8").splitlines()]
+    assert len(kept) == sampler.graded == sampler.recorded
