@@ -9,7 +9,6 @@ episodes ended first; the first sample of a problem is the same however many the
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +19,14 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
+from palimpsest.evaluation.ended import Ended, sample_of
 from palimpsest.evaluation.episodes import EpisodeFile
 from palimpsest.evaluation.samples import Sample, SampleKey, SampleLog
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.evaluation.transcripts import Transcripts
-from palimpsest.measures.texts import Texts
-from palimpsest.measures.trace import last_memory
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
-from palimpsest.reward.questions import by_question
 from palimpsest.rollout.episode import play
-from palimpsest.rollout.failures import failure
 from palimpsest.rollout.roles import Roles
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
@@ -180,64 +176,65 @@ def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[Job]:
                 yield from ((group, problem, draw) for draw in draws)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """An episode that was played and graded, and isn't recorded yet."""
+class _Records:
+    """What ended, recorded an episode at a time, so that nobody's next request waits for more than that."""
 
-    group: EvalSet
-    problem: Problem
-    trajectory: Trajectory
-    grade: Grade
+    def __init__(self, arena: Arena, finish: OnProgress | None) -> None:
+        self.samples: dict[SampleKey, Sample] = {}
+        self._arena, self._finish = arena, finish
+        self.ended: asyncio.Queue[Ended | None] = asyncio.Queue()
+        """None: a worker has no more."""
+
+    async def run(self, workers: int, room: asyncio.Semaphore) -> None:
+        """Until so many workers have no more; makes room for an episode with each."""
+        while workers:
+            episode = await self.ended.get()
+            if episode is None:
+                workers -= 1
+                continue
+            self._record(episode)
+            room.release()
+            await asyncio.sleep(0)  # whatever has come meanwhile goes first
+
+    def rest(self) -> None:
+        """Record what still lies there."""
+        while not self.ended.empty():
+            if (episode := self.ended.get_nowait()) is not None:
+                self._record(episode)
+
+    def _record(self, episode: Ended) -> None:
+        sample = _recorded(episode, self._arena)
+        self.samples[sample.key] = sample
+        if self._finish is not None:
+            self._finish(sample)
 
 
 async def _play_all(
     jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnProgress | None
 ) -> dict[SampleKey, Sample]:
-    """Workers draw from one iterator: a place freed by a short episode is taken at once. One task beside them records
-    what ended, an episode at a time, so that nobody's next request waits for more than that; at most as many lie there
-    as are in flight, and however this ends, none that was graded is lost."""
-    played: dict[SampleKey, Sample] = {}
-    ended: asyncio.Queue[_Ended | None] = asyncio.Queue()
-    room = asyncio.Semaphore(2 * concurrency)
+    """Workers draw from one iterator: a place freed by a short episode is taken at once. However this ends, no episode
+    that was graded is lost."""
+    records, room = _Records(arena, finish), asyncio.Semaphore(2 * concurrency)
 
     async def worker() -> None:
         for job in jobs:
             await room.acquire()
-            ended.put_nowait(await _play_one(*job, arena))
-        ended.put_nowait(None)
-
-    def record(episode: _Ended) -> None:
-        sample = _recorded(episode, arena)
-        played[sample.key] = sample
-        if finish is not None:
-            finish(sample)
-
-    async def record_all() -> None:
-        working = concurrency
-        while working:
-            episode = await ended.get()
-            if episode is None:
-                working -= 1
-                continue
-            record(episode)
-            room.release()
-            await asyncio.sleep(0)  # whatever has come meanwhile goes first
+            records.ended.put_nowait(await _play_one(*job, arena))
+        records.ended.put_nowait(None)
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(record_all())
+            tasks.create_task(records.run(concurrency, room))
             for _ in range(concurrency):
                 tasks.create_task(worker())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None  # the others were cancelled because of it
     finally:
-        while not ended.empty():
-            if (episode := ended.get_nowait()) is not None:
-                record(episode)
-    return played
+        records.rest()
+    return records.samples
 
 
-async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -> _Ended:
+async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -> Ended:
     trajectory = await play(
         problem,
         policy=group.policy,
@@ -251,83 +248,18 @@ async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -
         retries=arena.retries,
         roles=arena.roles,
     )
-    return _Ended(group, problem, trajectory, await graded(arena.grader, problem, trajectory))
+    grade = await graded(arena.grader, problem, trajectory)
+    return Ended(group.name, group.baseline, problem, trajectory, grade)
 
 
-def _recorded(episode: _Ended, arena: Arena) -> Sample:
+def _recorded(episode: Ended, arena: Arena) -> Sample:
     """Write an episode wherever it is written, and say what it comes to."""
-    problem, trajectory, grade = episode.problem, episode.trajectory, episode.grade
+    played = episode.problem, episode.trajectory, episode.grade
     if arena.transcripts is not None:
-        arena.transcripts.add(episode.group.name, problem, trajectory, grade)
+        arena.transcripts.add(episode.name, *played)
     if arena.episodes is not None:
-        arena.episodes.add(problem, trajectory, grade)
-    measures = dict(arena.measure(problem, trajectory, grade)) if arena.measure is not None else {}
-    return _sample(episode.group, problem, trajectory, grade, measures, arena.codec)
-
-
-def _reason(trajectory: Trajectory, grade: Grade) -> str:
-    """Why there is no grade, with the error of an episode that was lost to one."""
-    reason = grade.reason or str(trajectory.outcome)
-    error = None if trajectory.outcome.gradable else failure(trajectory)
-    return reason if error is None else f"{reason} ({error})"
-
-
-def _sample(
-    group: EvalSet,
-    problem: Problem,
-    trajectory: Trajectory,
-    grade: Grade,
-    measures: dict[str, float],
-    codec: Codec,
-) -> Sample:
-    memory = last_memory(trajectory, Texts(codec))
-    return Sample(
-        name=group.name,
-        id=problem.id,
-        question=problem.question,
-        answers=problem.answers,
-        answer=trajectory.answer,
-        memory=None if memory is None else memory.text,
-        outcome=str(trajectory.outcome),
-        value=grade.value,
-        reason=grade.reason if grade.value is not None else _reason(trajectory, grade),
-        size=_size(problem),
-        turns=len(trajectory.turns),
-        prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
-        sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
-        metrics=dict(grade.breakdown),
-        measures=measures,
-        events=dict(Counter(event.kind for event in trajectory.events)),
-        questions=_questions(problem, trajectory, grade) if problem.questions else [],
-        document=_fingerprint(problem.context) if problem.context else None,
-        draw=trajectory.rollout,
-        baseline=group.baseline,
-    )
-
-
-def _fingerprint(document: str) -> str:
-    """16 hexadecimal digits."""
-    return hashlib.blake2b(document.encode("utf-8", "replace"), digest_size=8).hexdigest()
-
-
-def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[dict[str, Any]]:
-    """What was asked, is right, was answered, and is worth (None where the episode is ungraded)."""
-    pairs = by_question(problem, trajectory)
-    return [
-        {
-            "question": asked.question,
-            "answers": list(asked.answers),
-            "answer": answered.answer,
-            "value": grade.breakdown.get(f"question_{number}"),
-        }
-        for number, (asked, answered) in enumerate(pairs, 1)
-    ]
-
-
-def _size(problem: Problem) -> int | None:
-    """Chunks or documents; a file may use these names for something else."""
-    counts = (problem.metadata.get(key) for key in ("chunks", "num_docs"))
-    return next((count for count in counts if type(count) is int), None)
+        arena.episodes.add(*played)
+    return sample_of(episode, {} if arena.measure is None else arena.measure(*played), arena.codec)
 
 
 def summaries_of(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:
