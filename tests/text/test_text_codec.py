@@ -91,3 +91,12 @@ def test_a_codec_for_reading_decodes_and_encodes_as_the_whole_one(tmp_path: Path
 def test_a_folder_without_a_tokenizer_is_refused_for_reading_too(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"expected a folder with tokenizer\.json"):
         Codec.for_reading(tmp_path)
+
+
+def test_tokens_of_long_documents_share_their_numbers(tiny_codec: Codec) -> None:
+    """So that a document takes 8 bytes a token for as long as an episode reads it."""
+    texts = ["Anna ran to the old mill in Rome. " * 2000, "Bob sat in the old mill. " * 2000]
+    first, second = map(tiny_codec.encode, texts)
+    assert first == tiny_codec._data.encode(texts[0], add_special_tokens=False).ids
+    assert min(len(first), len(second)) > 10_000
+    assert len({id(each) for each in (*first, *second)}) == len({*first, *second})
