@@ -47,7 +47,7 @@ def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
     """64 questions among 50 documents of HotpotQA, sampled as the preset says."""
     contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
     build_contexts([real_data / "hotpotqa_train_100.json"], contexts, out=tmp_path / "set")
-    budgets = ("chunk_size=1200", "memory_tokens=16", "question_tokens=96", "answer_tokens=16")
+    budgets = ("chunk_size=1200", "memory_tokens=16", "answer_tokens=16")
 
     def words(out: Path) -> list[str]:
         sets = [word for budget in budgets for word in ("--set", budget)]
