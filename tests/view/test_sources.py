@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from palimpsest.errors import RunError
+from palimpsest.events import Event, Plain
+from palimpsest.rollout.record import encode_groups, group_lines
 from palimpsest.view.answers import Answers
 from palimpsest.view.sources import Kind, Library, NotThere
 from support.view_folders import evaluation_folder, group, run_folder, sample
+
+EVENTS = tuple(Event(Plain("noted", {"text": "words " * 50}), 1) for _ in range(500))
+"""So many that the keys behind them aren't among the first bytes of a line."""
 
 
 def test_a_folder_of_runs_shows_every_run_and_evaluation_below_it(tmp_path: Path) -> None:
@@ -86,6 +94,37 @@ def test_a_folder_may_hold_nothing_yet_where_it_is_followed(tmp_path: Path, monk
     assert ([row["name"] for row in answer["runs"]], answer["awaited"]) == (["one"], [])
     with pytest.raises(RunError, match="no such file"):
         Library([tmp_path / "none"], wait=True)
+
+
+def test_a_folder_shows_its_files_of_episodes_and_no_others(tmp_path: Path) -> None:
+    """Such as the one that `palimpsest replay` writes into, with data and notes beside them."""
+    one = group("a")
+    noted = replace(one, trajectories=tuple(replace(each, events=EVENTS) for each in one.trajectories))
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "replay.jsonl.zst").write_bytes(encode_groups([one]))
+    (tmp_path / "inner" / "noted.jsonl").write_bytes(group_lines(noted))
+    (tmp_path / "cut.jsonl.zst").write_bytes(encode_groups([one])[:30])
+    (tmp_path / "damaged.jsonl.zst").write_bytes(b"not a frame")
+    (tmp_path / "train.jsonl").write_text('{"id": "a", "question": "Who?", "answers": ["Ann"], "context": "Ann."}\n')
+    (tmp_path / "corpus.jsonl.zst").write_bytes(zstandard.compress(b'{"text": "Ann."}\n'))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / ".hidden.jsonl.zst").write_bytes(encode_groups([one]))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    run_folder(tmp_path / "run", records={1: [one]})
+    (tmp_path / "run" / "own.jsonl.zst").write_bytes(encode_groups([one]))
+    library = Library([tmp_path])
+    assert {(each.name, each.kind) for each in library.sources()} == {
+        ("replay.jsonl.zst", Kind.RECORD),
+        ("inner/noted.jsonl", Kind.RECORD),
+        ("cut.jsonl.zst", Kind.RECORD),  # what is wrong with it is told where it is opened
+        ("damaged.jsonl.zst", Kind.RECORD),
+        ("run", Kind.RUN),
+    }
+    for source in library.sources():
+        step = "1" if source.kind is Kind.RUN else "all"
+        rows = Answers(library).get(f"/api/runs/{source.key}/steps/{step}/episodes")
+        assert bool(rows["rows"]) is (source.name not in ("cut.jsonl.zst", "damaged.jsonl.zst"))
+        assert bool(rows["torn"]) is (source.name in ("cut.jsonl.zst", "damaged.jsonl.zst"))
 
 
 def test_an_unknown_key_is_told(tmp_path: Path) -> None:

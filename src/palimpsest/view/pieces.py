@@ -10,6 +10,7 @@ import io
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,11 +18,13 @@ import orjson
 import zstandard
 
 from palimpsest.rollout.frames import frame_end
+from palimpsest.view.regular import open_regular
 
 MOST_BYTES = 256 << 20
 """Of a frame's content."""
 _STEP = 4 << 20
 """Bytes that are unpacked, or searched for the next line, at once."""
+_SNIFFED = 64 << 10
 _RAW_LINES = 4 << 20
 """Bytes of whole lines that a piece of a plain file has at least."""
 
@@ -67,6 +70,31 @@ def is_compressed(path: Path) -> bool:
     return path.suffix == ".zst"
 
 
+def begins_with_an_episode(path: Path) -> bool:
+    """Whether a file's first line is an episode's, as far as its first `_SNIFFED` bytes tell; so is one that can't be
+    unpacked, as that is told where it is opened."""
+    try:
+        state = path.stat()
+        return _begins(path, state.st_size, state.st_mtime_ns)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _begins(path: Path, size: int, changed: int) -> bool:
+    """Once for each state of a file. Raises OSError."""
+    with open_regular(path) as file:
+        data = file.read(_SNIFFED)
+    if is_compressed(path):
+        try:
+            data = zstandard.ZstdDecompressor().stream_reader(data).read(_SNIFFED)
+        except zstandard.ZstdError:
+            return True
+        if not data:
+            return True  # cut within its first block
+    return _KEYS.search(data) is not None
+
+
 def next_line(content: bytes, start: int) -> tuple[int, int]:
     """[start, end) of the first line behind `start` that isn't blank, its newline included; what was searched without
     one is empty, [end, end).
@@ -90,6 +118,8 @@ def without_blank_lines(content: bytes) -> bytes:
     return _BLANK.sub(b"\n", content).lstrip() if _BLANK.search(content) else content
 
 
+_KEYS = re.compile(rb'"(?:group_id|before_turn)":')
+"""A line has the first of them among its first keys, unless events that have the other stand before it."""
 _TEXT, _BLANK = re.compile(rb"\S"), re.compile(rb"\n\s+")
 
 

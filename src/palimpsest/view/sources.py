@@ -2,8 +2,9 @@
 
 Guaranteed: files are opened to be read, and nothing is created; a source keeps its key for as long as a library is
 there, whatever comes and goes beside it; a folder that is gone stays known, so that a page can say so; what several
-links lead to is one source; of more than `MOST` the newest are listed, and how many are left out is known.
-Not covered: runs more than `DEPTH` folders below a path that was given.
+links lead to is one source; of more than `MOST` the newest are listed, and how many are left out is known; a file in a
+folder counts where its first line is an episode's, one that a user names whatever it holds.
+Not covered: what lies more than `DEPTH` folders below a path that was given; files beside those of a run or evaluation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,7 @@ from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation.samples import SAMPLES
 from palimpsest.runs.origin import EVENTS
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS
+from palimpsest.view.pieces import begins_with_an_episode
 
 DEPTH = 3
 MOST = 500
@@ -147,6 +149,8 @@ def _walked(folder: Path, depth: int) -> Iterator[tuple[Kind, Path]]:
         yield Kind.RUN, folder
     elif (folder / SAMPLES).is_file():
         yield Kind.EVALUATION, folder
+    else:
+        yield from ((Kind.RECORD, file) for file in _records(folder))
     if depth == 0:
         return
     for inner in _folders(folder):
@@ -155,9 +159,17 @@ def _walked(folder: Path, depth: int) -> Iterator[tuple[Kind, Path]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in it that aren't hidden, by name, links last; none where it can't be read."""
+    return _entries(folder, Path.is_dir)
+
+
+def _records(folder: Path) -> list[Path]:
+    return _entries(folder, lambda path: is_record(path) and path.is_file() and begins_with_an_episode(path))
+
+
+def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """What is wanted of a folder and isn't hidden, by name, links last; nothing where it can't be read."""
     try:
-        found = [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
+        found = [each for each in folder.iterdir() if not each.name.startswith(".") and wanted(each)]
         return sorted(found, key=lambda each: (each.is_symlink(), each.name))
     except OSError:
         return []
@@ -188,6 +200,7 @@ def _refuse(path: Path, *, wait: bool) -> None:
         raise RunError(
             f"{path}: no record of episodes; give a .jsonl.zst, or the folder of a run"
             if path.is_file()
-            else f"{path}: holds no run (config.yaml) and no evaluation (samples.jsonl) within {DEPTH} folders; give "
-            "the folder that palimpsest train --out or eval --out wrote, or --follow to wait for what begins there"
+            else f"{path}: holds no run (config.yaml), no evaluation (samples.jsonl) and no file of episodes within "
+            f"{DEPTH} folders; give the folder that palimpsest train --out, eval --out or replay --out wrote, or --follow "
+            "to wait for what begins there"
         )
