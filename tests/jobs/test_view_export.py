@@ -12,11 +12,12 @@ from typing import Any
 
 import orjson
 import pytest
+import zstandard
 
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.jobs import view_export
 from palimpsest.jobs.view_export import export
-from palimpsest.rollout.record import read_groups
+from palimpsest.rollout.record import encode_groups, group_lines, read_groups
 from palimpsest.view.answers import Answers
 from palimpsest.view.episode_view import episode_view
 from palimpsest.view.sources import Library
@@ -178,29 +179,44 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
     config = 'raw: !!binary "aGk="\nwide: 100000000000000000000000\nlone: "\\ud800"\n'
     run = run_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")), config=config, records={1: [odd]})
     (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
-    try:
-        written = export([run], tmp_path / name)
-    except DataError:
-        assert name == "out.jsonl"
-        return
-    assert written.episodes in (1, 2)
+    written = export([run], tmp_path / name)
+    assert written.episodes == 2
+    assert not any("left out" in told for told in written.told)
     assert written.path.stat().st_size == written.size
 
 
-def test_an_episode_that_cannot_be_told_is_left_out_alone(
+def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hidden(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = episode_view
+    told, error = episode_view, Exception()
 
     def failing(opened: Any, rollout: int) -> Any:
         if rollout == 1:
-            raise ValueError("a broken\nepisode")
+            raise error
         return told(opened, rollout)
 
     monkeypatch.setattr("palimpsest.view.answers.episode_view", failing)
+    error = DataError("a broken\nepisode")
     written = export([run], tmp_path / "out.html", only="0/0,0/1")
     assert episodes_in(held(written.path)) == {"0/0"}
-    assert "episode 0/1 is left out: it can't be told (ValueError: a broken episode)" in written.told
+    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.told
+    error = TypeError("a defect")
+    with pytest.raises(TypeError, match="a defect"):
+        export([run], tmp_path / "defect.html", only="0/0,0/1")
+    assert not (tmp_path / "defect.html").exists()
+
+
+@pytest.mark.parametrize("name", ["out.html", "out.jsonl", "out.json", "out.eval"])
+def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path) -> None:
+    odd = orjson.loads(group_lines(group("odd", (1.0,))))
+    odd["turns"][0]["prompt_ids"] = ["a"]
+    frames = encode_groups([group("good", (1.0,))]), zstandard.compress(orjson.dumps(odd) + b"\n")
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join(frames) + encode_groups([group("cut", (1.0,))])[:-5])
+    written = export([path], tmp_path / name)
+    assert written.episodes == 1
+    assert any("g-odd" in told and "left out" in told for told in written.told)
+    assert any("cut short or damaged after 2 whole groups" in told for told in written.told)
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:

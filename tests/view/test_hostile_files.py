@@ -167,6 +167,9 @@ ODD: dict[str, Any] = {
     "notes no object": lambda line: line["turns"][0].update(notes=[1]),
     "before_turn a text": lambda line: line.update(events=[{**SOME_EVENT, "before_turn": "0"}]),
     "details of other types": lambda line: line.update(events=[{**SOME_EVENT, "detail": {"tokens": "x", "kept": 1}}]),
+    "ids of an event too large": lambda line: line.update(
+        events=[{**SOME_EVENT, "kind": "memory_head", "detail": {"head": 0, "token_ids": [1], "memory": [1 << 63]}}]
+    ),
     "details no object": lambda line: line.update(events=[{**SOME_EVENT, "kind": "own", "detail": 7}]),
     "ids of texts": lambda line: line["turns"][0].update(prompt_ids=["a"]),
     "ids a number": lambda line: line["turns"][0].update(prompt_ids=7),

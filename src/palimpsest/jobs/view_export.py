@@ -4,8 +4,8 @@
     FILE.eval, .json     a log that `inspect view` opens
 
 Guaranteed: a file is written whole or not at all, never over what is read or inside a run or evaluation that is, and
-over another file with `force` alone, which moves that aside; of a page at most `MOST_BYTES`; an episode that can't be
-told is left out, and that is told.
+over another file with `force` alone, which moves that aside; of a page at most `MOST_BYTES`; what is damaged, or of
+other types than a record's, is left out, and that is told.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from palimpsest import files
-from palimpsest.errors import ConfigError, RunError
+from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.jobs.set_folder import free_file, refuse_inside
 from palimpsest.progress.progress import Progress, Silent
 from palimpsest.text.storable import to_json
 from palimpsest.types import Group
 from palimpsest.view.answers import Answers
-from palimpsest.view.export import MOST_BYTES, UNTELLABLE, Place, collect, left_out, worst_first
+from palimpsest.view.export import MOST_BYTES, Place, collect, left_out, worst_first
 from palimpsest.view.export_lines import Described, inspect_archive, inspect_log, json_lines
 from palimpsest.view.inline_page import single_page
 from palimpsest.view.page_files import page_files
@@ -126,17 +126,19 @@ def _episodes(answers: Answers, source: Source, out: Path, only: Sequence[Place]
         raise ConfigError(f"--step {step or ''}: {source.name} has no record of episodes of it")
     chosen = step or steps[-1]
     index = answers.records.index(source, chosen)
-    rows = index.rows().rows
+    found = index.rows()
+    rows = found.rows
     known = {(row["group"], row["rollout"]) for row in rows}
     if strays := [place for place in only if place not in known]:
         raise ConfigError(f"--only {strays[0][0]}/{strays[0][1]}: no such episode in step {chosen}")
     told = [] if len(steps) == 1 else [f"episodes are of step {chosen}"]
+    told += [found.torn] if found.torn else []
     groups = _groups(only or worst_first(rows), index.group, told)
     if out.suffix == ".jsonl":
         data, episodes = json_lines(groups), sum(len(group.trajectories) for group in groups)
     else:
         described = Described(source.name, _model(answers, source), record_path(source, chosen).stat().st_mtime)
-        log = inspect_log(groups, answers.decoders.of(source).codec, described, told)
+        log = inspect_log(groups, answers.decoders.of(source).codec, described)
         data = inspect_archive(log) if out.suffix == ".eval" else to_json(log)
         episodes = len(log["samples"])
     return _Made(data, episodes, told)
@@ -151,7 +153,7 @@ def _groups(chosen: Iterable[Place], group_at: Callable[[int], Group], told: lis
     for place, rollouts in wanted.items():
         try:
             whole = group_at(place)
-        except UNTELLABLE as error:
+        except PalimpsestError as error:
             told.append(left_out(f"group {place}", error))
             continue
         found.append(

@@ -4,7 +4,8 @@ Where no episodes are named those of the last step that went
 wrong come first, then others, as many as a bound admits. Everything is what the page would ask a server for, by the
 same path; for what is there a query is left out, and the whole is given.
 
-Guaranteed: nothing is written; what was left out is told, episodes that can't be told among it, which lose no other.
+Guaranteed: nothing is written; what was left out is told, a damaged part of a record and episodes of other types than a
+record's among it, which lose no other; any other error is a defect, and ends it.
 Not covered: comparisons, and pages of other runs.
 """
 
@@ -30,8 +31,6 @@ _EPISODES, _BYTES = 8, 8_000_000
 _MEASURED_TOKENS = 20_000_000
 """Tokens of prompts and replies after which no further group is measured: some minutes."""
 _WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
-UNTELLABLE = (PalimpsestError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
-"""What a foreign or damaged episode can raise where it is told."""
 Place = tuple[int, int]
 """Group and rollout, places from 0."""
 
@@ -110,6 +109,8 @@ def _rows(answers: Answers, export: Export, at: str) -> list[dict[str, Any]]:
         found = answers.get(f"{at}/episodes", {"from": str(len(rows))})
         rows += found["rows"]
     export.put(f"{at}/episodes", {**found, "rows": rows, "more": False})
+    if found["torn"]:
+        export.told.append(found["torn"])
     export.add(answers, f"{at}/decoder")
     return rows
 
@@ -178,10 +179,10 @@ def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
     return [place for _, _, place in sorted(keyed)]
 
 
-def left_out(what: str, error: BaseException) -> str:
+def left_out(what: str, error: PalimpsestError) -> str:
     """That it can't be told, in a line."""
     said = " ".join(str(error).split())[:200]
-    return f"{what} is left out: it can't be told ({type(error).__name__}: {said})"
+    return f"{what} is left out: it can't be told ({said})"
 
 
 def _episode(answers: Answers, export: Export, at: str, place: Place) -> bool:
@@ -195,7 +196,7 @@ def _episode(answers: Answers, export: Export, at: str, place: Place) -> bool:
         export.put(episode, answers.get(episode))
         while export.add(answers, f"{episode}/turns/{turn}") is not None:
             turn += 1
-    except UNTELLABLE as error:
+    except PalimpsestError as error:
         export.answers, export.size = before, size
         export.told.append(left_out(f"episode {place[0]}/{place[1]}", error))
         return False
@@ -206,7 +207,7 @@ def _if_told(answers: Answers, export: Export, path: str, query: Mapping[str, st
     """What the path gives; None where it can't be told, which is told."""
     try:
         return export.add(answers, path, query)
-    except UNTELLABLE as error:
+    except PalimpsestError as error:
         export.told.append(left_out(path.partition("/steps/")[2], error))
         return None
 

@@ -27,7 +27,6 @@ from palimpsest.rollout.record import group_lines
 from palimpsest.text.codec import Codec
 from palimpsest.text.storable import storable, to_json
 from palimpsest.types import Grade, Group, StopReason, Trajectory, Turn
-from palimpsest.view.export import UNTELLABLE, left_out
 
 SCORER = "reward"
 _STOPS = {StopReason.STOP: "stop", StopReason.LENGTH: "max_tokens"}
@@ -49,22 +48,11 @@ def json_lines(groups: Iterable[Group]) -> bytes:
     return b"".join(map(group_lines, groups))
 
 
-def inspect_log(
-    groups: Sequence[Group], codec: Codec, told: Described, left: list[str] | None = None
-) -> dict[str, Any]:
-    """An EvalLog as JSON has it; `left` gains a line for each episode that can't be told."""
-    samples, values = [], []
-    for group in groups:
-        for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
-            try:
-                samples.append(_sample(group, trajectory, grade, codec, told))
-            except UNTELLABLE as error:
-                if left is None:
-                    raise
-                left.append(left_out(f"episode {trajectory.group_id}, rollout {trajectory.rollout}", error))
-                continue
-            if grade.value is not None:
-                values.append(grade.value)
+def inspect_log(groups: Sequence[Group], codec: Codec, told: Described) -> dict[str, Any]:
+    """An EvalLog as JSON has it."""
+    pairs = [pair for group in groups for pair in _episodes(group)]
+    samples = [_sample(alone, epoch, codec, told) for alone, epoch in pairs]
+    values = [grade.value for group in groups for grade in group.grades if grade.value is not None]
     written = datetime.fromtimestamp(told.written, UTC).isoformat(timespec="seconds")
     return {
         "version": 2,
@@ -120,8 +108,15 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
     return {"name": SCORER, "scorer": SCORER, "params": {}, "metrics": {"mean": mean}}
 
 
-def _sample(group: Group, trajectory: Trajectory, grade: Grade, codec: Codec, told: Described) -> dict[str, Any]:
-    problem = group.problem
+def _episodes(group: Group) -> Iterator[tuple[Group, int]]:
+    """Each episode as a group of its own, and its epoch: the rollout, from 1, and the place of one that has no number."""
+    for place, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
+        rollout = trajectory.rollout if isinstance(trajectory.rollout, int) else place  # text: JSON had no place for it
+        yield Group(group.problem, (trajectory,), (grade,)), rollout + 1
+
+
+def _sample(alone: Group, epoch: int, codec: Codec, told: Described) -> dict[str, Any]:
+    problem, (trajectory,), (grade,) = alone.problem, alone.trajectories, alone.grades
     messages = [message for turn in trajectory.turns for message in _messages(turn, codec, told, trajectory)]
     metadata = {
         "group_id": trajectory.group_id,
@@ -133,7 +128,7 @@ def _sample(group: Group, trajectory: Trajectory, grade: Grade, codec: Codec, to
     }
     value: dict[str, Any] = {
         "id": _safe(trajectory.group_id),
-        "epoch": trajectory.rollout + 1,
+        "epoch": epoch,
         "input": problem.question,
         "target": list(problem.answers),
         "messages": messages,

@@ -78,10 +78,14 @@ def _event(event: Event) -> Iterator[str]:
         yield from _of("detail", event.what.detail, Mapping)
         return
     for name, adapter in _fields(cast(Hashable, type(event.what))).items():
+        value = getattr(event.what, name)
         try:
-            adapter.validate_python(getattr(event.what, name), strict=True)
+            adapter.validate_python(value, strict=True)
         except ValidationError:
-            yield f"{event.what.kind}.{name} is {getattr(event.what, name)!r:.60}"
+            yield f"{event.what.kind}.{name} is {value!r:.60}"
+            continue
+        if isinstance(value, tuple) and value and type(value[0]) is int:  # events hold no other integers in rows
+            yield from _ids(f"{event.what.kind}.{name}", value)
 
 
 @cache
