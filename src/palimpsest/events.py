@@ -252,6 +252,19 @@ class VariantPlayed:
     """What differs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A recorded episode was played on from one of its turns (`palimpsest replay`)."""
+
+    kind: ClassVar[str] = "replayed"
+    of: str
+    """Group and rollout of the recorded episode."""
+    turn: int
+    """The first that was sampled anew; counted from 0."""
+    memory: str | None
+    """What was put in the place of the memory that this turn has, "" for none; None: the memory is the recorded one."""
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +279,7 @@ class Plain:
 _Memories = DocumentTruncated | MemoryWritten | HeadWritten | MemoryCut | EmptyMemoryKept
 _Replies = ReplyMalformed | Recalled | PastShown | GatesDecided | ReadingEnded
 _Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | ExchangesDropped | SummedUp
-_Library = SamplerFailed | PromptOverflowed | TimedOut | PolicyFailed | VariantPlayed
+_Library = SamplerFailed | PromptOverflowed | TimedOut | PolicyFailed | VariantPlayed | Replayed
 Declared = _Memories | _Replies | _Tools | _Library
 What = Declared | Plain
 

@@ -17,15 +17,35 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from palimpsest.errors import DataError
 
 _PARTIAL = ".palimpsest-partial"
 _TRASH = ".palimpsest-trash-"
+
+
+class NoRegularFile(OSError):
+    """A pipe, a socket, a device or a folder stands where a file was expected."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, to be read: what may be anything is never waited for. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NoRegularFile(errno.EINVAL, "no regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """Content of a regular file; of one of more than `most` bytes so many. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(most)
 
 
 @contextmanager

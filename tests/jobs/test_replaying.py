@@ -13,8 +13,9 @@ import pytest
 import palimpsest
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episodes import EPISODES, read_episodes
+from palimpsest.events import Replayed
 from palimpsest.jobs.replay_episode import Place, place_of
-from palimpsest.jobs.replaying import REPLAYED, Replay, replay
+from palimpsest.jobs.replaying import Replay, replay
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
@@ -100,7 +101,7 @@ def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_
         result = replay(str(folder), group=0, rollout=1, turn=turn, memory="Anna", out=tmp_path)
         recorded, again = played(result.path)
         assert sampled(again)[: turn - 1] == sampled(recorded)[: turn - 1]
-        (event,) = [event for event in again.events if event.kind == REPLAYED]
+        (event,) = [event for event in again.events if isinstance(event.what, Replayed)]
         assert event.detail["memory"].strip() == "Anna"
         ids = again.turns[turn].piece("memory")
         assert ids is not None
@@ -156,7 +157,7 @@ def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
     first = again.turns[0].completion
     ids = (*first.token_ids, stop)
     ended = replace(again.turns[0], completion=replace(first, token_ids=ids, logprobs=(0.0,) * len(ids)))
-    events = tuple(event for event in again.events if event.kind != REPLAYED)
+    events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
     changed = replace(again, turns=(ended, *again.turns[1:]), events=events, rollout=0)
     return Group(group.problem, (changed,), group.grades[:1])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.files import NoRegularFile, read_regular
 from palimpsest.text.printable import printable
 
 if TYPE_CHECKING:
@@ -64,13 +65,12 @@ def _text(memory: str | None) -> str | None:
         return memory
     file = Path(memory[1:])
     try:
-        if file.exists() and not file.is_file():
-            raise typer.BadParameter(f"--memory {memory}: is no file; give a file of text")
-        with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
+        data = read_regular(file, _MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise typer.BadParameter(f"--memory {memory}: more than {_MOST_BYTES:,} bytes; no memory has so many")
         return data.decode("utf-8").rstrip("\n")
+    except NoRegularFile:
+        raise typer.BadParameter(f"--memory {memory}: is no file; give a file of text") from None
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"--memory {memory}: can't be read as a text ({error})") from None
 

@@ -17,6 +17,7 @@ from palimpsest.config.reward import JUDGE_PROMPTS, is_criteria_file
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.yaml_text import first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError
+from palimpsest.files import NoRegularFile, read_regular
 
 OPTION = "prompts"
 MAX_BYTES = 1_000_000
@@ -50,11 +51,11 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
 
 
 def _text(path: Path, where: str) -> str:
-    """What a file holds. Only a plain file is opened: a pipe or a device might never end."""
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{where}: is no file; give a YAML file of texts")
-    with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
+    """What a file holds. Only a plain file is read: a pipe or a device might never end."""
+    try:
+        content = read_regular(path, MAX_BYTES + 1)
+    except NoRegularFile:
+        raise ConfigError(f"{where}: is no file; give a YAML file of texts") from None
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{where}: longer than {MAX_BYTES:,} bytes, which is no prompt; give a file of a few texts")
     return content.decode("utf-8-sig")

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from palimpsest.config.extras import install_line
 from palimpsest.data.encoding import WIDE, convert
 from palimpsest.data.pdf_pages import pages
 from palimpsest.errors import DataError
+from palimpsest.files import NoRegularFile, read_regular
 
 STDIN = "-"
 _PLAIN = (".txt", ".md", ".markdown", ".rst")
@@ -132,22 +132,18 @@ def _folder(path: str) -> Iterator[tuple[str, str]]:
         yield name, _text(Path(name))
 
 
-def _refuse_endless(path: Path) -> None:
-    """Raise DataError for a device, and a pipe that nobody may ever write to; a shell's own (/dev/fd/63) is read."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        return  # whoever opens it says why
-    pipe = stat.S_ISFIFO(mode)
-    if not stat.S_ISREG(mode) and not (pipe and str(path).startswith(("/dev/", "/proc/"))):
-        what = "a pipe" if pipe else "no file of text"
-        raise DataError(f"{path}: {what}; give a file, or - and < for standard input")
+def _content(path: Path) -> bytes:
+    """Of a file, and of a shell's own pipe (/dev/fd/63); another pipe may have nobody who ever writes to it, a device
+    no end. Raises OSError, ValueError."""
+    shells = str(path).startswith(("/dev/", "/proc/")) and path.is_fifo()
+    return path.read_bytes() if shells else read_regular(path)
 
 
 def _text(path: Path) -> str:
-    _refuse_endless(path)
     try:
-        return text_of(path, path.read_bytes())
+        return text_of(path, _content(path))
+    except NoRegularFile:
+        raise DataError(f"{path}: a pipe or a device; give a file, or - and < for standard input") from None
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
     except ValueError:  # a NUL byte in its name

@@ -24,7 +24,7 @@ from typing import Any
 from palimpsest import files
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError, RunError
-from palimpsest.events import DocumentTruncated, Event, ReadingEnded, of_type, told
+from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Replayed, of_type
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.open_agent import OpenAgent, with_agent
 from palimpsest.jobs.regrading import UNSET_URL
@@ -43,8 +43,6 @@ from palimpsest.rollout.record import encode_groups
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory, Turn
 
-REPLAYED = "replayed"
-"""The event of an episode that was played on: of which group and rollout, from which turn, with which memory."""
 OUT = "replays"
 
 
@@ -135,7 +133,7 @@ def _checked(episode: RecordedEpisode, turn: int | None) -> int:
         raise ConfigError("which turn to play on from is not said; give --turn, 0 for the first")
     if not 0 <= turn < len(trajectory.turns):
         raise ConfigError(f"--turn {turn}: the episode has {len(trajectory.turns)} turns, 0 the first")
-    if any(event.kind == REPLAYED for each in episode.recorded.trajectories for event in each.events):
+    if any(of_type(each.events, Replayed) for each in episode.recorded.trajectories):
         raise ConfigError(f"{episode.place.file}: holds a replay already; replay the episode that it was made from")
     return turn
 
@@ -158,8 +156,8 @@ async def _replayed(
     text = None if edit is None else edit.text
     grade = await _graded(problem, trajectory, origin, agent.engine)
     parts_at = _parts_at(recorded, trajectory)
-    details = {"of": f"{recorded.group_id}, rollout {recorded.rollout}", "turn": first, "memory": text}
-    marked = replace(trajectory, events=(*trajectory.events, Event(told(REPLAYED, details), first)), rollout=1)
+    mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, text)
+    marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)), rollout=1)
     both = Group(episode.problem, (replace(recorded, rollout=0), marked), (episode.grade, grade))
     path = _written(out / _name(episode, first, text), encode_groups([both]))
     before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)

@@ -7,13 +7,13 @@ bounded size; what can't be read, or isn't what it should be, is a ModelError of
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import ModelError, PalimpsestError
+from palimpsest.files import read_regular
 
 MAX_BYTES = {"tokenizer.json": 128 << 20, "vocab.json": 64 << 20, "chat_template.jinja": 1 << 20}
 """Largest size of a file by its name; the largest tokenizer.json in use has about 35 MB."""
@@ -27,8 +27,7 @@ def check_entries(name: str, folder: Path) -> None:
     for entry in sorted(folder.iterdir()):
         if entry.is_symlink() and not _inside(entry, folder):
             raise ModelError(f"model {name}: {entry.name} is a link out of the folder; put the file itself there")
-        mode = entry.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        if not entry.is_file() and not entry.is_dir():
             raise ModelError(f"model {name}: {entry.name} is no plain file")
         limit = MAX_BYTES.get(entry.name, MAX_JSON_BYTES if entry.suffix == ".json" else None)
         if limit is not None and entry.stat().st_size > limit:
@@ -48,10 +47,10 @@ def _inside(link: Path, folder: Path) -> bool:
 
 def read_object(name: str, file: Path) -> dict[str, Any]:
     """The JSON object in `file`; {} if there is no such file."""
-    if not file.is_file():
-        return {}
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_regular(file))
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise ModelError(f"model {name}: {file.name} can't be read as JSON ({reason})") from None

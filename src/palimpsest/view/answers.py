@@ -22,8 +22,8 @@ from palimpsest.view.group_view import group_view
 from palimpsest.view.opened_groups import OpenedGroups
 from palimpsest.view.records import MOST_MEASURED, SECONDS, Records, record_path, steps_of
 from palimpsest.view.row_cache import RowCache
-from palimpsest.view.run_facts import Facts, updated
-from palimpsest.view.sources import Kind, Library, NotThere, Source
+from palimpsest.view.run_facts import Facts
+from palimpsest.view.sources import Kind, Library, NotThere, Source, updated
 from palimpsest.view.token_strips import token_view
 from palimpsest.view.turn_view import turn_view
 

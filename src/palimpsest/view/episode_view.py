@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from palimpsest.events import Replayed
 from palimpsest.measures.texts import flat
 from palimpsest.types import RESULT, Turn
 from palimpsest.view.blame import Blamed, blame
@@ -19,7 +20,7 @@ from palimpsest.view.event_words import STATES, in_words, marks, replayed_in_wor
 from palimpsest.view.fates import Fate, fates
 from palimpsest.view.group_view import grade_value, problem_value
 from palimpsest.view.opened import Opened
-from palimpsest.view.story import REPLAYED, Story
+from palimpsest.view.story import Story
 from palimpsest.view.token_strips import turn_at
 
 _PARTS = ("seen", "gained", "lost", "recalled")
@@ -52,7 +53,7 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
         "memories": len(story.steps),
         "fates": [_fate_value(number, fate, story) for number, fate in enumerate(found)],
         "context": _context(story) if kind_of(story) == "tools" else None,
-        "before": [in_words(event) for event in story.events_after[0] if event.kind != REPLAYED],
+        "before": [in_words(event) for event in story.events_after[0] if not isinstance(event.what, Replayed)],
         "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
         "readable": story.readable,
     }

@@ -24,6 +24,7 @@ from palimpsest.events import (
     PruneRefused,
     ReadingEnded,
     Recalled,
+    Replayed,
     ReplyMalformed,
     SamplerFailed,
     SummedUp,
@@ -34,7 +35,7 @@ from palimpsest.events import (
     of_type,
 )
 from palimpsest.types import StopReason, Turn
-from palimpsest.view.story import REPLAYED, Step
+from palimpsest.view.story import Step
 
 STATES = {
     "failed": "something failed: the sampler, the policy, the time or the window",
@@ -93,20 +94,18 @@ def _differs(step: Step) -> bool:
 def in_words(event: Event) -> str:
     """An event in a line."""
     say = _SAID.get(type(event.what))
-    if event.kind == REPLAYED:
-        return replayed_in_words(event.detail)
     if say is None:
         detail = ", ".join(f"{name}: {value}" for name, value in event.detail.items())
         return f"{event.kind}: {detail}" if detail else event.kind
     return say(event.what)
 
 
-def replayed_in_words(detail: Mapping[str, Any]) -> str:
+def replayed_in_words(what: Replayed) -> str:
     """
-    >>> replayed_in_words({"of": "g, rollout 0", "turn": 2, "memory": "Ann."})
+    >>> replayed_in_words(Replayed("g, rollout 0", turn=2, memory="Ann."))
     'replayed from turn 2 with another memory'
     """
-    return f"replayed from turn {detail.get('turn')}" + ("" if detail.get("memory") is None else " with another memory")
+    return f"replayed from turn {what.turn}" + ("" if what.memory is None else " with another memory")
 
 
 def _recalled(what: Recalled) -> str:
@@ -158,4 +157,5 @@ _SAID: Mapping[type, Callable[[Any], str]] = {
     TimedOut: lambda it: "the episode took longer than it may",
     PolicyFailed: lambda it: f"the policy raised {it.type}: {it.message}",
     VariantPlayed: lambda it: f"played with other options: {dict(it.options)}",
+    Replayed: replayed_in_words,
 }

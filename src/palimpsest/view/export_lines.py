@@ -109,7 +109,7 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _episodes(group: Group) -> Iterator[tuple[Group, int]]:
-    """Each episode as a group of its own, and its epoch: the rollout, from 1, and the place of one that has no number."""
+    """Each episode as a group of its own, and its epoch, from 1: the rollout, or the place of one without a number."""
     for place, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
         rollout = trajectory.rollout if isinstance(trajectory.rollout, int) else place  # text: JSON had no place for it
         yield Group(group.problem, (trajectory,), (grade,)), rollout + 1

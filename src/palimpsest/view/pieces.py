@@ -17,8 +17,8 @@ from typing import BinaryIO
 import orjson
 import zstandard
 
+from palimpsest.files import open_regular
 from palimpsest.rollout.frames import frame_end
-from palimpsest.view.regular import open_regular
 
 MOST_BYTES = 256 << 20
 """Of a frame's content."""

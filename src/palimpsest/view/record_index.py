@@ -20,12 +20,12 @@ from typing import BinaryIO
 
 from palimpsest.errors import DataError
 from palimpsest.evaluation.episodes import EPISODES, merged
+from palimpsest.files import open_regular
 from palimpsest.rollout.record import groups_in
 from palimpsest.types import Group
 from palimpsest.view.episode_rows import Row, row_of
 from palimpsest.view.pieces import Damaged, Piece, content_of, is_compressed, next_line, next_piece, without_blank_lines
 from palimpsest.view.record_types import checked
-from palimpsest.view.regular import open_regular
 from palimpsest.view.row_cache import Places, RowCache
 from palimpsest.view.sources import NotThere
 

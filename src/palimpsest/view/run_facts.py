@@ -17,14 +17,14 @@ import yaml
 
 from palimpsest.evaluation.identity import leaves
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, SUMMARY
+from palimpsest.files import read_regular
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.origin import EVENTS, resume_command
 from palimpsest.runs.rows import is_number, whole
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
 from palimpsest.view.alarms import Alarm, Watched, alarms
 from palimpsest.view.metrics_view import events_since, names_of, rows_since, seconds_left, spark
-from palimpsest.view.regular import read_regular
-from palimpsest.view.sources import Kind, NotThere, Source
+from palimpsest.view.sources import Kind, NotThere, Source, last_change, updated
 from palimpsest.view.status import Status, status_of_run
 from palimpsest.view.tailing import Tails
 
@@ -98,14 +98,13 @@ class Facts:
     def alarms(self, source: Source) -> list[Alarm]:
         """Of a run, the worst first."""
         timings = self.tails.rows(source.path / TIMINGS)
-        times = [changed for name in (METRICS, EVENTS) if (changed := _changed(source.path / name)) is not None]
         status = self.status(source)
         return alarms(
             Watched(
                 self.tails.rows(source.path / METRICS),
                 timings,
                 status,
-                max(times, default=None),
+                last_change([source.path / METRICS, source.path / EVENTS]),
                 resume_command(source.path) if status is Status.DEAD else "",
                 _memory_tokens(self.config(source)),
             )
@@ -165,13 +164,6 @@ def _memory_tokens(config: Mapping[str, Any]) -> int | None:
     return tokens if type(tokens) is int else None
 
 
-def updated(source: Source) -> float | None:
-    """When anything was last written, in seconds since 1970; None of what is gone."""
-    names = (METRICS, EVENTS, CONFIG, SAMPLES)
-    paths = [source.path / name for name in names] if source.kind is not Kind.RECORD else [source.path]
-    return max(filter(None, map(_changed, paths)), default=None)
-
-
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object in a file; None where there is none."""
     try:
@@ -195,7 +187,7 @@ def _status_of_files(source: Source) -> Status:
         return Status.FILE
     if (source.path / SUMMARY).is_file():
         return Status.FINISHED
-    changed = _changed(source.path / SAMPLES) or 0.0
+    changed = last_change([source.path / SAMPLES]) or 0.0
     return Status.RUNNING if time.time() - changed < _ALIVE_SECONDS else Status.STOPPED
 
 
@@ -227,10 +219,3 @@ def _is_bounded(value: object) -> bool:
         if not (level := inner):
             return True
     return False
-
-
-def _changed(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -110,7 +110,9 @@ class Library:
                     self._known[real] = self._by_key[source.key] = source
         listed = list(self._known.values())
         if len(listed) > MOST:
-            newest = {source.key for source in sorted(listed, key=_changed, reverse=True)[:MOST]}
+            newest = {
+                source.key for source in sorted(listed, key=lambda each: updated(each) or 0.0, reverse=True)[:MOST]
+            }
             listed = [source for source in listed if source.key in newest]
         self._listed = tuple(listed)
         self._looked = time.monotonic()
@@ -175,14 +177,19 @@ def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
         return []
 
 
-def _changed(source: Source) -> float:
-    """When a source was last written to, in seconds since 1970; 0 of what is gone."""
-    names = (METRICS, EVENTS, CONFIG, SAMPLES) if source.kind is not Kind.RECORD else ("",)
-    times = [0.0]
-    for name in names:
+def updated(source: Source) -> float | None:
+    """When a source was last written to, in seconds since 1970; None of what is gone."""
+    names = (METRICS, EVENTS, CONFIG, SAMPLES)
+    return last_change([source.path / name for name in names] if source.kind is not Kind.RECORD else [source.path])
+
+
+def last_change(paths: Iterable[Path]) -> float | None:
+    """When any of some files was last written to, in seconds since 1970; None where none is there."""
+    times = []
+    for path in paths:
         with suppress(OSError):
-            times.append((source.path / name).stat().st_mtime)
-    return max(times)
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
 
 
 def _name(path: Path, given: Path) -> str:
@@ -201,6 +208,6 @@ def _refuse(path: Path, *, wait: bool) -> None:
             f"{path}: no record of episodes; give a .jsonl.zst, or the folder of a run"
             if path.is_file()
             else f"{path}: holds no run (config.yaml), no evaluation (samples.jsonl) and no file of episodes within "
-            f"{DEPTH} folders; give the folder that palimpsest train --out, eval --out or replay --out wrote, or --follow "
-            "to wait for what begins there"
+            f"{DEPTH} folders; give the folder that palimpsest train --out, eval --out or replay --out wrote, or "
+            "--follow to wait for what begins there"
         )

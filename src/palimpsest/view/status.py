@@ -18,9 +18,9 @@ from pathlib import Path
 import orjson
 import psutil
 
+from palimpsest.files import read_regular
 from palimpsest.runs.lock import NAME as LOCK
 from palimpsest.runs.rows import whole
-from palimpsest.view.regular import read_regular
 from palimpsest.view.tailing import Row
 
 _LOCK_BYTES = 4096

@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from palimpsest.events import Event, Pruned, SummedUp
+from palimpsest.events import Event, Pruned, Replayed, SummedUp, of_type
 from palimpsest.measures.texts import Text
 from palimpsest.measures.trace import Reading, readings
 from palimpsest.types import Problem, Trajectory, Turn
@@ -31,8 +31,6 @@ from palimpsest.view.words import SpeltTexts, Words
 K = TypeVar("K")
 V = TypeVar("V")
 
-REPLAYED = "replayed"
-"""The event of an episode that `palimpsest replay` played on."""
 _LATEST = 256  # texts in words, differences
 
 
@@ -85,16 +83,15 @@ class Story:
         return not isinstance(self.texts.codec, IdsCodec)
 
     @cached_property
-    def replayed(self) -> Mapping[str, Any] | None:
-        """Of an episode that was played on: from which `turn`, and with which `memory` (None: with its own)."""
-        return next((event.detail for event in self.trajectory.events if event.kind == REPLAYED), None)
+    def replayed(self) -> Replayed | None:
+        """Of an episode that was played on."""
+        return next(iter(of_type(self.trajectory.events, Replayed)), None)
 
     @property
     def edited(self) -> int | None:
         """The turn whose memory was put in by hand; None: none."""
-        known = self.replayed or {}
-        turn = known.get("turn")
-        return turn - 1 if isinstance(turn, int) and turn > 0 and known.get("memory") is not None else None
+        known = self.replayed
+        return None if known is None or known.memory is None or known.turn < 1 else known.turn - 1
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -204,10 +201,8 @@ class Story:
         It is what the first prompt shows of an episode that began without a memory: the problem brings none, and no
         replay did. A policy of one's own that begins with a memory that says something gives it by `Problem.memory`.
         """
-        given = self.problem.memory or any(
-            event.kind == REPLAYED and event.detail.get("memory") and not event.before_turn
-            for event in self.trajectory.events
-        )
+        known = self.replayed
+        given = self.problem.memory or (known is not None and known.memory and not known.turn)
         turns = self.trajectory.turns
         return () if given or not turns else turns[0].piece("memory") or ()
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palimpsest.files import open_regular
 from palimpsest.runs.rows import CHECKSUM, lines_of
-from palimpsest.view.regular import open_regular
 
 _FILES = 256
 _SEAM = 256
