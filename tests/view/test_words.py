@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,19 @@ def test_chinese_and_japanese_words_begin_where_their_tokens_do() -> None:
     found = words(Spelling(LETTERS), "安娜住在罗马。 Bo は")
     assert [word.text for word in found.words] == ["安", "娜", "住", "在", "罗", "马。", " Bo", " は"]
     assert found.keys[5] == "马"
+
+
+@pytest.mark.parametrize("name", ["qwen", "spm"])
+def test_characters_that_several_tokens_spell_begin_words_too(name: str) -> None:
+    """Where a tokenizer knows no letter of a script, each is spelt by its bytes."""
+    spelling = Spelling(family_codec(name))
+    assert [word.text.strip() for word in words(spelling, "Bo 住在罗马。").words] == ["Bo", "住", "在", "罗", "马。"]
+    assert [word.text.strip() for word in words(spelling, "ที่นี่ Bo").words] == ["ที่", "นี่", "Bo"]
+
+
+def test_scripts_without_white_space_have_a_word_a_letter_with_its_marks() -> None:
+    for text, letters in (("อยู่ที่นี่", ["อ", "ยู่", "ที่", "นี่"]), ("ຢູ່ນີ້", ["ຢູ່", "ນີ້"]), ("နေပါ", ["နေ", "ပါ"])):
+        assert [word.text for word in words(Spelling(LETTERS), text).words] == letters
 
 
 def test_the_same_ids_are_the_same_word() -> None:

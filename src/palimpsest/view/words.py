@@ -3,14 +3,15 @@
     ids        " Anna", " lives", " in", " Ro", "me", ".\\n"
     words      " Anna"  " lives"  " in"  " Rome.\\n"           keys    anna  lives  in  rome
 
-White space alone belongs to the word behind it, at the end to the one before. Where a token begins with a Chinese or
-Japanese character, a word does, as these languages put no white space between words. Texts are looked up by token where
-the tokenizer spells a text token by token, so that a long text costs no decoding.
+White space alone belongs to the word behind it, at the end to the one before. Where a token begins with a character of
+a script that puts no white space between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese), a word does; so does one
+where such a character begins that is spelt by several tokens. Texts are looked up by token where the tokenizer spells a
+text token by token, so that a long text costs no decoding.
 
 Guaranteed: words are whole tokens, in order, all of them; tokens that make up one character stay together; one
 `Spelling` gives the same `Word` for the same ids, so that words are compared by identity.
-Not covered: other languages without white space between words (Thai...), where a line is one word; a bound on what the
-cache of a `Spelling` holds, which grows with the different words it has seen. Keep one for a group and let it go.
+Not covered: words of those scripts, of which a dictionary alone would know the ends; a bound on what the cache of a
+`Spelling` holds, which grows with the different words it has seen. Keep one for a group and let it go.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,8 +37,16 @@ Tokens = tuple[int, ...]
 
 _BROKEN = "\ufffd"  # what a part of a character decodes to
 _MARKS = string.punctuation + "“”‘’«»…–—•。、，；：！？「」『』（）"
-_UNSPACED = re.compile("[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
-_BEGINS, _ENDS, _BLANK = 1, 2, 4
+_UNSPACED = re.compile(
+    "[\u3041-\u3096\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+    "\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46\u0e50-\u0e59"  # Thai, without the marks on its letters
+    "\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0ed0-\u0edf"  # Lao
+    "\u1780-\u17b3\u17e0-\u17e9\u1000-\u102a\u103f-\u1055]"  # Khmer, Burmese
+)
+"""Letters that may begin a word without white space before it."""
+_BEGINS, _ENDS, _BLANK, _PART = 1, 2, 4, 8
+_MOST_PARTS = 12
+"""Tokens that spell one character together, marks of it among them."""
 _COMPARED = 8  # texts that are spelt and decoded, before spelling alone is trusted
 
 
@@ -97,18 +106,33 @@ class Spelling:
         self._pieces = _Memo(self._piece)
         self._flags = _Memo(self._flags_of)
         self._words = _Memo(self._word)
+        self._joined = _Memo(self._decoded)
         self._compared, self._by_token = 0, True
 
     def words(self, ids: Sequence[int]) -> Words:
         """The words of `ids` [T]."""
         key = tuple(ids)
-        flags = np.frombuffer(bytes(map(self._flags.__getitem__, key)), np.uint8)
+        flags = np.frombuffer(bytearray(map(self._flags.__getitem__, key)), np.uint8)
+        for at in np.flatnonzero(flags & _PART).tolist():
+            if flags[at] & _PART:
+                self._join(key, at, flags)
         before, here = flags[:-1], flags[1:]
         begins = ((here & _BEGINS > 0) | (before & _ENDS > 0)) & (before & _BLANK == 0)
         starts = [*([0] if key else []), *(np.flatnonzero(begins) + 1).tolist(), len(key)]
         if len(starts) > 2 and not self._words[key[starts[-2] :]].text.strip():
             del starts[-2]  # no word is behind it
         return Words(key, list(map(self._words.__getitem__, (key[a:b] for a, b in pairwise(starts)))), starts)
+
+    def _join(self, ids: Tokens, at: int, flags: Any) -> None:
+        """Flag the tokens from `at` on that spell whole characters together; where none do, nothing begins there."""
+        for end in range(at + 1, min(at + _MOST_PARTS, len(ids)) + 1):
+            text = self._joined[ids[at:end]]
+            if _BROKEN not in text:
+                flags[at:end] = 0
+                flags[at] |= _flags(text) & _BEGINS
+                flags[end - 1] |= _flags(text) & _ENDS
+                return
+        flags[at] = 0
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without control tokens: equal to what the codec decodes."""
@@ -137,8 +161,7 @@ class Spelling:
 
     def _flags_of(self, id_: int) -> int:
         piece = self._pieces[id_]
-        begins = piece[:1].isspace() or _UNSPACED.match(piece) is not None
-        return _BEGINS * begins | _ENDS * piece[-1:].isspace() | _BLANK * piece.isspace()
+        return _PART if _BROKEN in piece else _flags(piece)
 
     def _word(self, ids: Tokens) -> Word:
         text = "".join(map(self._pieces.__getitem__, ids))
@@ -148,6 +171,11 @@ class Spelling:
 
     def _decoded(self, ids: Tokens) -> str:
         return self.codec.decode((*self._anchor, *ids), control=False)[self._before :]
+
+
+def _flags(text: str) -> int:
+    begins = text[:1].isspace() or _UNSPACED.match(text) is not None
+    return _BEGINS * begins | _ENDS * text[-1:].isspace() | _BLANK * text.isspace()
 
 
 def key_of(text: str) -> str:
