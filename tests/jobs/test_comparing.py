@@ -140,7 +140,7 @@ def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> Non
     same = {"policies": {"overwrite": {"options": {"chunk_size": 36, "memory_tokens": 8}}}}
     other = {"policies": {"overwrite": {"options": {"chunk_size": 72, "memory_tokens": 8}}}}
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE, same), folder(tmp_path / "b", AFTER, other))
-    assert comparison.differs == {"policies.overwrite.options.chunk_size": (36, 72)}
+    assert comparison.differs == {"policy.options.chunk_size": (36, 72)}
     assert comparison.bands == ()
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import palimpsest
+from palimpsest.config.load import dump_config, parse_config
 from palimpsest.evaluation.pairing import pair
+from palimpsest.jobs.methods import TITLES
 from palimpsest.rollout.record import encode_groups
 from palimpsest.types import Group
 from palimpsest.view.answers import Answers
-from palimpsest.view.comparison_view import Side, comparison_view, curve, differing
+from palimpsest.view.comparison_view import Side, comparison_view, curve
 from palimpsest.view.sources import Library, NotThere
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
@@ -68,6 +72,24 @@ def test_a_quickstarts_evaluations_are_the_runs_items(tmp_path: Path) -> None:
     assert [(row["log"], row["id"]) for row in items(run)["rows"]] == [("after.shard-1-of-1", "a")]
 
 
+def test_the_sets_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first")
+    log = run / "evaluations" / "after" / "shard-1-of-1"
+    evaluation_folder(log, [sample("agent@16", "a", 1.0, size=64), sample("mine", "b", 1.0, size=64)])
+    assert TITLES["agent"] == "agent after RL"
+    told = Answers(Library([run]), titles=TITLES).get("/api/runs/first/items")
+    assert {(cell["task"], cell["label"]) for cell in told["cells"]} == {
+        ("agent after RL", "agent after RL, size 64"),
+        ("mine", "mine, size 64"),
+    }
+    assert {(row["set"], row["label"]) for row in told["rows"]} == {
+        ("agent@16", "agent after RL, size 64"),
+        ("mine", "mine"),
+    }
+    alone = Answers(Library([log]), titles=TITLES).get("/api/runs/shard-1-of-1/items")
+    assert {cell["task"] for cell in alone["cells"]} == {"agent", "mine"}  # a set of anybody's
+
+
 def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(NotThere, match="palimpsest eval --model"):
         items(run_folder(tmp_path / "first"))
@@ -84,9 +106,9 @@ def test_only_what_differs_is_told() -> None:
 
 
 def test_a_key_that_an_older_run_lacks_is_told_only_where_the_other_changed_it() -> None:
-    older = Side("a", "a", {"seed": 0})
-    newer = Side("b", "b", {"seed": 0, "train.ahead": 0, "train.group_size": 999})
-    assert differing([older, newer]) == {"train.group_size": [None, 999]}
+    older, newer = {"seed": 0}, {"seed": 0, "train.ahead": 0, "train.group_size": 999}
+    told = comparison_view([Side("a", "a", older), Side("b", "b", newer)])
+    assert told["differs"] == {"train.group_size": [None, 999]}
 
 
 def test_sides_that_differ_by_their_seeds_alone_are_one_band() -> None:
@@ -130,6 +152,63 @@ def test_another_question_under_the_same_name_is_no_flip() -> None:
     one = side("a", samples=[sample("set", "p", 1.0)])
     other = side("b", samples=[sample("set", "p", 0.0, question="Something else?")])
     assert comparison_view([one, other])["flips"] == []
+
+
+def _played(path: Path, seed: int, chunk: int, right: int) -> Path:
+    """An evaluation of a checkpoint, with a baseline beside it."""
+    run = path.parent / f"run-{path.name}"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(dump_config(parse_config("", overrides={"seed": seed, "train.steps": 7 + seed})))
+    rows = [sample(f"{size} chunks", f"p{n}", float(n < right), size=size) for n in range(6) for size in (4, 16)]
+    rows += [sample("4 chunks, closed book", f"p{n}", float(n < 1), baseline="closed_book") for n in range(6)]
+    rows.append(sample("4 chunks", "lost", None))
+    identity = {"weights": path.name, "policies": {path.name: {"name": path.name, "options": {"chunk_size": chunk}}}}
+    folder = evaluation_folder(path, rows, identity)
+    (folder / "summary.json").write_text(json.dumps({"model": str(run / "checkpoints" / "step-000002")}))
+    return folder
+
+
+def test_a_comparison_has_the_rows_settings_and_notes_of_the_command(tmp_path: Path) -> None:
+    folders = [_played(tmp_path / "one", 0, 36, 5), _played(tmp_path / "two", 1, 72, 2)]
+    told = Answers(Library(folders)).get("/api/compare", {"keys": "one,two"})
+    printed = palimpsest.compare(*folders)
+    assert told["differs"] == {key: list(values) for key, values in printed.differs.items()}
+    assert {"policy.options.chunk_size", "run.seed", "run.train.steps", "model"} <= told["differs"].keys()
+    assert [cell["label"] for cell in told["cells"]] == [cell.label for cell in printed.cells]
+    assert len(told["cells"]) == 3
+    for cell, shown in zip(printed.cells, told["cells"], strict=True):
+        for name, figures in printed.figures[cell].items():
+            own = shown["sides"][name]
+            assert (own["problems"], own["ungraded"]) == (figures.problems, figures.ungraded)
+            assert (own["mean"], own["low"], own["high"]) == (
+                figures.accuracy.mean,
+                figures.accuracy.low,
+                figures.accuracy.high,
+            )
+            assert (own["turns"], own["tokens"]) == (figures.turns_per_document, figures.tokens_per_document)
+        pairing, difference = printed.cell_pairings[cell]["two"], shown["pairs"]["two"]["difference"]
+        assert pairing.difference is not None
+        assert difference["p"] == pairing.difference.p
+    assert told["pairs"]["two"]["counted"] == printed.pairings["two"].counted
+    assert told["notes"] == list(printed.notes)
+    assert any("ungraded" in note for note in told["notes"])
+
+
+def test_sides_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [evaluation_folder(tmp_path / place / "ev", [sample("set", "a", 1.0)]) for place in "ab"]
+    told = Answers(Library(paths)).get("/api/compare", {"keys": "ev,ev-2"})
+    assert told["cells"][0]["sides"].keys() == {"ev", "ev-2"}
+
+
+def test_a_run_that_was_not_evaluated_is_no_side_of_a_difference(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}])
+    evaluation_folder(tmp_path / "ev", [sample("set", "a", 1.0)])
+    answers = Answers(Library([tmp_path]))
+    told = answers.get("/api/compare", {"keys": "run,ev"})
+    assert (told["pairs"], told["cells"][0]["pairs"], list(told["cells"][0]["sides"])) == ({}, {}, ["ev"])
+    assert told["notes"] == ["run has no evaluation, so no difference to it can be told"]
+    told = answers.get("/api/compare", {"keys": "ev,run"})
+    assert (told["pairs"], told["notes"]) == ({}, [])
 
 
 def test_a_comparison_takes_two_to_six(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_configurations_with_keys_that_are_numbers_are_compared(tmp_path: Path) 
     for name, value in (("one", 1), ("two", 2)):
         (run_folder(tmp_path / name) / "config.yaml").write_text(f"7: {value}\nb: [{{1: 2, a: {value}}}]\nseed: 0\n")
     found = Answers(Library([tmp_path])).get("/api/compare", {"keys": "one,two"})
-    assert found["differs"]["7"] == [1, 2]
+    assert found["differs"]["run.7"] == [1, 2]
 
 
 def test_of_more_runs_than_are_listed_the_newest_are_and_the_others_are_counted(

@@ -1,27 +1,19 @@
-"""Evaluations side by side: figures by task and length, differences problem by problem, what was configured otherwise.
-
-Guaranteed: a difference is over problems that both sides graded and nothing else (evaluation/pairing.py); where the
-sides played different problems, `notes` says so; what isn't graded is counted on its side.
-Not covered: a correction of p for many comparisons; a test between more than two sides at once.
-"""
+"""Folders of evaluations side by side (evaluation/comparison.py), with published figures and under errata."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.cells import Cell, cell_of
+from palimpsest.evaluation.comparison import SideBySide
 from palimpsest.evaluation.errata import read_errata
-from palimpsest.evaluation.identity import default_settings
-from palimpsest.evaluation.pairing import Flip, Pairing, pair
+from palimpsest.evaluation.pairing import Flip
 from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
-from palimpsest.evaluation.samples import Sample
-from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.jobs.correcting import Correction, corrected_sides
 from palimpsest.jobs.editions import edition_of_set
 from palimpsest.jobs.sides import Folder, Side, read_sides
@@ -31,22 +23,8 @@ FORMAT = 2
 """Of `to_json`: raised where a key goes or means something else; keys may be added."""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A cell over sides that differ by their seed alone."""
-
-    cell: Cell
-    sides: tuple[str, ...]
-    mean: float
-    low: float
-    high: float
-    """Lowest and highest side."""
-    deviation: float
-    """Standard deviation between sides, with n-1."""
-
-
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(SideBySide):
     """Two or more sides, or one beside published figures; differences are against the first."""
 
     sides: tuple[Side, ...]
@@ -60,74 +38,16 @@ class Comparison:
         """The same comparison under the errata."""
         return Comparison(self.correction.sides) if self.correction is not None else None
 
-    @cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        """Those of any side, task by task, shorter ones first."""
-        cells = {cell_of(sample) for side in self.sides for sample in (*side.samples, *side.baselines)}
-        return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
-
-    @cached_property
-    def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
-        """Cell to side's name to its figures; a side that didn't play it is not there."""
-        return {
-            cell: {s.name: _summary(cell, mine) for s in self.sides if (mine := _of(s, cell))} for cell in self.cells
-        }
-
-    @cached_property
-    def pairings(self) -> dict[str, Pairing]:
-        """Name of each further side to it less the first, over everything that both played but baselines."""
-        first, *others = self.sides
-        return {side.name: pair(first.samples, side.samples) for side in others}
-
-    @cached_property
-    def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
-        """The same, cell by cell, where both sides have it."""
-        first, *others = self.sides
-        return {
-            cell: {s.name: pair(_of(first, cell), mine) for s in others if (mine := _of(s, cell))}
-            for cell in self.cells
-            if _of(first, cell)
-        }
-
     @property
     def flips(self) -> dict[str, tuple[Flip, ...]]:
         """Name of each further side to the problems on which its value is another than the first's."""
         return {name: pairing.flips for name, pairing in self.pairings.items()}
 
     @cached_property
-    def differs(self) -> dict[str, tuple[Any, ...]]:
-        """[sides] values of every key of the configurations that isn't the same everywhere; None: not set. A key that
-        some sides don't have (an evaluation has no `run.train.lr`) is left out where the others have its default."""
-        keys = [key for key in dict.fromkeys(key for side in self.sides for key in side.settings) if self._told(key)]
-        values = {key: tuple(side.settings.get(key) for side in self.sides) for key in keys}
-        return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
-
-    def _told(self, key: str) -> bool:
-        given = [side.settings[key] for side in self.sides if key in side.settings]
-        default = default_settings().get(key.removeprefix("run."))
-        return len(given) == len(self.sides) or any(value not in (None, default) for value in given)
-
-    @cached_property
-    def bands(self) -> tuple[Band, ...]:
-        """Cell by cell, over two or more sides that differ by their seeds alone."""
-        groups: dict[str, list[Side]] = {}
-        for side in self.sides:
-            groups.setdefault(side.but_for_seeds, []).append(side)
-        seeded = [group for group in groups.values() if _all_differ([side.seeds for side in group])]
-        return tuple(band for group in seeded for band in self._bands(group))
-
-    def _bands(self, group: Sequence[Side]) -> Iterator[Band]:
-        for cell, figures in self.figures.items():
-            means = {s.name: figures[s.name].accuracy.mean for s in group if s.name in figures}
-            known = {name: mean for name, mean in means.items() if mean is not None}
-            if len(known) > 1:
-                values = list(known.values())
-                yield Band(cell, tuple(known), fmean(values), min(values), max(values), stdev(values))
-
-    @cached_property
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know beside the figures."""
-        return tuple(_notes(self))
+        judged = [f"{side.name}: {side.judged}" for side in self.sides if side.judged]
+        return (*self.side_notes(), *judged, *self.pairing_notes())
 
     @cached_property
     def table(self) -> Table:
@@ -244,49 +164,9 @@ def _ours(comparison: Comparison) -> Iterator[Ours]:
             yield Ours(side.name, cell.set, _size(cell), figures.metrics, edition)
 
 
-def _all_differ(seeds: Sequence[object]) -> bool:
-    return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
-
-
-def _of(side: Side, cell: Cell) -> list[Sample]:
-    return [sample for sample in (*side.samples, *side.baselines) if cell_of(sample) == cell]
-
-
-def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:
-    return summarise(cell.label, samples, drawn=1 + max(sample.draw for sample in samples))
-
-
 def _size(cell: Cell) -> int | None:
     return None if cell.size < 0 else cell.size
 
 
 def _side_json(side: Side) -> dict[str, Any]:
-    ungraded = [sample for sample in side.samples if sample.value is None]
-    without_gold = sum(sample.without_gold for sample in ungraded)
-    return {
-        "name": side.name,
-        "folder": str(side.folder),
-        "problems": len({(sample.name, sample.id) for sample in side.samples}),
-        "episodes": len(side.samples),
-        "graded": len(side.samples) - len(ungraded),
-        "ungraded": len(ungraded) - without_gold,
-        "without_gold": without_gold,
-        "unreadable_lines": side.unreadable,
-        "seeds": side.seeds,
-    }
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
-    first = comparison.sides[0].name
-    for side in comparison.sides:
-        told = _side_json(side)
-        counts = {name: told[name] for name in ("ungraded", "without_gold", "unreadable_lines") if told[name]}
-        if counts:
-            words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-            yield f"{side.name}: {words} of {told['episodes']}; not in its accuracy"
-    yield from (f"{side.name}: {side.judged}" for side in comparison.sides if side.judged)
-    for name, pairing in comparison.pairings.items():
-        if not pairing.problems:
-            yield f"{name} and {first} have no graded problem in common: no difference can be told ({pairing.warning})"
-        elif pairing.warning:
-            yield f"{name} against {first}: over {pairing.counted} that both graded; {pairing.warning}"
+    return {"name": side.name, "folder": str(side.folder), **side.counts(), "seeds": side.seeds}

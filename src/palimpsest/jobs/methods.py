@@ -273,3 +273,6 @@ METHODS = {
         ),
     )
 }
+
+TITLES: Mapping[str, str] = {name: title for method in METHODS.values() for name, title in method.labels.items()}
+"""What tables call the sets of a quickstart's evaluations, by the name before their `@`."""

@@ -28,6 +28,7 @@ from palimpsest import files
 from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.comparison import RESCORED
 from palimpsest.evaluation.errata import Errata, read_errata
 from palimpsest.evaluation.samples import (
     IDENTITY,
@@ -43,7 +44,6 @@ from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.jobs.beside import Beside, beside
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.regrading import UNSET_URL, check_regradable, regraded, summaries_by_set, with_judge_address
-from palimpsest.jobs.sides import RESCORED
 from palimpsest.jobs.table import Table
 from palimpsest.reward.compose import training_layers
 

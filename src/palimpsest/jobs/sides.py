@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,55 +21,27 @@ from pydantic import ValidationError
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
-from palimpsest.evaluation.identity import leaves
+from palimpsest.evaluation import comparison
+from palimpsest.evaluation.comparison import settings_of_evaluation, settings_of_run
 from palimpsest.evaluation.samples import SAMPLES, SUMMARY, Sample, read_identity, read_samples
 from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
 
-RESCORED = "rescored"
-"""Key of an identity, and folder in an evaluation, of grades that were given later."""
 Folder = str | os.PathLike[str]
-_FOLLOW = ("weights", "model")
-"""What differs between two runs of one configuration because their seeds do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What one folder holds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side(comparison.Side):
+    """What one folder holds; its name is its path, without what all sides have in common."""
 
-    name: str
-    """Its path, without what all sides have in common."""
     folder: Path
-    samples: tuple[Sample, ...]
-    """The agent's, or several agents'."""
-    baselines: tuple[Sample, ...]
-    """Of what was played beside it: figures of their own, in no difference over everything."""
-    unreadable: int
-    """Lines of its logs that can't be read."""
-    settings: Mapping[str, Any]
-    """Dotted key to value."""
     editions: Mapping[str, str]
     """File of the data to its SHA-256, where it is known."""
-
     reward: RewardConfig | None
     """What graded it; None where that can't be told."""
-
     judged: str | None
     """How far its judge can be believed, in a sentence; None where no judge graded it, or no card was made."""
-
-    @property
-    def seeds(self) -> dict[str, Any]:
-        """What it was seeded with, by key."""
-        return {key: value for key, value in self.settings.items() if _is_seed(key)}
-
-    @property
-    def but_for_seeds(self) -> str:
-        """Its configuration without seeds, as a text that is equal for equal ones."""
-        trained = any(key.startswith("run.") for key in self.settings)
-        left_out = _FOLLOW if trained else ()
-        kept = {key: value for key, value in self.settings.items() if key not in left_out and not _is_seed(key)}
-        return json.dumps(kept, sort_keys=True, default=str)
 
 
 def read_sides(folders: Sequence[Folder]) -> list[Side]:
@@ -90,10 +62,6 @@ def short_names(paths: Sequence[str]) -> list[str]:
     while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
         shared += 1
     return [str(Path(*each[shared:])) for each in parts]
-
-
-def _is_seed(key: str) -> bool:
-    return key.rpartition(".")[2] == "seed"
 
 
 def _side(folder: Path, name: str) -> Side:
@@ -119,7 +87,7 @@ def _side(folder: Path, name: str) -> Side:
         samples=tuple(each for each in samples.values() if each.baseline is None),
         baselines=tuple(each for each in samples.values() if each.baseline is not None),
         unreadable=unreadable,
-        settings=dict(_settings(folder)),
+        settings=_settings(folder),
         editions=_editions(folder),
         reward=_reward(folder),
         judged=_judged(folder),
@@ -164,30 +132,19 @@ def _logs(folder: Path) -> Iterator[Path]:
             yield log
 
 
-def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
+def _settings(folder: Path) -> dict[str, Any]:
     if (folder / CONFIG).is_file():
-        yield from _run_settings(folder)
-        return
-    identity = {key: value for key, value in read_identity(folder).items() if key != RESCORED}
-    yield from leaves(identity)
-    model = _summary(folder).get("model")
-    if isinstance(model, str):
-        yield "model", model
-        run = next((each for each in _and_parents(Path(model)) if (each / CONFIG).is_file()), None)
-        yield from _run_settings(run) if run else ()
+        return settings_of_run(_run_settings(folder) or {})
+    return settings_of_evaluation(read_identity(folder), _summary(folder).get("model"), _run_settings)
 
 
-def _and_parents(model: Path) -> Iterable[Path]:
-    """A run, or the run of a checkpoint."""
-    return (model, *list(model.parents)[:2])
-
-
-def _run_settings(run: Path) -> Iterator[tuple[str, Any]]:
+def _run_settings(run: Path) -> Mapping[str, Any] | None:
+    if not (run / CONFIG).is_file():
+        return None
     try:
-        values = load_config(run).model_dump(mode="json")
+        return load_config(run).model_dump(mode="json")
     except PalimpsestError:  # of another version: what it was configured as can't be told
-        return
-    yield from leaves(values, "run")
+        return {}
 
 
 def _summary(folder: Path) -> dict[str, Any]:

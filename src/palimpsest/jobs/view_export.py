@@ -17,6 +17,7 @@ from pathlib import Path
 
 from palimpsest import files
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
+from palimpsest.jobs.methods import TITLES
 from palimpsest.jobs.set_folder import free_file, refuse_inside
 from palimpsest.progress.progress import Progress, Silent
 from palimpsest.text.storable import to_json
@@ -63,7 +64,7 @@ def export(
     if not force or out.is_dir():
         free_file(out, force=False, progress=progress, option="--export")
     source = _only_source(library, paths)
-    answers, chosen = Answers(library, tokenizer=tokenizer), places(only)
+    answers, chosen = Answers(library, tokenizer=tokenizer, titles=TITLES), places(only)
     made = (_page if out.suffix == ".html" else _episodes)(answers, source, out, chosen, step)
     return _written(out, made, force=force, progress=progress)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest.errors import ConfigError
+from palimpsest.jobs.methods import TITLES
 from palimpsest.retrieval.search import check_token
 from palimpsest.serve.bounded import ConnectionLimits
 from palimpsest.serve.http import Server, bound, check_host
@@ -46,7 +47,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths), wait=asked.follow)
-    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), follow=asked.follow)
+    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), follow=asked.follow, titles=TITLES)
     with bound(asked.host, asked.port) as taken, closing(ViewerService(answers, token=asked.key)) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
         on_ready(server.url)

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.evaluation.identity import leaves
 from palimpsest.runs.run_folder import METRICS
 from palimpsest.view.alarms import to_json
-from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view, with_one_policy
+from palimpsest.view.comparison_view import FEWEST, MOST, Side, comparison_view
 from palimpsest.view.decoding import Decoders
 from palimpsest.view.episode_view import blame_view, episode_view, search_view
 from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
@@ -56,11 +55,17 @@ class Answers:
     """The API over a library. Threads may share it."""
 
     def __init__(
-        self, library: Library, *, tokenizer: str | None = None, cache: Path | None = None, follow: bool = False
+        self,
+        library: Library,
+        *,
+        tokenizer: str | None = None,
+        cache: Path | None = None,
+        follow: bool = False,
+        titles: Mapping[str, str] | None = None,
     ) -> None:
         """`tokenizer`: decodes everything in place of what the files name; `cache`: folder for rows of large files;
-        `follow`: whether the page asks again by itself."""
-        self.library, self.follow = library, follow
+        `follow`: whether the page asks again by itself; `titles`: what the tasks of a run's evaluations are called."""
+        self.library, self.follow, self._titles = library, follow, titles
         self.facts = Facts()
         self.decoders = Decoders(self.facts, tokenizer)
         self.records = Records(self.decoders, None if cache is None else RowCache(cache))
@@ -109,7 +114,8 @@ class Answers:
                 f"{source.name} holds no evaluation; palimpsest eval --model {source.path} --out DIR makes one"
             )
         places, more = self._places(source)
-        return {**evaluation_view(logs, places), "more": more}
+        titles = self._titles if source.kind is Kind.RUN else None
+        return {**evaluation_view(logs, places, titles), "more": more}
 
     def _steps(self, query: Query, key: str) -> Any:
         return steps_of(self.library.source(key))
@@ -165,15 +171,15 @@ class Answers:
 
     def _side(self, source: Source) -> tuple[Side, bool]:
         """A side, and whether there are episodes that weren't read yet."""
-        samples = self.samples.all(source)[0] if source.kind is not Kind.RECORD else []
+        samples, unreadable = self.samples.all(source)
         metrics = self.facts.tails.rows(source.path / METRICS) if source.kind is Kind.RUN else ()
         places, more = self._places(source)
         episodes = {
             (gid.rpartition("/")[0], gid.rpartition("/")[2], draw): {"step": step, "group": group, "rollout": rollout}
             for (step, gid, draw), (group, rollout) in places.items()
         }
-        settings = dict(leaves(with_one_policy(self.facts.config(source))))
-        return Side(source.key, source.name, settings, metrics, samples, episodes), more
+        settings = self.facts.settings(source)
+        return Side(source.key, source.name, settings, metrics, samples, episodes, unreadable), more
 
     def _places(self, source: Source) -> tuple[dict[tuple[str, str, int], tuple[int, int]], bool]:
         """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded, as far as they could

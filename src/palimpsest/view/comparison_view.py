@@ -1,23 +1,23 @@
 """Two to six runs or evaluations side by side: what differs in their configurations, curves, accuracy, what flipped.
 
-Guaranteed: differences are of the problems that both sides graded (evaluation/pairing.py), against the first side, with
-its paired intervals; what was played on one side alone is counted in the notes; sides that differ by their seeds alone
-are one band.
-Not covered: a correction for many comparisons.
+Guaranteed: rows, differences, notes and settings are those of `palimpsest compare` (evaluation/comparison.py), over the
+sides that were evaluated; sides that differ by their seeds alone are one band.
+Not covered: published figures, errata and a judge's card, which that command tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from palimpsest.evaluation.cells import Cell, cell_of
-from palimpsest.evaluation.identity import default_settings
-from palimpsest.evaluation.pairing import Pairing, pair
+from palimpsest.evaluation import comparison
+from palimpsest.evaluation.cells import Cell
+from palimpsest.evaluation.comparison import Band, SideBySide, differing
+from palimpsest.evaluation.pairing import Pairing
 from palimpsest.evaluation.samples import Sample
-from palimpsest.evaluation.summary import accuracy_of
+from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.runs.rows import with_number
 from palimpsest.view.tailing import Row
 
@@ -40,62 +40,44 @@ class Side:
     samples: Sequence[Sample] = ()
     episodes: Mapping[tuple[str, str, int], Mapping[str, Any]] = field(default_factory=dict)
     """(set, id, draw) to the place of an episode that was recorded."""
+    unreadable: int = 0
+    """Lines of its logs."""
 
-    @property
-    def but_for_seeds(self) -> str:
-        """Equal for sides that differ by their seeds alone."""
-        kept = {key: value for key, value in self.settings.items() if not _is_seed(key)}
-        return repr(sorted(kept.items()))
-
-    @property
-    def agents(self) -> list[Sample]:
-        """Without what was played beside the agent."""
-        return [sample for sample in self.samples if sample.baseline is None]
+    def named(self, name: str) -> comparison.Side:
+        """What `palimpsest compare` takes it for."""
+        samples = {sample.key: sample for sample in self.samples}.values()
+        return comparison.Side(
+            name=name,
+            samples=tuple(sample for sample in samples if sample.baseline is None),
+            baselines=tuple(sample for sample in samples if sample.baseline is not None),
+            unreadable=self.unreadable,
+            settings=self.settings,
+        )
 
 
 def comparison_view(sides: Sequence[Side]) -> dict[str, Any]:
     """What the API says of a comparison."""
-    pairings = _pairings(sides)
+    evaluated = [side for side in sides if side.samples]
+    unique = len({side.name for side in sides}) == len(sides)
+    keys = {side.name if unique else side.key: side.key for side in evaluated}
+    beside = SideBySide(tuple(side.named(name) for name, side in zip(keys, evaluated, strict=True)))
+    paired = bool(sides[0].samples)
     return {
         "sides": [{"key": side.key, "name": side.name} for side in sides],
-        "differs": differing(sides),
+        "differs": {key: list(values) for key, values in differing([side.settings for side in sides]).items()},
         "curves": {name: bands for name in CURVES if (bands := curve(sides, name))},
-        "cells": [_cell(sides, cell) for cell in _cells(sides)],
-        "pairs": {side.key: _pair_value(pairing) for side, pairing in pairings},
+        "cells": [_cell(beside, cell, keys, paired=paired) for cell in beside.cells],
+        "pairs": {keys[name]: _pair_value(pairing) for name, pairing in beside.pairings.items()} if paired else {},
+        "seeds": [_band_value(band) for band in beside.bands],
         "flips": _flips(sides),
-        "notes": [f"{side.name} against {sides[0].name}: {p.warning}" for side, p in pairings if p.warning],
+        "notes": list(beside.notes if paired else _notes_without_the_first(sides[0], beside)),
     }
 
 
-def differing(sides: Sequence[Side]) -> dict[str, list[Any]]:
-    """[sides] values of every key that isn't the same everywhere; None: not set. A key that some sides don't have is
-    left out where the others have its default.
-
-    >>> one, two = Side("a", "a", {"seed": 0, "x": 1}), Side("b", "b", {"seed": 0, "x": 2, "y": 3})
-    >>> differing([one, two])
-    {'x': [1, 2], 'y': [None, 3]}
-    """
-    keys = sorted({key for side in sides for key in side.settings if _told(key, sides)})
-    values = {key: [side.settings.get(key) for side in sides] for key in keys}
-    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
-
-
-def _told(key: str, sides: Sequence[Side]) -> bool:
-    given = [side.settings[key] for side in sides if key in side.settings]
-    return len(given) == len(sides) or any(value not in (None, default_settings().get(key)) for value in given)
-
-
-def with_one_policy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation's settings with its policy under `policy`, where it played one: its keys are then those of others.
-
-    >>> with_one_policy({"policies": {"gated": {"name": "gated"}}, "seed": 0})
-    {'seed': 0, 'policy': {'name': 'gated'}}
-    """
-    policies = settings.get("policies")
-    if not isinstance(policies, dict) or len(policies) != 1:
-        return dict(settings)
-    rest = {key: value for key, value in settings.items() if key != "policies"}
-    return {**rest, "policy": next(iter(policies.values()))}
+def _notes_without_the_first(first: Side, beside: SideBySide) -> Iterator[str]:
+    yield from beside.side_notes()
+    if beside.sides:
+        yield f"{first.name} has no evaluation, so no difference to it can be told"
 
 
 def curve(sides: Sequence[Side], name: str) -> list[dict[str, Any]]:
@@ -103,7 +85,7 @@ def curve(sides: Sequence[Side], name: str) -> list[dict[str, Any]]:
     groups: dict[str, list[Side]] = {}
     for side in sides:
         if with_number(side.metrics, name):
-            groups.setdefault(side.but_for_seeds, []).append(side)
+            groups.setdefault(side.named(side.key).but_for_seeds, []).append(side)
     return [_band(group, name) for group in groups.values()]
 
 
@@ -124,27 +106,32 @@ def _band(group: Sequence[Side], name: str) -> dict[str, Any]:
     }
 
 
-def _cells(sides: Sequence[Side]) -> list[Cell]:
-    cells = {cell_of(sample) for side in sides for sample in side.agents}
-    return sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set))
+def _cell(beside: SideBySide, cell: Cell, keys: Mapping[str, str], *, paired: bool) -> dict[str, Any]:
+    pairs = beside.cell_pairings.get(cell, {}) if paired else {}
+    return {
+        "set": cell.set,
+        "task": cell.task,
+        "size": None if cell.size < 0 else cell.size,
+        "label": cell.label,
+        "sides": {keys[name]: _figures(figures) for name, figures in beside.figures[cell].items()},
+        "pairs": {keys[name]: _pair_value(pairing) for name, pairing in pairs.items()},
+    }
 
 
-def _cell(sides: Sequence[Side], cell: Cell) -> dict[str, Any]:
-    own = {side.key: [sample for sample in side.agents if cell_of(sample) == cell] for side in sides}
-    first = own[sides[0].key]
-    figures = {}
-    for key, samples in own.items():
-        if samples:
-            accuracy = accuracy_of(samples)
-            figures[key] = {"n": len(samples), "mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high}
-    pairs = {key: _pair_value(pair(first, samples)) for key, samples in list(own.items())[1:] if first and samples}
-    size = None if cell.size < 0 else cell.size
-    return {"set": cell.set, "task": cell.task, "size": size, "label": cell.label, "sides": figures, "pairs": pairs}
+def _band_value(band: Band) -> dict[str, Any]:
+    figures = {name: getattr(band, name) for name in ("mean", "low", "high", "deviation")}
+    return {"label": band.cell.label, "sides": list(band.sides), **figures}
 
 
-def _pairings(sides: Sequence[Side]) -> list[tuple[Side, Pairing]]:
-    first, *others = sides
-    return [(side, pair(first.agents, side.agents)) for side in others if first.agents and side.agents]
+def _figures(figures: EvalSummary) -> dict[str, Any]:
+    return {
+        **asdict(figures.accuracy),
+        "n": figures.graded + figures.ungraded,
+        "problems": figures.problems,
+        "ungraded": figures.ungraded,
+        "turns": figures.turns_per_document,
+        "tokens": figures.tokens_per_document,
+    }
 
 
 def _pair_value(pairing: Pairing) -> dict[str, Any]:
@@ -159,7 +146,7 @@ def _flips(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """The problems whose value isn't the same on all sides that graded them, those of the widest gap first."""
     values: dict[tuple[str, str, int], dict[str, Sample]] = {}
     for side in sides:
-        for sample in side.agents:
+        for sample in (each for each in side.samples if each.baseline is None):
             values.setdefault(sample.key, {})[side.key] = sample
     told = []
     for key, by_side in values.items():
@@ -190,7 +177,3 @@ def _flip(
             if (sample := by_side.get(side.key)) is not None
         },
     }
-
-
-def _is_seed(key: str) -> bool:
-    return key.rpartition(".")[2] == "seed"

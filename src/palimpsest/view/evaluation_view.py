@@ -65,8 +65,11 @@ EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
 """(step, group id, draw) to (group, rollout) of an episode that was recorded."""
 
 
-def evaluation_view(logs: Sequence[tuple[str, Sequence[Sample], int]], places: EpisodePlaces) -> dict[str, Any]:
-    """What the API says of an evaluation."""
+def evaluation_view(
+    logs: Sequence[tuple[str, Sequence[Sample], int]], places: EpisodePlaces, titles: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What the API says of an evaluation; `titles`: what tasks are called, where that isn't their name."""
+    titles = titles or {}
     items: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     first: dict[tuple[str, str, str], Sample] = {}
     for log, samples, _ in logs:
@@ -75,7 +78,8 @@ def evaluation_view(logs: Sequence[tuple[str, Sequence[Sample], int]], places: E
             first.setdefault(key, sample)
             items.setdefault(key, []).append(_draw(sample, log, places))
     rows = [
-        {**_item(first[key], key[0]), "draws": draws, "disagree": disagreement(draws)} for key, draws in items.items()
+        {**_item(first[key], key[0], titles), "draws": draws, "disagree": disagreement(draws)}
+        for key, draws in items.items()
     ]
     order = {
         cell: place for place, cell in enumerate(sorted({cell_of(sample) for sample in first.values()}, key=_rank))
@@ -83,7 +87,7 @@ def evaluation_view(logs: Sequence[tuple[str, Sequence[Sample], int]], places: E
     rows.sort(key=lambda row: (-row["disagree"], order[Cell(row["set"], -1 if row["size"] is None else row["size"])]))
     return {
         "rows": rows,
-        "cells": _cells([sample for _, samples, _ in logs for sample in samples]),
+        "cells": _cells([sample for _, samples, _ in logs for sample in samples], titles),
         "judged": any(JUDGE in sample.metrics for _, samples, _ in logs for sample in samples),
         "strings": [name for name in STRINGS if any(name in s.metrics for _, samples, _ in logs for s in samples)],
         "unreadable": sum(lost for *_, lost in logs),
@@ -105,10 +109,11 @@ def disagreement(draws: Sequence[Mapping[str, Any]]) -> int:
     return int(len({draw["value"] for draw in draws}) > 1)
 
 
-def _item(sample: Sample, log: str) -> dict[str, Any]:
+def _item(sample: Sample, log: str, titles: Mapping[str, str]) -> dict[str, Any]:
     return {
         "log": log,
         "set": sample.name,
+        "label": _label(cell_of(sample), titles) if cell_of(sample).task in titles else sample.name,
         "id": sample.id,
         "size": sample.size,
         "question": sample.question[:_TEXT],
@@ -140,7 +145,15 @@ def _rank(cell: Cell) -> tuple[str, int, str]:
     return cell.task, cell.size, cell.set
 
 
-def _cells(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _label(cell: Cell, titles: Mapping[str, str]) -> str:
+    """
+    >>> _label(Cell("agent@16", 64), {"agent": "agent after RL"}), _label(Cell("agent@16", 64), {})
+    ('agent after RL, size 64', 'agent@16, size 64')
+    """
+    return f"{titles[cell.task]}, size {cell.size}" if cell.task in titles and cell.size >= 0 else cell.label
+
+
+def _cells(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Accuracy of each part, shorter ones first within a task."""
     parts: dict[tuple[Cell, str | None], list[Sample]] = {}
     for sample in samples:
@@ -153,9 +166,9 @@ def _cells(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         told.append(
             {
                 "set": cell.set,
-                "task": cell.task,
+                "task": titles.get(cell.task, cell.task),
                 "size": None if cell.size < 0 else cell.size,
-                "label": cell.label,
+                "label": _label(cell, titles),
                 "baseline": baseline,
                 "episodes": len(own),
                 "ungraded": sum(sample.value is None for sample in own),

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import yaml
 
+from palimpsest.evaluation.comparison import settings_of_evaluation, settings_of_run
 from palimpsest.evaluation.identity import leaves
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, SUMMARY
 from palimpsest.files import read_regular
@@ -119,6 +120,20 @@ class Facts:
     def config(self, source: Source) -> dict[str, Any]:
         """A run's configuration, or an evaluation's identity, as its file says; empty where that can't be read."""
         return self._configured(source)[0]
+
+    def settings(self, source: Source) -> dict[str, Any]:
+        """What a source is compared by: as `palimpsest compare` has it, and so far as configurations are shown."""
+        if source.kind is Kind.RUN:
+            return settings_of_run(self.config(source))
+        if source.kind is Kind.RECORD:
+            return {}
+        summary = read_object(source.path / SUMMARY) or {}
+        if "rescored_from" in summary:
+            summary = read_object(source.path.parent.parent / SUMMARY) or {}
+        return settings_of_evaluation(self.config(source), summary.get("model"), self._run_config)
+
+    def _run_config(self, folder: Path) -> dict[str, Any] | None:
+        return self.config(Source("", Kind.RUN, folder, "")) if (folder / CONFIG).is_file() else None
 
     def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
         """A configuration, and in words why it can't be read."""

@@ -1,0 +1,243 @@
+"""Evaluations side by side: figures by task and length, differences problem by problem, what was configured otherwise.
+
+`palimpsest compare` and the viewer's page of a comparison tell what stands here, so they tell the same.
+
+Guaranteed: a difference is over problems that both sides graded and nothing else (pairing.py); where the sides played
+different problems, `notes` says so; what isn't graded is counted on its side.
+Not covered: a correction of p for many comparisons; a test between more than two sides at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from palimpsest.evaluation.cells import Cell, cell_of
+from palimpsest.evaluation.identity import default_settings, leaves
+from palimpsest.evaluation.pairing import Pairing, pair
+from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.summary import EvalSummary, summarise
+
+RESCORED = "rescored"
+"""Key of an identity, and folder in an evaluation, of grades that were given later."""
+RUN = "run."
+"""Stands before the keys of a run's configuration."""
+_FOLLOW = ("weights", "model")
+"""What differs between two runs of one configuration because their seeds do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of those that are compared."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    """The agent's, or several agents'."""
+    baselines: tuple[Sample, ...] = ()
+    """Of what was played beside it: figures of their own, in no difference over everything."""
+    unreadable: int = 0
+    """Lines of its logs that can't be read."""
+    settings: Mapping[str, Any]
+    """Dotted key to value."""
+
+    @property
+    def seeds(self) -> dict[str, Any]:
+        """What it was seeded with, by key."""
+        return {key: value for key, value in self.settings.items() if _is_seed(key)}
+
+    @property
+    def but_for_seeds(self) -> str:
+        """Its configuration without seeds, as a text that is equal for equal ones."""
+        trained = any(key.startswith(RUN) for key in self.settings)
+        left_out = _FOLLOW if trained else ()
+        kept = {key: value for key, value in self.settings.items() if key not in left_out and not _is_seed(key)}
+        return json.dumps(kept, sort_keys=True, default=str)
+
+    def counts(self) -> dict[str, int]:
+        """Of its problems and episodes, baselines aside."""
+        ungraded = [sample for sample in self.samples if sample.value is None]
+        without_gold = sum(sample.without_gold for sample in ungraded)
+        return {
+            "problems": len({(sample.name, sample.id) for sample in self.samples}),
+            "episodes": len(self.samples),
+            "graded": len(self.samples) - len(ungraded),
+            "ungraded": len(ungraded) - without_gold,
+            "without_gold": without_gold,
+            "unreadable_lines": self.unreadable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A cell over sides that differ by their seed alone."""
+
+    cell: Cell
+    sides: tuple[str, ...]
+    mean: float
+    low: float
+    high: float
+    """Lowest and highest side."""
+    deviation: float
+    """Standard deviation between sides, with n-1."""
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """One or more sides; differences are against the first. Their names are unique."""
+
+    sides: tuple[Side, ...]
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Those of any side, task by task, shorter ones first."""
+        cells = {cell_of(sample) for side in self.sides for sample in (*side.samples, *side.baselines)}
+        return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
+
+    @cached_property
+    def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
+        """Cell to side's name to its figures; a side that didn't play it is not there."""
+        return {
+            cell: {s.name: _summary(cell, mine) for s in self.sides if (mine := _of(s, cell))} for cell in self.cells
+        }
+
+    @cached_property
+    def pairings(self) -> dict[str, Pairing]:
+        """Name of each further side to it less the first, over everything that both played but baselines."""
+        first, *others = self.sides
+        return {side.name: pair(first.samples, side.samples) for side in others}
+
+    @cached_property
+    def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
+        """The same, cell by cell, where both sides have it."""
+        first, *others = self.sides
+        return {
+            cell: {s.name: pair(_of(first, cell), mine) for s in others if (mine := _of(s, cell))}
+            for cell in self.cells
+            if _of(first, cell)
+        }
+
+    @cached_property
+    def differs(self) -> dict[str, tuple[Any, ...]]:
+        """What is configured otherwise (`differing`)."""
+        return differing([side.settings for side in self.sides])
+
+    @cached_property
+    def bands(self) -> tuple[Band, ...]:
+        """Cell by cell, over two or more sides that differ by their seeds alone."""
+        groups: dict[str, list[Side]] = {}
+        for side in self.sides:
+            groups.setdefault(side.but_for_seeds, []).append(side)
+        seeded = [group for group in groups.values() if _all_differ([side.seeds for side in group])]
+        return tuple(band for group in seeded for band in self._bands(group))
+
+    def _bands(self, group: Sequence[Side]) -> Iterator[Band]:
+        for cell, figures in self.figures.items():
+            means = {s.name: figures[s.name].accuracy.mean for s in group if s.name in figures}
+            known = {name: mean for name, mean in means.items() if mean is not None}
+            if len(known) > 1:
+                values = list(known.values())
+                yield Band(cell, tuple(known), fmean(values), min(values), max(values), stdev(values))
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know beside the figures."""
+        return (*self.side_notes(), *self.pairing_notes())
+
+    def side_notes(self) -> Iterator[str]:
+        """What of each side isn't in its accuracy."""
+        for side in self.sides:
+            told = side.counts()
+            counts = {name: told[name] for name in ("ungraded", "without_gold", "unreadable_lines") if told[name]}
+            if counts:
+                words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+                yield f"{side.name}: {words} of {told['episodes']}; not in its accuracy"
+
+    def pairing_notes(self) -> Iterator[str]:
+        """What the differences are over, where that isn't everything."""
+        first = self.sides[0].name
+        for name, pairing in self.pairings.items():
+            if not pairing.problems:
+                warning = f" ({pairing.warning})" if pairing.warning else ""
+                yield f"{name} and {first} have no graded problem in common: no difference can be told{warning}"
+            elif pairing.warning:
+                yield f"{name} against {first}: over {pairing.counted} that both graded; {pairing.warning}"
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """[sides] values of every key of the configurations that isn't the same everywhere; None: not set. A key that some
+    sides don't have (an evaluation has no `run.train.lr`) is left out where the others have its default.
+
+    >>> differing([{"seed": 0, "x": 1}, {"seed": 0, "x": 2, "y": 3}])
+    {'x': (1, 2), 'y': (None, 3)}
+    """
+    keys = [key for key in dict.fromkeys(key for each in settings for key in each) if _told(key, settings)]
+    values = {key: tuple(each.get(key) for each in settings) for key in keys}
+    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _told(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    given = [each[key] for each in settings if key in each]
+    default = default_settings().get(key.removeprefix(RUN))
+    return len(given) == len(settings) or any(value not in (None, default) for value in given)
+
+
+RunSettings = Callable[[Path], Mapping[str, Any] | None]
+"""A folder to the configuration of the run in it; None where it is no run's."""
+
+
+def settings_of_run(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is compared by.
+
+    >>> settings_of_run({"train": {"steps": 7}})
+    {'run.train.steps': 7}
+    """
+    return {f"{RUN}{key}": value for key, value in leaves(config)}
+
+
+def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunSettings) -> dict[str, Any]:
+    """What an evaluation is compared by: its identity, the model it played, and the run that this is of.
+
+    >>> settings_of_evaluation({"policies": {"a": {"name": "a"}}, "seed": 1}, None, lambda folder: None)
+    {'seed': 1, 'policy.name': 'a'}
+    """
+    found = dict(leaves(_with_one_policy({key: value for key, value in identity.items() if key != RESCORED})))
+    if isinstance(model, str):
+        found["model"] = model
+        configs = (run(each) for each in _and_parents(Path(model)))
+        found |= settings_of_run(next((config for config in configs if config is not None), {}))
+    return found
+
+
+def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """With the one policy that was played under `policy`: its keys are then those of another's."""
+    policies = identity.get("policies")
+    if not isinstance(policies, dict) or len(policies) != 1:
+        return dict(identity)
+    (one,) = policies.values()
+    return {key: each for key, each in identity.items() if key != "policies"} | {"policy": one}
+
+
+def _and_parents(model: Path) -> Iterable[Path]:
+    """A run, or the run of a checkpoint."""
+    return (model, *list(model.parents)[:2])
+
+
+def _is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"
+
+
+def _all_differ(seeds: Sequence[object]) -> bool:
+    return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
+
+
+def _of(side: Side, cell: Cell) -> list[Sample]:
+    return [sample for sample in (*side.samples, *side.baselines) if cell_of(sample) == cell]
+
+
+def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:
+    return summarise(cell.label, samples, drawn=1 + max(sample.draw for sample in samples))
