@@ -13,12 +13,13 @@ import pytest
 import palimpsest
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episodes import EPISODES, read_episodes
-from palimpsest.events import Replayed
+from palimpsest.events import Recalled, Replayed, of_type
+from palimpsest.jobs import replay_edit
 from palimpsest.jobs.replay_episode import Place, place_of
 from palimpsest.jobs.replaying import Replay, replay
 from palimpsest.rollout.record import encode_groups, read_groups
 from palimpsest.text.codec import Codec
-from palimpsest.types import Group, Trajectory
+from palimpsest.types import Grade, Group, Trajectory
 from palimpsest.view.opened import Opened
 from support.command import Run
 from support.small_run import small_run
@@ -333,12 +334,68 @@ def test_an_agent_with_tools_is_played_on_unchanged(tmp_path: Path, tiny_model_f
         replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
 
 
-def test_a_baseline_is_refused_by_name(tmp_path: Path, tiny_model_folder: Path) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path, "overwrite", BUDGETS, baselines=True)
+@pytest.mark.slow
+def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: Path, tiny_model_folder: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    row = {"id": "a", "question": "Where does Anna live?", "answers": ["Rome"], "context": "Anna lives in Rome.\n" * 4}
+    data.write_text(json.dumps(row) + "\n")
+    tools = {"search": {"source": "document"}}
+    options = {"context_tokens": 600, "turn_tokens": 16, "max_turns": 3, "tools": tools, **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, data=str(data), chunks=None)
+    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
+    assert result.parts_at is None
+    assert result.document == "the document is from the data that it was played on"
+    data.rename(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(DataError, match=r"its document isn't in the record whole.*put the data where it was"):
+        replay(f"{folder}#0/1", turn=0, out=tmp_path)
+
+
+def test_what_was_recalled_is_recalled_again_and_asked_for_under_another_memory(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**TAGGED, **SHORT, "memory_tokens": 24}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", options, samples=1)
+    codec = Codec.load(tiny_model_folder)
+    first = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path / "first")
+    _keep(folder, played(first.path)[1])
+    with monkeypatch.context() as asking:  # a random model asks for nothing by itself
+        asking.setattr(
+            replay_edit, "_reply", lambda policy, ids, *_: policy.reply(codec, ids, codec.encode("Where is Anna?"))
+        )
+        second = replay(f"{folder}#0/0", turn=2, memory="Bo has a cat.", out=tmp_path / "second")
+    _keep(folder, played(second.path)[1])
+    unchanged = replay(f"{folder}#0/0", turn=2, out=tmp_path)
+    assert unchanged.parts_at is None
+    edited = replay(f"{folder}#0/0", turn=2, memory="Bo has a dog.", out=tmp_path)
+    for again in (played(unchanged.path)[1], played(edited.path)[1]):
+        (recalled,) = of_type(again.events, Recalled)
+        assert (recalled.query.strip(), recalled.chunk) == ("Where is Anna?", 0)
+        shown = again.turns[2].piece("recalled")
+        assert shown is not None
+        assert "Anna lives in Rome." in codec.decode(shown)
+    assert edited.first_seen == 2
+
+
+def _keep(folder: Path, again: Trajectory) -> None:
+    """Make what was played on the record of an evaluation."""
+    problem = read_episodes(folder / EPISODES).groups[0].problem
+    events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
+    group = Group(problem, (replace(again, rollout=0, events=events),), (Grade(0.0),))
+    (folder / EPISODES).write_bytes(encode_groups([group]))
+
+
+def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is_refused(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", BUDGETS, baselines=True)
     groups = read_episodes(folder / EPISODES).groups
-    at = next(at for at, group in enumerate(groups) if "closed book" in group.trajectories[0].group_id)
-    with pytest.raises(ConfigError, match="closed book' is a baseline's"):
-        replay(f"{folder}#{at}/0", turn=0, out=tmp_path)
+    names = [group.trajectories[0].group_id.rpartition("/")[0] for group in groups]
+    agent, closed = names.index("3 chunks"), names.index("3 chunks, closed book")
+    with pytest.raises(ConfigError, match=f"closed book' is a baseline's.* the first is --group {agent}$"):
+        replay(f"{folder}#{closed}/0", turn=0, out=tmp_path)
+    by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
+    assert replay(str(folder), turn=1, out=tmp_path).path == by_place.path
+    assert by_place.parts_at is None
 
 
 def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run) -> None:

@@ -46,7 +46,7 @@ def replay(
     Examples:
       palimpsest replay runs/q/trajectories/step-000401.jsonl.zst#3/2 --turn 2
       palimpsest replay 'runs/q#/r/q/s/401/e/3/2/t/2' --memory "Anna lives in Rome."
-      palimpsest replay evals/q --group 0 --rollout 0 --turn 7 --memory @memory.txt --json
+      palimpsest replay evals/q --turn 7 --memory @memory.txt --json
     """
     from palimpsest.jobs.replaying import replay as play_on
 

@@ -3,6 +3,7 @@
     runs/q/trajectories/step-000400.jsonl.zst#3/2      a file, group and rollout
     runs/q#/r/q/s/400/e/3/2/t/5                        a run, and the viewer's link
     evals/a#/e/3/2/t/5                                 an evaluation, or a file, and the link's short form
+    evals/a                                            the first episode of its agent that is recorded
 
 Group, rollout and turn are places, counted from 0, as in the viewer's links.
 """
@@ -85,11 +86,26 @@ def place_of(
     linked = {} if match is None else {name: value for name, value in match.groupdict().items() if value is not None}
     given = {"step": step, "group": group, "rollout": rollout, "turn": turn}
     known = linked | {name: value for name, value in given.items() if value is not None}
+    if not known.keys() & {"group", "rollout"} and (Path(path) / EPISODES).is_file():
+        known |= {"group": first_of_an_agent(Path(path) / EPISODES) or 0, "rollout": 0}
     for name in ("group", "rollout"):
         if name not in known:
             raise ConfigError(f"{episode}: which {name} is not said; give --{name}, or {_FORMS}")
     numbers = {name: int(value) for name, value in known.items() if name != "step"}
     return Place(_file(Path(path), known.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
+
+
+def is_baseline(name: str) -> bool:
+    """Whether the set of an evaluation is that of a baseline, which writes no memory."""
+    return name.endswith((", closed book", ", whole document"))
+
+
+def first_of_an_agent(file: Path) -> int | None:
+    """The place of the first group in an evaluation's record that isn't a baseline's: those end early, so they stand
+    before it. Raises DataError."""
+    groups = read_episodes(file).groups
+    names = (group.trajectories[0].group_id.removesuffix(f"/{group.problem.id}") for group in groups)
+    return next((at for at, name in enumerate(names) if not is_baseline(name)), None)
 
 
 def _file(path: Path, step: int | str | None) -> Path:

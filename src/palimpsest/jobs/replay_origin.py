@@ -23,10 +23,11 @@ from palimpsest.config.models import named
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.evaluation.episodes import EPISODES
 from palimpsest.evaluation.samples import IDENTITY, SUMMARY, read_identity
 from palimpsest.jobs.composing import weights_fingerprint
 from palimpsest.jobs.regrading import with_judge_address
-from palimpsest.jobs.replay_episode import RecordedEpisode
+from palimpsest.jobs.replay_episode import RecordedEpisode, first_of_an_agent, is_baseline
 from palimpsest.jobs.resuming import COLD_START
 from palimpsest.jobs.settings import on_embedded
 from palimpsest.memory.policy import MemoryPolicy
@@ -154,8 +155,12 @@ def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) ->
 def _policy(identity: Mapping[str, Any], name: str, folder: Path) -> PolicyConfig:
     """Who played a set: a sweep's and a quickstart's sets say it in their names."""
     policies = {title: PolicyConfig.model_validate(each) for title, each in identity.get("policies", {}).items()}
-    if name.endswith((", closed book", ", whole document")):
-        raise ConfigError(f"{folder}: {name!r} is a baseline's, which writes no memory; replay an episode of the agent")
+    if is_baseline(name):
+        first = first_of_an_agent(folder / EPISODES)
+        where = "" if first is None else f", the first is --group {first}"
+        raise ConfigError(
+            f"{folder}: {name!r} is a baseline's, which writes no memory; replay an episode of the agent{where}"
+        )
     told = [title for title in policies if name.startswith((f"{title}, ", f"{title}@"))]
     if len(policies) != 1 and len(told) != 1:
         raise RunError(

@@ -202,12 +202,21 @@ def _with_document(
         return replace(problem, context=context), lambda: document, "the document is from the recorded prompts"
     if (whole := origin.find_problem(problem)) is not None:
         return whole, None, "the document is from the data that it was played on"
-    if not trajectory.turns[0].spans.keys() & {"section", "document"}:
+    if not trajectory.turns[0].spans.keys() & {"section", "document"} and _needs_none(problem, origin, codec):
         return problem, None, "it reads no document"
     raise DataError(
         f"problem {problem.id}: its document isn't in the record whole, and the data it was played on (data.source="
         f"{origin.config.data.source}) doesn't give it; put the data where it was"
     )
+
+
+def _needs_none(problem: Problem, origin: Origin, codec: Codec) -> bool:
+    """Whether its policy takes the problem as it was recorded; one whose tools search the document doesn't."""
+    try:
+        origin.policy.admit(problem, codec)
+    except DataError:
+        return False
+    return True
 
 
 def _read_to_the_end(trajectory: Trajectory) -> bool:
