@@ -1,10 +1,10 @@
-"""Fixtures shared by all tests: a small byte-level tokenizer, a random-weight Llama, the command line."""
+"""Fixtures shared by all tests: a small byte-level tokenizer, a random-weight Llama, the command line, a browser."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 if os.environ.get("PALIMPSEST_GPU_TESTS") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what other tests compare byte by byte is a CPU's
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.browser import Watched, chromium, watching
 from support.command import Done, Run
 from support.models import build_llama, build_tokenizer
 
@@ -50,6 +51,19 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: 
     build_llama(len(tiny_tokenizer)).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def watched(browser: Any, origin: str) -> Iterator[Watched]:
+    """A page of a module's viewer, whose address its fixture `origin` gives."""
+    with watching(browser, origin) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,3 +46,15 @@ def test_hidden_files_and_folders_of_the_user_s_stay(make: Callable[[Path], obje
     assert (tmp_path / "out").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"out", *(path.name for path in mine)}
     assert [next(iter((*path.rglob("*"), path))).read_text() for path in mine] == ["mine"] * 3
+
+
+def test_a_file_that_is_none_is_never_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"some text")
+    os.mkfifo(tmp_path / "pipe")
+    assert files.read_regular(tmp_path / "file") == b"some text"
+    assert files.read_regular(tmp_path / "file", 4) == b"some"
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(files.NoRegularFile, match=re.escape(str(path))):
+            files.open_regular(path)
+    with pytest.raises(FileNotFoundError):
+        files.open_regular(tmp_path / "none")

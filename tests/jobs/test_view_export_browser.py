@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.jobs.view_export import export
-from support.browser import Watched, chromium
+from support.browser import Watched
 from support.view_folders import group, run_folder
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=\"document.title='executed'\"></script><script>document.title='executed'</script>\u202e"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
 
 
 def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Path) -> None:
@@ -79,7 +72,17 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     page.wait_for_selector(".vrow")
     assert page.locator(".vrow a").all_inner_texts() == ["g0", "g0", "open 1"]
     page.goto(f"{file.as_uri()}#/")
-    page.wait_for_selector("text=of the step's 4 episodes are left out")
+    for place in ("#/", "#/r/run", "#/r/run/s/1"):
+        page.goto(f"{file.as_uri()}{place}")
+        page.wait_for_selector("text=of the step's 4 episodes are left out")
+    page.goto(f"{file.as_uri()}#/r/run/s/1/g/0")
+    page.wait_for_selector(".forest text.forest-row")
+    labels = dict(
+        page.locator(".forest-row").evaluate_all("(all) => all.map((it) => [it.textContent, it.parentNode.tagName])")
+    )
+    assert {tag for text, tag in labels.items() if "rollout 0" in text} == {"svg"}  # as it isn't in the file
+    assert {tag for text, tag in labels.items() if "rollout 1" in text} == {"a"}
+    page.goto(f"{file.as_uri()}#/")
     assert page.get_by_text("tick two to six").is_hidden()
     assert shown.errors == []
     shown.close()

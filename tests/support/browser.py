@@ -64,3 +64,13 @@ class Watched:
 
     def close(self) -> None:
         self.page.close()
+
+
+@contextmanager
+def watching(browser: Any, origin: str, **options: Any) -> Iterator[Watched]:
+    """A page at whose end nothing has failed in it and nothing was asked of another origin."""
+    page = Watched(browser, origin, **options)
+    yield page
+    assert page.errors == []
+    assert page.strays == []
+    page.close()

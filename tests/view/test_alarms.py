@@ -58,6 +58,13 @@ def test_an_alarm_of_metrics(key: str, over: dict[str, Any], under: dict[str, An
     assert raised(rows(**under)) == {}
 
 
+def test_memories_that_are_cut_in_the_first_steps_are_no_red_alarm() -> None:
+    """As of a quickstart, which learns within some 25 steps to write what has room."""
+    assert raised(rows(30, memory__truncated=0.5)) == {"memory_cut": "amber"}
+    assert raised(rows(memory__truncated=(0.0, 0.5))) == {"memory_cut": "amber"}
+    assert raised(rows(memory__truncated=(0.5, 0.1))) == {}
+
+
 def test_a_few_skipped_gradients_are_amber() -> None:
     assert raised(rows(optim__grad_skipped=0.1)) == {"grad_skipped": "amber"}
 

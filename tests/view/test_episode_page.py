@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from palimpsest.events import Event, Replayed
 from palimpsest.rollout.record import encode_groups
 from palimpsest.types import Grade, Group
 from palimpsest.view.episode_view import blame_view, episode_view
 from palimpsest.view.opened import Opened
 from palimpsest.view.turn_view import turn_view
 from support.agents import base_codec
-from support.browser import Watched, chromium
+from support.browser import Watched, watching
 from support.view_folders import run_folder
 from support.viewer import viewer
 from support.views import episodes, reading
@@ -43,26 +44,11 @@ def hostile(group: Group) -> Group:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = tmp_path_factory.mktemp("runs") / "one"
     run_folder(path, records={1: [hostile(group) for group in GROUPS], 2: GROUPS}, config=CONFIG)
     with viewer(path) as url:
         yield url
-
-
-@pytest.fixture
-def watched(browser: Any, origin: str) -> Iterator[Watched]:
-    page = Watched(browser, origin)
-    yield page
-    assert page.errors == []
-    assert page.strays == []
-    page.close()
 
 
 def at(name: str, turn: int | None = None, step: int = 2) -> str:
@@ -147,6 +133,42 @@ def test_blame_names_the_turn_of_every_run_of_words(watched: Watched) -> None:
     assert turns == [str(one["turn"]) for one in blame_view(group, 0, 2)["spans"]]
     page.keyboard.press("b")
     page.wait_for_selector(".memory-text:not(.blame-text)")
+
+
+def test_how_an_episode_is_shown_stands_in_its_address(watched: Watched) -> None:
+    page = watched.go(at("overwrite", 2))
+    shown(page, 2)
+    for key in ("b", "t"):
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Trained").click()
+    page.wait_for_selector(".blamed")
+    address = page.url
+    assert address.endswith("/t/2?memory=blame&tab=tokens&by=trained")
+    page.keyboard.press("k")
+    shown(page, 1)
+    assert page.url.endswith("/t/1?memory=blame&tab=tokens&by=trained")
+    page.goto("about:blank")
+    page.goto(address)
+    watched.read()
+    page.wait_for_selector(".blamed")
+    page.wait_for_selector("button[aria-pressed=true]:text('Trained')")
+    page.keyboard.press("b")
+    page.wait_for_selector(".memory-text:not(.blame-text)")
+    assert "memory=" not in page.url
+    assert watched.go(at("overwrite", 2) + "?memory=toString&tab=constructor").locator("[role=alert]").count() == 0
+
+
+def test_a_turn_whose_memory_was_put_in_by_hand_has_a_sign(browser: Any, tmp_path: Path) -> None:
+    group = GROUPS[KINDS.index("overwrite")]
+    edited = Event(Replayed("g, rollout 0", 2, " Alice drinks tea."), 2)
+    first, second = group.trajectories
+    path = tmp_path / "replay.jsonl.zst"
+    path.write_bytes(encode_groups([replace(group, trajectories=(first, replace(second, events=(edited,))))]))
+    with viewer(path, tokenizer="embedded") as url, watching(browser, url) as watched:
+        page = watched.go("#/e/0/1/t/1")
+        page.wait_for_selector(".turn-mark-edited")
+        assert page.locator(".cell-edited text").text_content() == "E"
+        assert page.locator(".legend-edited").inner_text() == "E"
 
 
 def test_memories_are_searched(watched: Watched) -> None:

@@ -22,7 +22,7 @@ from palimpsest.types import Group
 from palimpsest.view.answers import Answers
 from palimpsest.view.page_files import page_files
 from palimpsest.view.sources import Library
-from support.browser import Watched, chromium
+from support.browser import Watched, watching
 from support.kill_child import STEPS
 from support.killing import child, differences, killed_often
 from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
@@ -34,12 +34,6 @@ METRICS = [
 ]
 TIMINGS = [{"step": step, "rollout_s": 1.0, "learn_s": 0.5} for step in range(1, 31)]
 GROUPS = [group(f"p{place}", (0.0, 1.0, 0.5, None), turns=2 + place % 3) for place in range(12)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "4 chunks",
                 f"p{n}",
                 float(n < right),
-                metrics={"judge": float(n < right), "em": float(n == 0), "sub_em": 1.0},
+                metrics=_metrics(n, right),
             )
             for n in range(5)
         ]
@@ -79,15 +73,6 @@ def _metrics(number: int, right: int) -> dict[str, float]:
 def origin(folder: Path) -> Iterator[str]:
     with viewer(folder) as url:
         yield url
-
-
-@pytest.fixture
-def watched(browser: Any, origin: str) -> Iterator[Watched]:
-    page = Watched(browser, origin)
-    yield page
-    assert page.errors == []
-    assert page.strays == []
-    page.close()
 
 
 SCREENS = {
@@ -115,7 +100,7 @@ def test_the_list_leads_to_a_run_and_the_back_button_back(watched: Watched) -> N
     page = watched.go("#/")
     page.get_by_role("link", name="first", exact=True).click()
     page.wait_for_selector(".chart svg")
-    assert "✕ Alarm" in page.locator(".notice").first.inner_text()  # 40 % of the memories are cut
+    assert "▲ Warning" in page.locator(".notice").first.inner_text()  # 40 % of the memories are cut
     page.get_by_role("link", name="Newest episodes").click()
     page.wait_for_selector(".vrow")
     page.go_back()
@@ -192,6 +177,83 @@ def test_runs_that_differ_in_one_key_show_that_one(watched: Watched) -> None:
     assert "policy.options.memory_tokens" in page.locator("#main").inner_text()
 
 
+def test_a_side_has_its_colour_in_every_chart_and_table(browser: Any, tmp_path: Path) -> None:
+    """Also where the first side has no curve, or no evaluation."""
+    run_folder(tmp_path / "one")
+    run_folder(tmp_path / "two", METRICS[:3])
+    evaluation_folder(tmp_path / "three", [sample("4 chunks", "p", 1.0), sample("64 chunks", "p", 0.0, size=64)])
+    with viewer(tmp_path) as url, watching(browser, url) as watched:
+        page = watched.go("#/compare?keys=one,two,three")
+        page.wait_for_selector(".chart svg[role=img]")
+        classes = "(all) => all.map((one) => one.getAttribute('class'))"
+        assert set(page.locator(".chart .legend-item svg").evaluate_all(classes)) == {"c2", "c3"}
+        assert page.locator("svg[aria-label^='reward/mean'] g.c2").count() == 1
+        assert page.locator("svg[aria-label^='chunks'] g.c3").count() == 1
+        assert set(page.locator("table.rows td svg").evaluate_all(classes)) == {"c3"}
+
+
+def test_a_comparison_has_a_row_a_part_and_side_and_says_which_episodes_are_missing(watched: Watched) -> None:
+    page = watched.go("#/compare?keys=eval-a,eval-b")
+    heads = page.locator("table.rows").first.locator("th[scope=col]").all_inner_texts()
+    assert heads[:6] == ["Part", "Side", "Problems", "Ungraded", "Accuracy, %", "95%"]
+    assert "Difference" in heads
+    assert page.locator("table.rows").first.locator("tbody tr").count() == 4
+    assert page.get_by_text("not recorded").count() == 4  # two problems, two sides
+    assert "evaluation.record=all" in page.locator("#main").inner_text()
+
+
+def test_sides_without_a_common_problem_have_no_column_of_differences(browser: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        evaluation_folder(tmp_path / name, [sample("set", f"of {name}", 1.0)])
+    with viewer(tmp_path) as url, watching(browser, url) as watched:
+        page = watched.go("#/compare?keys=one,two")
+        text = page.locator("#main").inner_text()
+        assert "no graded problem in common" in text
+        assert "ifferences are against" not in text
+        assert "Difference" not in page.locator("table.rows").first.inner_text()
+
+
+def test_keys_walk_along_a_curve_and_open_a_steps_episodes(watched: Watched) -> None:
+    page = watched.go("#/r/first")
+    curve = page.locator("[role=slider][aria-label^='reward/mean']")
+    curve.wait_for()
+    assert curve.get_attribute("aria-valuetext") == "step 30: 0.5"
+    curve.focus()
+    for key in ("End", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert curve.get_attribute("aria-valuetext") == "step 28: 0.48"
+    assert "step 28" in page.locator(".chart-tip:visible").inner_text()
+    page.keyboard.press("Home")
+    assert curve.get_attribute("aria-valuetext") == "step 1: 0.21"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:text('Episodes of step 1')")
+
+
+def test_keys_walk_through_the_scatter_and_open_an_episode(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30?x=turns")
+    scatter = page.locator("[role=slider][aria-label^='reward over turns']")
+    scatter.wait_for()
+    scatter.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    told = re.fullmatch(r"group (\d+), rollout (\d+): reward 0, turns 2, .*", scatter.get_attribute("aria-valuetext"))
+    assert told is not None
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda url: f"/e/{told[1]}/{told[2]}" in url)
+
+
+@pytest.mark.parametrize("width", [1280, 2560])
+def test_drawings_keep_the_size_of_their_words(width: int, browser: Any, origin: str) -> None:
+    with watching(browser, origin, viewport={"width": width, "height": 1200}) as watched:
+        for place in ("#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2", "#/r/first/s/30/e/2/1", "#/r/eval-a"):
+            page = watched.go(place)
+            page.wait_for_selector("#main svg[role]")
+            page.wait_for_timeout(100)
+            scaled = "(all) => all.filter((it) => it.getScreenCTM().a !== 1).map((it) => it.outerHTML.slice(0, 200))"
+            assert page.locator("#main svg").evaluate_all(scaled) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_curves_of_a_comparison_follow_their_runs(browser: Any, tmp_path: Path) -> None:
     runs = [run_folder(tmp_path / name, METRICS[:3]) for name in ("first", "second")]
     with viewer(*runs) as url:
@@ -232,7 +294,8 @@ def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> 
     page.wait_for_selector(".vrow")
     assert page.locator(".vrow").first.locator(".flag").count() == 1
     page.get_by_label("Which problems").select_option("disagree")
-    assert "2 of 10 problems" in page.locator(".about").inner_text()
+    told = page.locator(".about").inner_text()
+    assert told.startswith("2 of 10 problems · 0 of 2 episodes were recorded (evaluation.record=all")
 
 
 def test_newest_episodes_are_those_of_the_newest_step_that_has_a_record(browser: Any, tmp_path: Path) -> None:
@@ -292,6 +355,19 @@ def test_a_dark_page_is_light_on_paper(watched: Watched) -> None:
     assert page.evaluate(colour) == "#e6e8ea"
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(colour) == "#1f2328"
+
+
+def test_paper_has_no_tools_and_drawings_as_wide_as_it_is(watched: Watched) -> None:
+    for place in ("#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2", "#/compare?keys=first,second"):
+        page = watched.go(place)
+        page.wait_for_selector("#main svg[role]")
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": 700, "height": 990})
+        assert page.locator(".tools:visible, .steps:visible, #top button:visible, a.button:visible").count() == 0
+        wide = "(all) => all.filter((it) => it.getBoundingClientRect().right > innerWidth + 1).length"
+        assert page.locator("#main svg").evaluate_all(wide) == 0
+        page.emulate_media(media="screen")
+        page.set_viewport_size({"width": 1280, "height": 720})
 
 
 def test_the_list_tells_the_last_rows_reward(watched: Watched) -> None:

@@ -132,7 +132,7 @@ def _folder(path: str) -> Iterator[tuple[str, str]]:
         yield name, _text(Path(name))
 
 
-def _content(path: Path) -> bytes:
+def _bytes(path: Path) -> bytes:
     """Of a file, and of a shell's own pipe (/dev/fd/63); another pipe may have nobody who ever writes to it, a device
     no end. Raises OSError, ValueError."""
     shells = str(path).startswith(("/dev/", "/proc/")) and path.is_fifo()
@@ -141,7 +141,7 @@ def _content(path: Path) -> bytes:
 
 def _text(path: Path) -> str:
     try:
-        return text_of(path, _content(path))
+        return text_of(path, _bytes(path))
     except NoRegularFile:
         raise DataError(f"{path}: a pipe or a device; give a file, or - and < for standard input") from None
     except OSError as error:

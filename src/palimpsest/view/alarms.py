@@ -25,7 +25,12 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
     ("dead", "the process is gone without having ended the run", "red"),
     ("no_signal", f"the rewards of more than {NO_SIGNAL:.0%} of the groups are all the same", "red"),
     ("ungraded", f"more than {UNGRADED:.0%} of the episodes have no grade", "red"),
-    ("memory_cut", f"more than {MEMORY_CUT:.0%} of the memories were cut by their budget", "red"),
+    (
+        "memory_cut",
+        f"more than {MEMORY_CUT:.0%} of the memories were cut by their budget; red where {BEFORE} steps are so, as "
+        "an agent may learn to write less",
+        "amber",
+    ),
     ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats a token", "red"),
     (
         "entropy",
@@ -145,13 +150,18 @@ def _ungraded(run: Watched) -> Iterator[Alarm]:
 
 
 def _memory_cut(run: Watched) -> Iterator[Alarm]:
-    share = run.late("memory/truncated")
+    key = "memory/truncated"
+    share, lasting = run.late(key), _mean(run.values(key)[-BEFORE:], fewest=BEFORE)
     if share is not None and share > MEMORY_CUT:
         text = (
             f"{_percent(share)} of the memories were cut by their budget. Raise policy.options.memory_tokens, or make "
             "length cost something (credit.overlong)."
         )
-        yield Alarm("red", "memory_cut", text, run.step, "memory/truncated")
+        if lasting is not None and lasting > MEMORY_CUT:
+            yield Alarm("red", "memory_cut", text, run.step, key)
+        else:
+            text += f" Wait where it falls: an agent that is cut off may learn to write less within {BEFORE} steps."
+            yield Alarm("amber", "memory_cut", text, run.step, key)
 
 
 def _logprob_gap(run: Watched) -> Iterator[Alarm]:

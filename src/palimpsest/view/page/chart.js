@@ -1,6 +1,8 @@
-// Curves drawn as SVG: hover tells values, a drag zooms, a double click shows all again, a click leads to a step.
+// Curves drawn as SVG: hover and arrow keys tell values, a drag zooms, a double click shows all again, a click or Enter
+// leads to a step.
 
 import { clear, el, num, svg } from "./dom.js";
+import { walk } from "./walk.js";
 
 const LEFT = 52, RIGHT = 18, TOP = 8, BOTTOM = 22;
 
@@ -36,7 +38,17 @@ function extent(values, pad) {
   return [low - (high - low) * pad, high + (high - low) * pad];
 }
 
-// {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true}], smoothing, domain,
+// The class of a series' colour: the number it names, so that what stands in several charts has one, else its place.
+export function colour(series, place) {
+  return "c" + (((series.colour ?? place) % 6) + 1);
+}
+
+// A piece of a line in its colour, for a legend.
+export function swatch(style, dashed) {
+  return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: style }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }));
+}
+
+// {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true, colour}], smoothing, domain,
 //  height, log, xName, range, onpick(x), onzoom([from, to] or null), hint}; back come {draw(changes), stop()}.
 export function chart(holder, options) {
   const state = { smoothing: 0, domain: null, height: 170, series: [], ...options };
@@ -55,6 +67,7 @@ export function chart(holder, options) {
     drawing = picture();
     area.prepend(drawing);
     caption();
+    renew();
   }
 
   function caption() {
@@ -65,11 +78,7 @@ export function chart(holder, options) {
   }
 
   function legend() {
-    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, key(each, at), each.name)));
-  }
-
-  function key(each, at) {
-    return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: "c" + ((at % 6) + 1) }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": each.dashed ? "4 3" : null }));
+    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, swatch(colour(each, at), each.dashed), each.name)));
   }
 
   function measure() {
@@ -93,11 +102,11 @@ export function chart(holder, options) {
     scale = measure();
     const clip = "clip" + Math.random().toString(36).slice(2);
     const label = state.title + ": " + state.series.map((each) => `${each.name} ${num(each.points.length ? each.points[each.points.length - 1][1] : null)}`).join(", ");
-    const root = svg("svg", { width, height: state.height, role: "img", "aria-label": label });
+    const root = svg("svg", { width, height: state.height, viewBox: `0 0 ${width} ${state.height}`, role: "img", "aria-label": label });
     root.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 })));
     root.append(grid());
     const lines = svg("g", { "clip-path": `url(#${clip})` });
-    state.series.forEach((each, at) => lines.append(one(each, (at % 6) + 1)));
+    state.series.forEach((each, at) => lines.append(one(each, colour(each, at))));
     root.append(lines, svg("g", { class: "cursor" }));
     return root;
   }
@@ -122,8 +131,8 @@ export function chart(holder, options) {
     return points.map(([x, y], at) => (at ? "L" : "M") + scale.x(x).toFixed(1) + "," + scale.y(y).toFixed(1)).join("");
   }
 
-  function one(each, colour) {
-    const group = svg("g", { class: "c" + colour }), smooth = state.smoothing && !each.marks;
+  function one(each, style) {
+    const group = svg("g", { class: style }), smooth = state.smoothing && !each.marks;
     if (each.band && each.band.length > 1) {
       const edge = each.band.map(([x, , high]) => [x, high]).concat(each.band.map(([x, low]) => [x, low]).reverse());
       if (each.marks) for (const [x, low, high] of each.band) group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
@@ -142,40 +151,65 @@ export function chart(holder, options) {
     return best;
   }
 
-  function place(event) {
+  function pixel(event) {
     return event.clientX - area.getBoundingClientRect().left;
   }
 
   function hover(event) {
     if (!scale || !drawing) return;
-    const px = place(event), cursor = clear(drawing.querySelector(".cursor"));
+    const px = pixel(event), cursor = clear(drawing.querySelector(".cursor"));
     if (drag !== null) {
       cursor.append(svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }));
       return;
     }
     const x = nearest(px);
-    if (x === null) return;
-    cursor.append(svg("path", { d: `M${scale.x(x).toFixed(1)},${TOP}v${scale.h}` }));
-    const rows = state.series.map((each) => {
-      const point = each.points.find((candidate) => candidate[0] === x);
-      return point ? el("div", null, state.series.length > 1 ? each.name + " " : "", el("strong", null, num(point[1]))) : null;
-    });
-    clear(tip).append(el("div", { class: "faint" }, (state.xName || "step") + " " + num(x)), ...rows.filter(Boolean));
+    if (x !== null) tell(x);
+  }
+
+  // The values of all series at one of their points.
+  function valuesAt(x) {
+    const found = state.series.map((each) => [state.series.length > 1 ? each.name + " " : "", each.points.find((point) => point[0] === x)]);
+    return found.filter((each) => each[1]).map(([name, point]) => [name, num(point[1])]);
+  }
+
+  function tell(x) {
+    clear(drawing.querySelector(".cursor")).append(svg("path", { d: `M${scale.x(x).toFixed(1)},${TOP}v${scale.h}` }));
+    clear(tip).append(el("div", { class: "faint" }, place(x)), ...valuesAt(x).map(([name, value]) => el("div", null, name, el("strong", null, value))));
     tip.hidden = false;
     tip.style.setProperty("left", Math.min(width - 150, scale.x(x) + 10) + "px");
   }
 
-  area.addEventListener("pointermove", hover);
-  area.addEventListener("pointerleave", () => {
+  function place(x) {
+    return (state.xName || "step") + " " + num(x);
+  }
+
+  function leave() {
     tip.hidden = true;
     if (drawing) clear(drawing.querySelector(".cursor"));
+  }
+
+  // Where there are points, from left to right, within what is shown.
+  function stops() {
+    const all = new Set(state.series.flatMap((each) => each.points.map((point) => point[0])));
+    return [...all].filter((x) => !state.domain || (x >= state.domain[0] && x <= state.domain[1])).sort((a, b) => a - b);
+  }
+
+  const renew = walk(area, {
+    label: () => state.title + ": arrow keys go from point to point" + (state.onpick ? ", Enter opens its step" : ""),
+    count: () => stops().length,
+    words: (at) => place(stops()[at]) + ": " + valuesAt(stops()[at]).map(([name, value]) => name + value).join(", "),
+    show: (at) => drawing && tell(stops()[at]),
+    leave,
+    open: (at) => state.onpick && state.onpick(stops()[at]),
   });
+  area.addEventListener("pointermove", hover);
+  area.addEventListener("pointerleave", leave);
   area.addEventListener("pointerdown", (event) => {
-    if (event.button === 0 && scale) drag = place(event);
+    if (event.button === 0 && scale) drag = pixel(event);
   });
   function release(event) {
     if (drag === null) return;
-    const [from, to] = [drag, place(event)].sort((a, b) => a - b);
+    const [from, to] = [drag, pixel(event)].sort((a, b) => a - b);
     drag = null;
     if (to - from > 8) {
       if (state.onzoom) state.onzoom([scale.back(Math.max(LEFT, from)), scale.back(Math.min(width - RIGHT, to))]);

@@ -3,7 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
-const SHOWN = new Set(["title", "aria-label", "placeholder"]);
+const SHOWN = new Set(["title", "aria-label", "aria-valuetext", "placeholder"]);
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -31,6 +31,11 @@ export function el(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
+// Attributes of an element that is there, their texts escaped as el() does.
+export function set(element, attributes) {
+  return fill(element, attributes, []);
+}
+
 // The same for the tags of SVG.
 export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
@@ -39,6 +44,11 @@ export function svg(tag, attributes, ...children) {
 // Control, bidirectional and invisible characters as escapes, so that no text can disguise itself.
 export function visible(text) {
   return text.replace(HIDDEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+}
+
+// Whole pixels that an element has room for.
+export function roomIn(element) {
+  return Math.floor(element.getBoundingClientRect().width);
 }
 
 export function clear(element) {

@@ -15,6 +15,8 @@ import { show as showBeside } from "./screens/beside.js";
 
 const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation, compare: showCompare, beside: showBeside };
 
+const LISTS = ["runs", "run", "episodes", "evaluation"];
+
 let stop = null;
 let turn = 0;
 
@@ -34,6 +36,7 @@ async function draw() {
     if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
     const ended = await SCREENS[place.screen](holder, place);
     for (const each of shownEpisodes(place)) ids(each, main);
+    if (exported && LISTS.includes(place.screen)) await leftOut(holder);
     if (mine === turn) stop = ended || null;
     else if (ended) ended();
     if (mine === turn && mine > 1) heading(main);
@@ -65,6 +68,12 @@ async function resolved(place) {
 function shownEpisodes(place) {
   if (place.screen === "beside") return [place.query.a, place.query.b].map((text) => text.split(",")).map(([run, step]) => ({ run, step }));
   return ["group", "episode"].includes(place.screen) ? [place] : [];
+}
+
+// What an exported file lacks, on every screen that has less of it than a server's.
+async function leftOut(holder) {
+  const { told } = await get("/api/export").catch(() => ({ told: [] }));
+  if (told.length) holder.prepend(el("div", { class: "notice left-out" }, el("strong", null, "This file leaves something out"), told.map((text) => el("p", null, text))));
 }
 
 // Where no tokenizer is there ids stand for text: a line says why.

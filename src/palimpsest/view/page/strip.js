@@ -5,7 +5,7 @@
 import { clear, el, num, svg } from "./dom.js";
 
 const SIGNS = {
-  failed: "✕", malformed: "?", refused: "⊘", "tool error": "×", truncated: "✂", invented: "!", pruned: "⌫", "summed up": "Σ",
+  failed: "✕", malformed: "?", refused: "⊘", "tool error": "×", truncated: "✂", invented: "!", edited: "E", pruned: "⌫", "summed up": "Σ",
   recalled: "↩", wrote: "✎", kept: "=", called: "→", answered: "A", sampled: "·",
 };
 const VERDICTS = {

@@ -3,10 +3,12 @@
 import { clear, el, num } from "./dom.js";
 
 const MODES = { surprise: "Surprise", advantage: "Advantage", trained: "Trained" };
+const USUAL = "surprise";
 
-export function tokenStrip(told) {
+// `mode`: what colours them at first; chosen(mode) is told another, null for the usual one.
+export function tokenStrip(told, mode, chosen) {
   const text = el("div", { class: "tokens" });
-  const modes = Object.entries(MODES).map(([mode, name]) => el("button", { type: "button", "aria-pressed": "false", onclick: () => show(mode) }, name));
+  const modes = Object.entries(MODES).map(([mode, name]) => el("button", { type: "button", "aria-pressed": "false", onclick: () => (show(mode), chosen(mode === USUAL ? null : mode)) }, name));
   const facts = el("p", { class: "legend" });
   const most = Math.max(1e-9, ...told.tokens.map((token) => Math.abs(token.advantage || 0)));
 
@@ -16,7 +18,7 @@ export function tokenStrip(told) {
     clear(facts).append(...explained(told, mode));
   }
 
-  show("surprise");
+  show(Object.hasOwn(MODES, mode) ? mode : USUAL);
   return el("div", { class: "token-strip" }, el("div", { class: "tools", role: "group", "aria-label": "Colour by" }, modes), text, facts, rewards(told));
 }
 

@@ -1,28 +1,30 @@
 // Two to six runs or evaluations side by side; differences are against the first.
 
-import { clear, el, fixed } from "../dom.js";
+import { el, fixed, num } from "../dom.js";
 import { every, get } from "../api.js";
-import { chart } from "../chart.js";
-import { link, replaceQuery } from "../place.js";
+import { chart, colour, swatch } from "../chart.js";
+import { link } from "../place.js";
 
 export async function show(main, place) {
   const keys = place.query.keys || "";
   const path = "/api/compare?keys=" + encodeURIComponent(keys), told = await get(path);
   const names = Object.fromEntries(told.sides.map((side) => [side.key, side.name]));
   const stops = [];
-  main.append(el("h1", null, told.sides.map((side) => side.name).join(" · ")), el("p", { class: "soft about" }, "Differences are against ", el("strong", null, told.sides[0].name), ", over the problems that both graded."));
+  main.append(el("h1", null, told.sides.map((side) => side.name).join(" · ")));
+  if (Object.values(told.pairs).some((pair) => pair.difference)) main.append(el("p", { class: "soft about" }, "Differences are against ", el("strong", null, told.sides[0].name), ", over the problems that both graded."));
   main.append(...told.notes.map((note) => el("div", { class: "notice notice-warn" }, note)));
   main.append(overall(told, names), differs(told));
   if (Object.keys(told.curves).length) main.append(el("h2", null, "Curves"), curves(told, names, stops, path));
-  if (told.cells.length) main.append(el("h2", null, "Accuracy by length"), lengths(told, names, stops), table(told, names));
-  if (told.flips.length) main.append(el("h2", null, `Problems with another value (${told.flips.length})`), flips(told));
+  if (told.cells.length) main.append(el("h2", null, "Accuracy by length"), lengths(told, names, stops), el("div", { class: "scroll" }, table(told, names)));
+  if (told.seeds.length) main.append(el("h2", null, "Over sides that differ by their seed alone"), seeds(told));
+  if (told.flips.length) main.append(el("h2", null, `Problems with another value (${told.flips.length})`), unrecorded(told), flips(told));
   return () => stops.forEach((stop) => stop());
 }
 
 function overall(told, names) {
   const rows = Object.entries(told.pairs).filter((pair) => pair[1].difference).map(([key, pair]) => {
     const d = pair.difference;
-    return el("p", null, el("strong", null, names[key]), ` is ${signed(d.mean)} points (95% interval ${end(d.low)} to ${end(d.high)}, p ${d.p >= 0.001 ? d.p.toFixed(3) : "<0.001"}) over ${pair.counted}: ${d.better} better, ${d.worse} worse.`);
+    return el("p", null, el("strong", null, names[key]), ` is ${signed(d.mean)} points (95% interval ${end(d.low)} to ${end(d.high)}, p ${probability(d.p)}) over ${pair.counted}: ${d.better} better, ${d.worse} worse.`);
   });
   return rows.length ? el("div", { class: "notice" }, rows) : "";
 }
@@ -30,6 +32,8 @@ function overall(told, names) {
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + fixed(Math.abs(100 * value), 1);
 
 const end = (value) => (value < 0 ? "−" : "+") + fixed(Math.abs(100 * value), 0);
+
+const probability = (p) => (p >= 0.001 ? p.toFixed(3) : "<0.001");
 
 function differs(told) {
   const rows = Object.entries(told.differs);
@@ -45,7 +49,7 @@ function curves(told, names, stops, path) {
   let domain = null;
   function draw(drawn) {
     for (const [title, bands] of Object.entries(drawn)) {
-      const series = bands.map((band) => seriesOf(band, names));
+      const series = bands.map((band) => seriesOf(band, names, told.sides));
       if (charts.has(title)) charts.get(title).draw({ series });
       else charts.set(title, chart(holder, { title, series, domain, smoothing: 0.8, legend: true, height: 210, onzoom: zoom }));
     }
@@ -59,12 +63,18 @@ function curves(told, names, stops, path) {
   return holder;
 }
 
-function seriesOf(band, names) {
+function seriesOf(band, names, sides) {
   return {
+    colour: placeOf(band.keys[0], sides),
     name: band.keys.map((key) => names[key]).join(", "),
     points: band.steps.map((step, at) => [step, band.mean[at]]),
     band: band.keys.length > 1 ? band.steps.map((step, at) => [step, band.low[at], band.high[at]]) : null,
   };
+}
+
+// A side has one colour in all charts: that of its place.
+function placeOf(key, sides) {
+  return sides.findIndex((side) => side.key === key);
 }
 
 function lengths(told, names, stops) {
@@ -74,21 +84,46 @@ function lengths(told, names, stops) {
     const own = told.cells.filter((cell) => cell.task === task && cell.size !== null);
     const series = told.sides.map((side) => {
       const cells = own.filter((cell) => cell.sides[side.key] && cell.sides[side.key].mean !== null);
-      return { name: names[side.key], marks: true, points: cells.map((cell) => [cell.size, cell.sides[side.key].mean]), band: cells.map((cell) => [cell.size, cell.sides[side.key].low, cell.sides[side.key].high]) };
+      return { name: names[side.key], colour: placeOf(side.key, told.sides), marks: true, points: cells.map((cell) => [cell.size, cell.sides[side.key].mean]), band: cells.map((cell) => [cell.size, cell.sides[side.key].low, cell.sides[side.key].high]) };
     }).filter((each) => each.points.length);
     if (series.length) stops.push(chart(holder, { title: task, series, log: true, xName: "length", range: [0, 1.02], height: 220, legend: true }).stop);
   }
   return holder;
 }
 
+// The rows of `palimpsest compare`: a part and a side, with the difference of the problems that both graded.
 function table(told, names) {
-  const head = el("tr", null, el("th", { scope: "col" }, "Part"), told.sides.map((side, at) => el("th", { scope: "col" }, side.name, at ? el("small", null, "difference, 95%") : el("small", null, "accuracy, %"))));
-  const body = told.cells.map((cell) => el("tr", null, el("td", null, cell.label), told.sides.map((side) => {
-    const own = cell.sides[side.key], pair = cell.pairs[side.key], d = pair && pair.difference;
-    const clear_ = d && (d.low > 0 || d.high < 0);
-    return el("td", null, own && own.mean !== null ? fixed(100 * own.mean, 1) : "–", d ? el("small", { class: clear_ ? "clear" : "" }, `${signed(d.mean)} [${end(d.low)}, ${end(d.high)}]${clear_ ? " ≠" : ""}`) : null);
-  })));
+  const differ = told.cells.some((cell) => Object.values(cell.pairs).some((pair) => pair.difference));
+  const titles = ["Part", "Side", "Problems", "Ungraded", "Accuracy, %", "95%", ...(differ ? ["Difference", "95%", "p"] : []), "Turns", "Tokens a problem"];
+  const head = el("tr", null, titles.map((title, at) => el("th", { scope: "col", class: at > 1 ? "number" : null }, title)));
+  const body = told.cells.flatMap((cell) => told.sides.filter((side) => cell.sides[side.key]).map((side, at, own) => row(cell, side, differ, at ? 0 : own.length, told, names)));
   return el("table", { class: "rows" }, el("thead", null, head), el("tbody", null, body));
+}
+
+function row(cell, side, differ, parts, told, names) {
+  const own = cell.sides[side.key], pair = cell.pairs[side.key], d = pair && pair.difference;
+  const decided = d && (d.low > 0 || d.high < 0);
+  const number = (text, style) => el("td", { class: "number" + (style ? " " + style : "") }, text);
+  const difference = !differ ? [] : d ? [number(signed(d.mean) + (decided ? " ≠" : ""), decided ? "clear" : ""), number(`${end(d.low)} to ${end(d.high)}`), number(probability(d.p))] : [number(""), number(""), number("")];
+  return el("tr", null,
+    parts ? el("th", { scope: "rowgroup", rowspan: parts }, cell.label) : null,
+    el("td", null, swatch(colour({}, placeOf(side.key, told.sides))), " ", names[side.key]),
+    number(num(own.problems)), number(own.ungraded ? num(own.ungraded) : ""),
+    number(own.mean === null ? "–" : fixed(100 * own.mean, 1)),
+    number(own.low === null ? "" : `${fixed(100 * own.low, 0)}–${fixed(100 * own.high, 0)}`),
+    difference, number(own.turns.toFixed(1)), number(num(Math.round(own.tokens))));
+}
+
+function seeds(told) {
+  const head = el("tr", null, ["Part", "Sides", "Mean, %", "Lowest", "Highest", "Deviation"].map((title, at) => el("th", { scope: "col", class: at > 1 ? "number" : null }, title)));
+  const body = told.seeds.map((band) => el("tr", null, el("td", null, band.label), el("td", null, band.sides.join(", ")), [band.mean, band.low, band.high, band.deviation].map((value) => el("td", { class: "number" }, fixed(100 * value, 1)))));
+  return el("table", { class: "rows" }, el("thead", null, head), el("tbody", null, body));
+}
+
+// Where an episode of a flip is missing: why, and how to have it.
+function unrecorded(told) {
+  const lacking = told.flips.some((flip) => Object.values(flip.sides).some((side) => !side.episode));
+  return lacking ? el("p", { class: "soft about" }, "Where no episode opens none was recorded: an evaluation keeps those that went wrong. ", el("code", null, "palimpsest eval --set evaluation.record=all"), " keeps all of them.") : "";
 }
 
 // The first side's episode and that of the first other one whose value is another.
@@ -117,7 +152,7 @@ function flips(told) {
       const sign = own.value === null ? "?" : own.value >= 0.999 ? "✓" : own.value <= 0.001 ? "✕" : "~";
       const name = { "✓": "right", "✕": "wrong", "~": "partly", "?": "none" }[sign];
       const where = own.episode && link({ screen: "episode", run: side.key, ...own.episode });
-      return el("td", null, el("span", { class: "mark mark-" + name }, sign), " ", own.answer || "–", where ? el("small", null, el("a", { href: where }, "open the episode")) : null);
+      return el("td", null, el("span", { class: "mark mark-" + name }, sign), " ", own.answer || "–", el("small", { class: where ? null : "faint" }, where ? el("a", { href: where }, "open the episode") : "not recorded"));
     }));
   }
   grow();

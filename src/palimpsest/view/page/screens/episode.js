@@ -13,7 +13,7 @@ import { tokenStrip } from "../tokens.js";
 
 const VIEWS = { diff: "Difference", plain: "Plain", blame: "Blame" };
 const TABS = { reply: "Reply", tokens: "Tokens", fates: "Fates" };
-const kept = { path: null, view: null, mode: "diff", tab: "reply" };
+const kept = { path: null, view: null };
 
 export async function show(main, place) {
   const base = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`;
@@ -21,6 +21,7 @@ export async function show(main, place) {
   if (kept.path !== path) Object.assign(kept, { view: await get(path), path });
   const view = kept.view, fetched = new Map();
   const state = { turn: Math.min(place.turn ?? firstTurn(view), Math.max(0, view.turns.length - 1)), drawn: 0 };
+  const shown = { mode: Object.hasOwn(VIEWS, place.query.memory) ? place.query.memory : "diff", tab: Object.hasOwn(TABS, place.query.tab) ? place.query.tab : "reply" };
   const bar = strip(view, (turn) => to(turn, true));
   const context = view.context ? contextBlocks(view, place, (turn) => to(turn, true)) : null;
   const parts = { turn: el("div", { class: "turn" }), tabs: el("section", { class: "card tabs" }) };
@@ -47,9 +48,9 @@ export async function show(main, place) {
     on("p", "the one before", () => toEvent(-1));
     on("[", "episode before", () => toEpisode(-1));
     on("]", "next episode", () => toEpisode(1));
-    on("d", "memory as a difference, or plain", () => choose(kept.mode === "diff" ? "plain" : "diff"));
-    on("b", "blame: where each word of the memory came from", () => choose(kept.mode === "blame" ? "diff" : "blame"));
-    on("t", "tokens of the reply", () => pickTab(kept.tab === "tokens" ? "reply" : "tokens"));
+    on("d", "memory as a difference, or plain", () => choose(shown.mode === "diff" ? "plain" : "diff"));
+    on("b", "blame: where each word of the memory came from", () => choose(shown.mode === "blame" ? "diff" : "blame"));
+    on("t", "tokens of the reply", () => pickTab(shown.tab === "tokens" ? "reply" : "tokens"));
     on("g", "the group", () => (location.hash = link({ ...place, screen: "group" })));
     on("/", "search in memories", () => search.focus());
     search.addEventListener("keydown", (event) => event.key === "Enter" && find(event.shiftKey ? -1 : 1));
@@ -116,13 +117,13 @@ export async function show(main, place) {
 
   function fillMemory(memory, told, beside) {
     if (!told.memory) return;
-    const buttons = Object.entries(VIEWS).map(([mode, name]) => el("button", { type: "button", "aria-pressed": String(kept.mode === mode), onclick: () => choose(mode) }, name));
+    const buttons = Object.entries(VIEWS).map(([mode, name]) => el("button", { type: "button", "aria-pressed": String(shown.mode === mode), onclick: () => choose(mode) }, name));
     const size = told.memory.before_tokens === told.memory.after_tokens ? `${num(told.memory.after_tokens)} tokens` : `${num(told.memory.before_tokens)} → ${num(told.memory.after_tokens)} tokens`;
     const body = el("div", { class: "memory-body" });
     memory.append(el("div", { class: "card-head" }, el("h2", null, "Memory after turn " + told.turn), el("span", { class: "faint" }, size), el("span", { class: "grow" }), el("div", { class: "tools segmented", role: "group", "aria-label": "Show the memory as" }, buttons)), body);
-    if (kept.mode === "blame") fillBlame(body, told);
-    else body.append(...[kept.mode === "diff" ? difference(told, beside.light) : plain(told), kept.mode === "diff" ? counts(told) : null, unsaid(told), held(told, view)].filter(Boolean));
-    if (kept.mode === "diff") point(body, told, beside);
+    if (shown.mode === "blame") fillBlame(body, told);
+    else body.append(...[shown.mode === "diff" ? difference(told, beside.light) : plain(told), shown.mode === "diff" ? counts(told) : null, unsaid(told), held(told, view)].filter(Boolean));
+    if (shown.mode === "diff") point(body, told, beside);
   }
 
   async function fillBlame(body, told) {
@@ -131,22 +132,30 @@ export async function show(main, place) {
   }
 
   function choose(mode) {
-    kept.mode = mode;
+    shown.mode = mode;
+    remember({ memory: mode === "diff" ? null : mode });
     draw();
   }
 
   function pickTab(tab) {
-    kept.tab = tab;
+    shown.tab = tab;
+    remember({ tab: tab === "reply" ? null : tab });
     draw();
   }
 
+  // How an episode is shown stands in its address, and goes with whoever goes on from here.
+  function remember(changes) {
+    place.query = { ...place.query, ...changes };
+    history.replaceState(null, "", link({ ...place, turn: state.turn }));
+  }
+
   function tabs(told) {
-    const buttons = Object.entries(TABS).map(([tab, name]) => el("button", { type: "button", "aria-pressed": String(kept.tab === tab), onclick: () => pickTab(tab) }, name));
+    const buttons = Object.entries(TABS).map(([tab, name]) => el("button", { type: "button", "aria-pressed": String(shown.tab === tab), onclick: () => pickTab(tab) }, name));
     const body = el("div", { class: "tab-body" });
     clear(parts.tabs).append(el("div", { class: "card-head" }, el("div", { class: "tools segmented", role: "group", "aria-label": "Beside the memory" }, buttons), el("span", { class: "faint" }, tabFacts(told))), body);
-    if (kept.tab === "reply") body.append(el("pre", { class: "reply" }, told.reply.text || "(empty)"));
-    if (kept.tab === "fates") body.append(fates(view, place));
-    if (kept.tab === "tokens") get(`${path}/turns/${told.turn}/tokens`).then((strips) => clear(body).append(tokenStrip(strips))).catch((error) => clear(body).append(el("p", { class: "notice" }, error.message)));
+    if (shown.tab === "reply") body.append(el("pre", { class: "reply" }, told.reply.text || "(empty)"));
+    if (shown.tab === "fates") body.append(fates(view, place));
+    if (shown.tab === "tokens") get(`${path}/turns/${told.turn}/tokens`).then((strips) => clear(body).append(tokenStrip(strips, place.query.by, (by) => remember({ by })))).catch((error) => clear(body).append(el("p", { class: "notice" }, error.message)));
   }
 
   async function find(by) {

@@ -1,11 +1,12 @@
 // The episodes of a step, or of a file: a histogram of rewards, a scatter, a table; what is filtered stands in the address.
 
-import { badge, clear, el, num, svg } from "../dom.js";
+import { badge, clear, el, num, roomIn, svg } from "../dom.js";
 import { get } from "../api.js";
 import { ticks } from "../chart.js";
-import { go, link, replaceQuery } from "../place.js";
+import { go, link } from "../place.js";
 import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
+import { scatter } from "../scatter.js";
 import { virtualTable } from "../table.js";
 
 const BINS = 20;
@@ -18,6 +19,10 @@ export async function show(main, place) {
   const query = { ...place.query };
   const parts = layout(main, place);
   const table = virtualTable(parts.table, { columns: columns(place, state), onsort: sortBy, onwindow: (rows) => measure(rows), label: "Episodes" });
+  const at = (row) => ({ screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout });
+  const points = scatter(parts.scatter, (row) => heldPlace(at(row)) && go(at(row)));
+  const watcher = new ResizeObserver(pictures);
+  watcher.observe(parts.histogram);
   parts.search.value = query.q || "";
   on("j", "next step", () => beside(1));
   on("k", "step before", () => beside(-1));
@@ -95,9 +100,9 @@ export async function show(main, place) {
   function draw() {
     const shown = ordered(state.rows.filter((row) => kept(row)));
     outcomes();
-    histogram(parts.histogram, state.rows.filter((row) => kept(row, "reward")), query, set);
     for (const axis of ["x", "y"]) parts[axis].value = query[axis] || (axis === "x" ? varied(shown) : "reward");
-    scatter(parts.scatter, shown, parts.x.value, parts.y.value, value, place);
+    state.shown = shown;
+    pictures();
     table.draw(shown, query.sort);
     const groups = new Set(shown.map((row) => row.group)).size;
     const ungraded = shown.filter((row) => row.reward === null).length;
@@ -109,6 +114,13 @@ export async function show(main, place) {
     clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");
     const wanted = [query.sort && query.sort.replace(/^-/, ""), parts.x.value, parts.y.value].some((name) => MEASURED.includes(name));
     if (wanted && !state.more) everything();
+  }
+
+  // As wide as there is room, so that their words keep their size.
+  function pictures() {
+    if (!state.shown || state.stopped) return;
+    histogram(parts.histogram, state.rows.filter((row) => kept(row, "reward")), query, set);
+    points({ rows: state.shown, x: parts.x.value, y: parts.y.value, value, names: AXES });
   }
 
   function outcomes() {
@@ -144,6 +156,7 @@ export async function show(main, place) {
 
   return () => {
     state.stopped = true;
+    watcher.disconnect();
     table.stop();
   };
 }
@@ -200,11 +213,11 @@ function histogram(holder, rows, query, set) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   clear(holder);
   if (!rewards.length) return holder.append(el("p", { class: "faint" }, "no episode has a grade"));
-  const width = 560, height = 170, low = Math.min(0, ...rewards.slice(0, 1), rewards.reduce((a, b) => Math.min(a, b))), high = Math.max(low + 1e-9, rewards.reduce((a, b) => Math.max(a, b), 1));
+  const width = Math.max(240, roomIn(holder)), height = 170, low = Math.min(0, ...rewards.slice(0, 1), rewards.reduce((a, b) => Math.min(a, b))), high = Math.max(low + 1e-9, rewards.reduce((a, b) => Math.max(a, b), 1));
   const counts = new Array(BINS).fill(0), size = (high - low) / BINS;
   for (const reward of rewards) counts[Math.min(BINS - 1, Math.floor((reward - low) / size))] += 1;
   const most = Math.max(...counts), step = (width - 44) / BINS;
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "histogram", role: "group", "aria-label": "Histogram of rewards" });
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "histogram", role: "group", "aria-label": "Histogram of rewards" });
   for (const value of ticks(0, most, 3)) {
     const y = height - 22 - ((height - 34) * value) / most;
     root.append(svg("g", { class: "axes" }, svg("path", { d: `M36,${y}H${width}` }), svg("text", { x: 30, y: y + 4, "text-anchor": "end" }, num(value))));
@@ -219,32 +232,5 @@ function histogram(holder, rows, query, set) {
     root.append(bar);
   });
   for (const value of ticks(low, high, 5)) root.append(svg("g", { class: "axes" }, svg("text", { x: 38 + ((width - 44) * (value - low)) / (high - low), y: height - 5, "text-anchor": "middle" }, num(value))));
-  holder.append(root);
-}
-
-function scatter(holder, rows, across, up, value, place) {
-  const points = rows.map((row) => ({ row, x: value(row, across), y: value(row, up) })).filter((each) => typeof each.x === "number" && typeof each.y === "number");
-  clear(holder);
-  if (!points.length) return holder.append(el("p", { class: "faint" }, "nothing to draw yet"));
-  const width = 560, height = 170, few = points.length > 3000 ? points.filter((_, at) => at % Math.ceil(points.length / 3000) === 0) : points;
-  const bounds = (name) => {
-    const low = few.reduce((a, p) => Math.min(a, p[name]), Infinity), high = few.reduce((a, p) => Math.max(a, p[name]), -Infinity);
-    return low === high ? [low - 0.5, high + 0.5] : [low, high];
-  };
-  const [x0, x1] = bounds("x"), [y0, y1] = bounds("y");
-  const px = (x) => 50 + ((width - 62) * (x - x0)) / (x1 - x0), py = (y) => 8 + (height - 36) * (1 - (y - y0) / (y1 - y0));
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${AXES[up]} over ${AXES[across]} of ${points.length} episodes; the table has the same` });
-  for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M46,${py(each)}H${width - 8}` }), svg("text", { x: 42, y: py(each) + 4, "text-anchor": "end" }, num(each))));
-  for (const each of ticks(x0, x1, 6)) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: height - 5, "text-anchor": "middle" }, num(each))));
-  const dots = svg("g", { class: "dots" });
-  few.forEach(({ row, x, y }, at) => {
-    const right = row.reward !== null && row.reward >= 0.5, jitter = (((at * 7919) % 13) - 6) * 0.45, cx = (px(x) + (((at * 104729) % 17) - 8) * 0.6).toFixed(1), cy = (py(y) + jitter).toFixed(1);
-    const shape = right ? svg("circle", { cx, cy, r: 2.6, class: "right" }) : svg("path", { d: `M${cx},${cy}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`, class: "wrong" });
-    shape.append(svg("title", null, `group ${row.group}, rollout ${row.rollout}: ${row.answer || row.outcome}`));
-    const to = { screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout };
-    shape.addEventListener("click", () => heldPlace(to) && go(to));
-    dots.append(shape);
-  });
-  root.append(dots);
   holder.append(root);
 }

@@ -13,8 +13,8 @@ export async function show(main, place) {
   const at = `/api/runs/${encodeURIComponent(place.run)}/items`;
   let told = await get(at);
   const query = { ...place.query };
-  const sets = [...new Set(told.rows.map((row) => row.set))];
-  const choose = el("select", { "aria-label": "Set", onchange: () => set({ set: choose.value || null }) }, el("option", { value: "" }, "every set"), sets.map((name) => el("option", { value: name }, name)));
+  const sets = new Map(told.rows.map((row) => [row.set, row.label]));
+  const choose = el("select", { "aria-label": "Set", onchange: () => set({ set: choose.value || null }) }, el("option", { value: "" }, "every set"), [...sets].map(([name, label]) => el("option", { value: name }, label)));
   const which = el("select", { "aria-label": "Which problems", onchange: () => set({ show: which.value === "all" ? null : which.value }) }, Object.entries(SHOWS).map(([key, words]) => el("option", { value: key }, words)));
   const search = el("input", { type: "search", placeholder: "Search…", "aria-label": "Search", value: query.q || "", oninput: () => set({ q: search.value || null }) });
   const count = el("p", { class: "soft about", "aria-live": "polite" });
@@ -46,7 +46,9 @@ export async function show(main, place) {
     choose.value = query.set || "";
     which.value = query.show || "all";
     const shown = ordered(told.rows.filter((row) => kept(row, query)), query.sort);
-    clear(count).append(`${num(shown.length)} of ${num(told.rows.length)} problems`);
+    const draws = shown.flatMap((row) => row.draws), recorded = draws.filter((draw) => draw.episode).length;
+    const missing = recorded < draws.length && !told.more ? ` · ${num(recorded)} of ${num(draws.length)} episodes were recorded (evaluation.record=all records every one)` : "";
+    clear(count).append(`${num(shown.length)} of ${num(told.rows.length)} problems${missing}`);
     table.draw(shown, query.sort);
   }
 
@@ -107,7 +109,7 @@ function columns(place, told) {
   const strings = told.strings.map((name) => ({ name, title: name, hint: name.replace(/_/g, " "), width: name.length > 6 ? "9rem" : "4rem", cell: (row) => row.draws.map((draw) => mark(draw.metrics[name], name)) }));
   const judge = told.judged ? [{ name: "disagree", title: "Judge", sort: true, width: "6rem", cell: (row) => [row.draws.map((draw) => mark(draw.judge, "judge")), row.disagree === 2 ? el("span", { class: "flag", title: "judge and strings disagree" }, " ≠") : null] }] : [];
   return [
-    { name: "set", title: "Set", sort: true, width: "minmax(6rem,1fr)", cell: (row) => el("span", { title: row.id }, row.set) },
+    { name: "set", title: "Set", sort: true, width: "minmax(6rem,1fr)", cell: (row) => el("span", { title: row.id }, row.label) },
     { name: "size", title: "Length", sort: true, number: true, width: "4rem", cell: (row) => num(row.size) },
     { name: "value", title: "Draws", sort: true, width: "5rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode && heldPlace({ run: place.run, ...draw.episode }) ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
     ...judge, ...strings,

@@ -1,14 +1,14 @@
 // A group: its rollouts side by side by what they read, where their memories part, and the prefix forest, whose
 // shared beginnings training computes once.
 
-import { badge, el, num, svg } from "../dom.js";
+import { badge, clear, el, num, roomIn, svg } from "../dom.js";
 import { get } from "../api.js";
 import { link } from "../place.js";
 import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { sign, slug } from "../strip.js";
 
-const WIDE = 8;
+const WIDE = 8, LEAST = 690;
 
 export async function show(main, place) {
   const view = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`);
@@ -95,15 +95,28 @@ function runs(rows) {
   return found;
 }
 
+// As wide as there is room, so that its words keep their size.
 function drawing(forest, place) {
+  const holder = el("div", { class: "scroll" });
+  let drawn = 0;
+  new ResizeObserver(() => {
+    const width = Math.max(LEAST, roomIn(holder));
+    if (width !== drawn) clear(holder).append(picture(forest, place, (drawn = width)));
+  }).observe(holder);
+  return holder;
+}
+
+function picture(forest, place, whole) {
   const deepest = Math.max(1, ...forest.nodes.map((node) => node.end)), line = Math.max(5, Math.min(18, 900 / forest.rows.length));
-  const left = 132, width = 1040, scale = width / deepest, height = line * forest.rows.length;
-  const image = svg("svg", { class: "forest", viewBox: `0 0 ${left + width + 4} ${height + 22}`, role: "img", "aria-label": `prefix forest of ${forest.rows.length} segments` });
+  const left = 132, width = whole - left - 4, scale = width / deepest, height = line * forest.rows.length;
+  const image = svg("svg", { class: "forest", width: whole, height: height + 22, viewBox: `0 0 ${whole} ${height + 22}`, role: "img", "aria-label": `prefix forest of ${forest.rows.length} segments` });
   for (const run of runs(forest.rows)) {
     if (run.size * line < 11) continue;
     const turns = run.turns[0] === run.turns[1] ? "turn " + run.turns[0] : `turns ${run.turns[0]}–${run.turns[1]}`;
     const text = run.size === 1 ? `rollout ${run.rollout}, ${turns}` : `${turns}, ${run.size} segments`;
-    image.append(svg("a", { href: link({ ...place, screen: "episode", rollout: run.rollout, turn: run.turns[0] }) }, svg("text", { class: "forest-row", x: left - 8, y: (run.at + run.size / 2) * line + 4 }, text)));
+    const to = { ...place, screen: "episode", rollout: run.rollout, turn: run.turns[0] };
+    const label = svg("text", { class: "forest-row", x: left - 8, y: (run.at + run.size / 2) * line + 4 }, text);
+    image.append(heldPlace(to) ? svg("a", { href: link(to) }, label) : label);
   }
   for (const node of forest.nodes) {
     const [first, last] = node.rows, rows = last - first, shade = Math.min(4, Math.ceil(Math.log2(rows)));
@@ -115,5 +128,5 @@ function drawing(forest, place) {
     if (own > 60 && box.height > 9) image.append(svg("text", { class: "node-text", x: box.x + 4, y: box.y + Math.min(box.height / 2 + 4, box.height - 2) }, node.text.replace(/\s+/g, " ").trim().slice(0, Math.floor(own / 6.4))));
   }
   for (const share of [0, 0.5, 1]) image.append(svg("text", { class: "axis-text", x: left + width * share, y: height + 16, "text-anchor": share === 1 ? "end" : share ? "middle" : "start" }, num(Math.round(deepest * share)) + (share ? "" : " tokens")));
-  return el("div", { class: "scroll" }, image);
+  return image;
 }

@@ -1,7 +1,7 @@
 // The list: what there is, how it stands, how its reward went. Two to six of them can be set side by side.
 
 import { ago, badge, clear, el, fixed, num, sparkline } from "../dom.js";
-import { every, exported, get } from "../api.js";
+import { every, get } from "../api.js";
 import { go, link } from "../place.js";
 import { on } from "../keys.js";
 
@@ -9,10 +9,9 @@ const MOST = 6;
 
 export async function show(main, place) {
   const holder = el("div", null), chosen = new Set(), search = el("input", { type: "search", placeholder: "Filter by name…", "aria-label": "Filter by name" });
-  const leftOut = exported ? (await get("/api/export").catch(() => ({ told: [] }))).told : [];
   const compare = el("button", { type: "button", disabled: true, onclick: () => go({ screen: "compare", query: { keys: [...chosen].join(",") } }) }, "Compare");
   const hint = el("span", { class: "faint" }, "tick two to six to compare them");
-  main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), ...leftOut.map((text) => el("p", { class: "notice" }, text)), holder);
+  main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), holder);
   let runs = null, awaited = [], left = 0;
   on("/", "filter by name", () => search.focus());
   on("c", "compare those that are ticked", () => compare.disabled || compare.click());

@@ -1,0 +1,76 @@
+// Episodes as points over two quantities: a click, or arrow keys and Enter, open one.
+
+import { clear, el, num, roomIn, svg } from "./dom.js";
+import { ticks } from "./chart.js";
+import { walk } from "./walk.js";
+
+const HEIGHT = 170, LEFT = 50, RIGHT = 12, TOP = 8, BOTTOM = 28, MOST = 3000;
+
+// Back comes draw({rows, x, y, value(row, name), names}); open(row) is called with the episode that is chosen.
+export function scatter(holder, open) {
+  const tip = el("div", { class: "chart-tip", hidden: true });
+  let points = [], name = "", names = [];
+
+  function wordsOf(at) {
+    const { row, x, y } = points[at];
+    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${row.answer || row.outcome}`;
+  }
+
+  function leave() {
+    tip.hidden = true;
+    for (const each of points) each.shape.classList.remove("at");
+  }
+
+  const renew = walk(holder, {
+    label: () => name + ": arrow keys go from episode to episode, Enter opens one",
+    count: () => points.length,
+    words: wordsOf,
+    show(at) {
+      leave();
+      points[at].shape.classList.add("at");
+      clear(tip).append(wordsOf(at));
+      tip.hidden = false;
+    },
+    leave,
+    open: (at) => open(points[at].row),
+  });
+
+  return ({ rows, x, y, value, names: words }) => {
+    names = [words[x], words[y]];
+    name = `${names[1]} over ${names[0]}`;
+    const all = rows.map((row) => ({ row, x: value(row, x), y: value(row, y) })).filter((each) => typeof each.x === "number" && typeof each.y === "number");
+    points = all.length > MOST ? all.filter((_, at) => at % Math.ceil(all.length / MOST) === 0) : all;
+    points.sort((a, b) => a.x - b.x || a.y - b.y);
+    clear(holder);
+    if (points.length) holder.append(drawn(points, `${name} of ${all.length} episodes; the table has the same`, Math.max(240, roomIn(holder)), open), tip);
+    else holder.append(el("p", { class: "faint" }, "nothing to draw yet"));
+    renew();
+  };
+}
+
+function bounds(points, name) {
+  const low = points.reduce((a, p) => Math.min(a, p[name]), Infinity), high = points.reduce((a, p) => Math.max(a, p[name]), -Infinity);
+  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+}
+
+function drawn(points, label, width, open) {
+  const [x0, x1] = bounds(points, "x"), [y0, y1] = bounds(points, "y");
+  const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0), py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
+  const root = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
+  for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M${LEFT - 4},${py(each)}H${width - RIGHT + 4}` }), svg("text", { x: LEFT - 8, y: py(each) + 4, "text-anchor": "end" }, num(each))));
+  for (const each of ticks(x0, x1, Math.max(2, width / 100))) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: HEIGHT - 5, "text-anchor": "middle" }, num(each))));
+  const dots = svg("g", { class: "dots" });
+  points.forEach((point, at) => dots.append((point.shape = dot(point, at, px, py, open))));
+  root.append(dots);
+  return root;
+}
+
+// Points that would hide each other stand a little apart.
+function dot({ row, x, y }, at, px, py, open) {
+  const right = row.reward !== null && row.reward >= 0.5;
+  const cx = (px(x) + (((at * 104729) % 17) - 8) * 0.6).toFixed(1), cy = (py(y) + (((at * 7919) % 13) - 6) * 0.45).toFixed(1);
+  const shape = right ? svg("circle", { cx, cy, r: 2.6, class: "right" }) : svg("path", { d: `M${cx},${cy}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`, class: "wrong" });
+  shape.append(svg("title", null, `group ${row.group}, rollout ${row.rollout}: ${row.answer || row.outcome}`));
+  shape.addEventListener("click", () => open(row));
+  return shape;
+}
