@@ -340,7 +340,7 @@ def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: 
     row = {"id": "a", "question": "Where does Anna live?", "answers": ["Rome"], "context": "Anna lives in Rome.\n" * 4}
     data.write_text(json.dumps(row) + "\n")
     tools = {"search": {"source": "document"}}
-    options = {"context_tokens": 600, "turn_tokens": 16, "max_turns": 3, "tools": tools, **SHORT}
+    options = {"context_tokens": 480, "turn_tokens": 16, "max_turns": 3, "tools": tools, **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, data=str(data), chunks=None)
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
     assert result.parts_at is None
