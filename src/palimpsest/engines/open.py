@@ -13,6 +13,7 @@ from palimpsest.config.extras import install_line
 from palimpsest.config.models import SHIPPED, model_path
 from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import ModelConfig, RunConfig
+from palimpsest.engines.embedded.heap import give_back_freed_memory as give_back_freed_memory  # imports no torch
 from palimpsest.engines.protocol import Engine, Objective
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, closed_after
 from palimpsest.model_files.folder import check_name, opened

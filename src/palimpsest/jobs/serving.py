@@ -18,6 +18,7 @@ from palimpsest.config.models import model_path
 from palimpsest.config.options import options_of
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.user_files import Document
+from palimpsest.engines.open import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
 from palimpsest.events import DocumentTruncated
@@ -27,6 +28,7 @@ from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import weights_fingerprint
 from palimpsest.jobs.lending import Lending, follow
 from palimpsest.jobs.open_agent import OpenAgent, open_agent
+from palimpsest.jobs.serving_page import episode_page
 from palimpsest.jobs.settings import Agent, newest_checkpoint
 from palimpsest.measures.texts import sentences
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
@@ -49,6 +51,8 @@ from palimpsest.types import Problem, Question, Trajectory
 
 MAIN = "palimpsest"
 """The run's policy as a model's name; others are `palimpsest/POLICY`."""
+_LARGE = 50_000
+"""Tokens of a document after whose encoding, which takes some 640 bytes a token for a moment, memory is given back."""
 _TRIED = Problem("question", "Why?", (), "A text.")
 
 
@@ -218,6 +222,8 @@ class ServedAgent:
                 raise PromptTooLong(f"the document has {len(prepared)} tokens, {model} takes {room} with it")
         chunks = getattr(prepared, "chunks", ())
         read = sum(map(len, chunks)) if chunks else len(self.codec.encode(document.text))
+        if read > _LARGE:
+            give_back_freed_memory()
         return Plan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
 
     async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory:
@@ -243,6 +249,12 @@ class ServedAgent:
             on_token=told.token,
             recorded=told.recorded,
         )
+
+    def page(self, record: Mapping[str, Any]) -> bytes:
+        return episode_page(record, self.codec)
+
+    def rest(self) -> None:
+        give_back_freed_memory()
 
     def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
         read = document or Document("", ())

@@ -26,7 +26,12 @@ PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
 DOCS = PAGE.split("\n## Other clients\n")[1].split("\n## ")[0]
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(30))
 TEXT = f"<document>{FACTS}</document> What does Bob3 sell?"
-PYTHON = "PALIMPSEST_CLIENTS_PYTHON"
+MASTER_KEY = "sk-0f4c9a7d51e24b3c8e6a2d9b7c1f5038"
+PYTHONS = {
+    "langchain_openai": "PALIMPSEST_LANGCHAIN_PYTHON",
+    "litellm.proxy.proxy_server": "PALIMPSEST_LITELLM_PYTHON",
+    "gradio": "PALIMPSEST_GRADIO_PYTHON",
+}
 NODE_MODULES = "PALIMPSEST_NODE_MODULES"
 LANGCHAIN = """
 import json, sys
@@ -39,6 +44,13 @@ print(json.dumps({{
     "texts": texts,
     "batch": [each.content for each in model.batch(texts, config={{"max_concurrency": 32}})],
 }}))
+"""
+
+GRADIO = """
+import json, sys
+from gradio_client import Client
+ask = Client(address, verbose=False).submit
+print(json.dumps([list(ask({"text": text, "files": []}, api_name="/open_api_stream"))[-1] for text in sys.argv[1:]]))
 """
 
 
@@ -55,9 +67,9 @@ def asked(url: str, text: str) -> str:
 
 def python_with(module: str) -> str:
     """A Python that has it; without one the test is skipped."""
-    python = os.environ.get(PYTHON, sys.executable)
-    if subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode:
-        pytest.skip(f"no {module}: pip install it, or name a Python that has it as ${PYTHON}")
+    python = os.environ.get(PYTHONS[module], sys.executable)
+    if subprocess.run([python, "-c", f"import {module}, openai"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no {module}, openai: pip install them, or name a Python that has them as ${PYTHONS[module]}")
     return python
 
 
@@ -112,7 +124,7 @@ def litellm_proxy(python: str, url: str, folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     command = [python, "-c", "import litellm; litellm.run_server()", "--config", "litellm.yaml", "--port", str(port)]
-    environment = without_ours() | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
+    environment = without_ours() | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": MASTER_KEY}
     with (folder / "litellm.log").open("wb") as log:
         child = subprocess.Popen([*command, "--host", "127.0.0.1"], cwd=folder, env=environment, stdout=log, stderr=log)
     try:
@@ -133,7 +145,7 @@ def test_the_litellm_proxy_in_front(url: str, tmp_path: Path) -> None:
     openai = pytest.importorskip("openai")
     python = python_with("litellm.proxy.proxy_server")
     with litellm_proxy(python, url, tmp_path) as proxy:
-        client = openai.OpenAI(base_url=f"{proxy}/v1", api_key="none", timeout=300)
+        client = openai.OpenAI(base_url=f"{proxy}/v1", api_key=MASTER_KEY, timeout=300)
         messages = [{"role": "user", "content": TEXT}]
         whole = client.chat.completions.create(model="palimpsest", messages=messages)
         streamed = "".join(
@@ -142,3 +154,19 @@ def test_the_litellm_proxy_in_front(url: str, tmp_path: Path) -> None:
             if chunk.choices
         )
     assert whole.choices[0].message.content == streamed == asked(url, TEXT)
+
+
+def test_a_chat_of_gradio(url: str) -> None:
+    """Two messages of one conversation: the second is asked about what was said before."""
+    python = python_with("gradio")
+    found = re.search(r"```python\n(import gradio.*?)```", DOCS, re.DOTALL)
+    assert found
+    code = found[1].replace("http://127.0.0.1:8400", url)
+    code = code.replace("chat.launch()", "_, address, _ = chat.launch(prevent_thread_lock=True, quiet=True)")
+    environment = without_ours() | {"GRADIO_ANALYTICS_ENABLED": "False"}
+    told = output_of([python, "-c", code + GRADIO, TEXT, "What does Bob4 sell?"], env=environment)
+    said = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": told[0]}]
+    again = {"role": "user", "content": "What does Bob4 sell?"}
+    both = {"model": "palimpsest", "messages": [*said, again]}
+    second = httpx.post(f"{url}/v1/chat/completions", json=both, timeout=300)
+    assert told == [asked(url, TEXT), second.json()["choices"][0]["message"]["content"]]

@@ -14,6 +14,7 @@ import pytest
 
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import SamplerError
+from palimpsest.jobs import serving
 from palimpsest.serve.agent.app import Limits
 from palimpsest.serve.agent.episodes import Bounds
 from palimpsest.serve.agent.store import Store
@@ -315,7 +316,17 @@ async def test_a_reading_goes_on_at_the_turn_it_was_in(tmp_path: Path) -> None:
 
 async def test_a_key_is_asked_of_every_path_and_pages_of_other_sites_of_none() -> None:
     client, _, _ = scripted(None, token="secret")
-    paths = ["/v1/models", "/health", "/ready", "/metrics", "/version", "/v1/files", "/nowhere", "/v1/episodes/x"]
+    paths = [
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/version",
+        "/v1/files",
+        "/nowhere",
+        "/v1/episodes/x",
+        "/view/x",
+    ]
     for path in paths:
         answer = await client.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
@@ -342,6 +353,29 @@ async def test_models_are_the_policies_that_fit() -> None:
     ids = (await client.post("/tokenize", json={"prompt": "Anna<|im_end|>"})).json()
     assert ids["tokens"] == service.agents.current.codec.encode("Anna<|im_end|>")
     assert 'palimpsest_requests_total{status="404"} 2' in (await client.get("/metrics")).text
+
+
+async def test_memory_is_given_back_once_nothing_has_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, service, _ = scripted(None, limits=Limits(bounds=Bounds(rest_s=0.2)))
+    rests = list[int]()
+    monkeypatch.setattr(type(service.agents.current), "rest", lambda _: rests.append(service.episodes.running))
+    for question in ("Who?", "What?"):
+        await client.post(PATH, json=about(question))
+    assert rests == []
+    while not rests:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+    assert rests == [0]
+
+
+async def test_a_large_document_gives_back_what_encoding_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _, _ = scripted(None)
+    calls = list[None]()
+    monkeypatch.setattr(serving, "give_back_freed_memory", lambda: calls.append(None))
+    monkeypatch.setattr(serving, "_LARGE", 100)
+    for document, count in (("Anna sells tea.", 0), (FACTS, 1)):
+        assert (await client.post(PATH, json=body("Who?", palimpsest={"document": document}))).status_code == 200
+        assert len(calls) == count
 
 
 async def test_metrics_tell_what_the_engine_computed() -> None:

@@ -117,6 +117,14 @@ class Agent(Protocol):
 
     async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
 
+    def page(self, record: Mapping[str, Any]) -> bytes:
+        """HTML, of what the store keeps of an episode that has ended. Raises DataError. Called on a thread."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""
+        ...
+
     def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
         """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
         ...

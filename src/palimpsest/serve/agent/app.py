@@ -4,6 +4,7 @@
     POST GET /v1/files                  GET DELETE /v1/files/ID             GET /v1/files/ID/content
     POST /v1/responses                  GET DELETE /v1/responses/ID         POST /v1/responses/ID/cancel
     POST /tokenize                      GET /health  /ready  /version  /metrics (Prometheus text)
+    GET /view/ID (a page)
 
 Guaranteed: what serve/http.py and serve/bounded.py do; every error is OpenAI's error object; bodies, files, their sum,
 episodes that run and that wait are bounded; what a client sends never becomes a control token, a path or an address
@@ -51,6 +52,13 @@ class Limits:
 
 _TOKENIZED = 1 << 20
 """Characters that /tokenize encodes."""
+_SEALED = {
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page names the hashes of all that may run in it
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 class TokenizeBody(Strict):
@@ -67,6 +75,7 @@ class AgentService:
         self.agents, self.store, self.limits = agents, store, limits
         self.episodes = Episodes(agents, store, limits.bounds)
         self._version = version
+        self._page_place = asyncio.Semaphore(1)  # a page is computed from a whole episode
         self._guard = Guard(token, form=openai_error, pages=False)
         self._orders = Orders(agents, self.episodes, store)
         self._chat = Chat(self._orders, self.episodes, self._body, lambda: agents.current.fingerprint)
@@ -91,6 +100,7 @@ class AgentService:
                 ("/v1/files/{file_id}/content", "GET", files.content),
                 ("/v1/episodes/{episode}", "GET", self._episode),
                 ("/v1/episodes/{episode}", "DELETE", self._forget),
+                ("/view/{episode}", "GET", self._view),
                 ("/tokenize", "POST", self._tokenize),
                 ("/health", "GET", lambda _: json_response({"status": "ok"})),
                 ("/ready", "GET", lambda _: json_response({"status": "ready"})),
@@ -136,6 +146,15 @@ class AgentService:
             raise Refused(409, f"episode {name}: it runs; delete it when it has ended", code="running")
         needed(self.store).forget(name)
         return json_response({"id": name, "object": "episode", "deleted": True})
+
+    async def _view(self, request: Request) -> Response:
+        name = request.path_params["episode"]
+        async with self._page_place:
+            record = await asyncio.to_thread(needed(self.store).record, name)
+            if record is None or record["result"] is None:
+                raise Refused(404, f"episode {shown(name)}: none that has ended is kept", code="not_found")
+            page = await asyncio.to_thread(self.agents.current.page, record)
+        return Response(page, media_type="text/html", headers=_SEALED)
 
     async def _tokenize(self, request: Request) -> Response:
         body = checked(TokenizeBody, json_object(await self._body(request)))

@@ -41,6 +41,8 @@ class Bounds:
     """An episode goes on so long after the last client left: one that timed out comes back to it."""
     episode_s: float | None = None
     """For an episode; None: however long it takes."""
+    rest_s: float = 5.0
+    """After so long without an episode memory is given back."""
 
 
 class Episodes:
@@ -53,6 +55,7 @@ class Episodes:
         self._requests: dict[str, str] = {}  # of begun episodes
         self._slots = asyncio.Semaphore(bounds.running)
         self.draining = False
+        self._rest: asyncio.TimerHandle | None = None
         for name, head in store.heads() if store is not None else ():
             self._requests[str(head.get("request"))] = name
 
@@ -113,6 +116,8 @@ class Episodes:
             self.store.begin(name, episode.head)
         self._hold(episode, order, holder)
         self._running[name] = episode
+        if self._rest is not None:
+            self._rest.cancel()
         self._requests[order.request] = name
         if len(self._requests) > _REQUESTS:
             del self._requests[next(iter(self._requests))]
@@ -192,6 +197,11 @@ class Episodes:
             self.counts[f"outcome:{result['outcome']}"] += 1
             self._running.pop(episode.id, None)
             episode.end(result)
+            if not self._running:
+                loop = asyncio.get_running_loop()
+                self._rest = loop.call_later(
+                    self.bounds.rest_s, lambda: loop.run_in_executor(None, self.agents.current.rest)
+                )
 
     async def _outcome(
         self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[Agent]
