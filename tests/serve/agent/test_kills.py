@@ -17,7 +17,7 @@ import pytest
 from support.serving import body, server
 
 KILLS = 10
-FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(60))
+FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(120))
 EACH = 4
 """Requests of each kind."""
 
@@ -101,7 +101,7 @@ def test_a_server_killed_ten_times_loses_nothing(tmp_path: Path) -> None:
             for _ in range(KILLS):
                 with server(store) as (clients.url, child):
                     answers = answers or clients.ask_all(pool)
-                    enough = turns(store) + drawn.randrange(1, 60)
+                    enough = turns(store) + drawn.randrange(1, 30)
                     while turns(store) < enough:
                         assert not all(each.done() for each in answers), "all had ended before the last kill"
                         time.sleep(0.2)
