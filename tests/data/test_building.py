@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from palimpsest.data.assemble import arrange
 from palimpsest.data.documents_file import DOCUMENTS
 from palimpsest.data.manifest import MANIFEST
 from palimpsest.data.problems import read_problems
 from palimpsest.data.question_files import Filters
 from palimpsest.data.splitting import Split, read_splits
 from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.jobs import building
 from palimpsest.jobs.building import Contexts, build_contexts
 
 
@@ -98,6 +100,22 @@ def test_the_smaller_layout_is_chosen(tmp_path: Path) -> None:
     few = build_contexts([source], Contexts((2,), splits=(Split("eval", 5),)), out=tmp_path / "few")
     many = build_contexts([source], Contexts((400,)), out=tmp_path / "many")
     assert (few.layout, many.layout) == ("text", "indices")
+
+
+@pytest.mark.parametrize(("layout", "made"), [("text", 10), ("indices", 20)])
+def test_contexts_of_text_are_made_once(
+    layout: Any, made: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*args: Any, **options: Any) -> tuple[str, ...]:
+        calls.append(args)
+        return arrange(*args, **options)
+
+    monkeypatch.setattr(building, "arrange", counted)
+    source = questions(tmp_path / "a.json", 10)
+    build_contexts([source], Contexts((12,), layout=layout), out=tmp_path / "set")
+    assert len(calls) == made
 
 
 def chi_square(counts: Counter[int], cells: int) -> float:

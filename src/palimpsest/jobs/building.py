@@ -147,8 +147,10 @@ def build_contexts(
     with new_folder(out, force=force, progress=progress) as folder:
         read = read_questions(_paths(sources), corpora=_paths(corpora), exclude=_paths(exclude), filters=filters)
         plan = _planned(read, contexts)
-        with progress.count("contexts", plan.total * 2) as tick:
-            _choose_layout(plan, tick)
+        chosen = contexts.layout == "text"  # else every context is made once more, to see which documents it holds
+        with progress.count("contexts", plan.total * (1 if chosen else 2)) as tick:
+            if not chosen:
+                _choose_layout(plan, tick)
             if plan.index:
                 write_documents(folder / DOCUMENTS, Corpus(tuple(plan.index)))
             problems = {name: _write(folder / name, plan, size, own, tick) for name, size, own in plan.files}
