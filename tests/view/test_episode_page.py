@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from palimpsest.events import Event, Replayed
+from palimpsest.jobs.replay_episode import Place, place_of
 from palimpsest.rollout.record import encode_groups
 from palimpsest.types import Grade, Group
 from palimpsest.view.episode_view import blame_view, episode_view
@@ -18,7 +20,7 @@ from palimpsest.view.opened import Opened
 from palimpsest.view.turn_view import turn_view
 from support.agents import base_codec
 from support.browser import Watched, watching
-from support.view_folders import run_folder
+from support.view_folders import evaluation_folder, run_folder, sample
 from support.viewer import viewer
 from support.views import episodes, reading
 
@@ -169,6 +171,29 @@ def test_a_turn_whose_memory_was_put_in_by_hand_has_a_sign(browser: Any, tmp_pat
         page.wait_for_selector(".turn-mark-edited")
         assert page.locator(".cell-edited text").text_content() == "E"
         assert page.locator(".legend-edited").inner_text() == "E"
+
+
+def test_the_command_that_plays_on_with_the_memory_in_sight_is_told(browser: Any, tmp_path: Path) -> None:
+    """As `palimpsest replay` takes it: the path, the link, the next turn, the memory, each quoted for a shell."""
+    group = GROUPS[KINDS.index("overwrite")]
+    run = run_folder(tmp_path / "it's", records={7: [group]}, config=CONFIG)
+    evaluation = evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1", [sample("set", "a", 0.0)])
+    (evaluation / "episodes.jsonl.zst").write_bytes(encode_groups([group]))
+    (tmp_path / "alone.jsonl.zst").write_bytes(encode_groups([group]))
+    memory = turn_view(Opened(group, base_codec()), 0, 1)["memory"]["after"].strip()
+    with viewer(run, tmp_path / "alone.jsonl.zst", tokenizer="embedded") as url, watching(browser, url) as watched:
+        for step, place in (
+            ("7", Place(run / "trajectories" / "step-000007.jsonl.zst", 0, 0)),
+            ("after.shard-1-of-1", Place(evaluation / "episodes.jsonl.zst", 0, 0)),
+        ):
+            page = watched.go(f"#/r/it-s/s/{step}/e/0/0/t/1?tab=replay")
+            page.wait_for_selector(".command")
+            words = shlex.split(page.locator(".command").inner_text())
+            assert words[:2] == ["palimpsest", "replay"]
+            assert place_of(words[2]) == place
+            assert words[3:] == ["--turn", "2", "--memory", memory]
+        page = watched.go("#/r/alone.jsonl.zst/s/all/e/0/0/t/1?tab=replay")
+        page.wait_for_selector("text=replayed from its run or evaluation")
 
 
 def test_memories_are_searched(watched: Watched) -> None:

@@ -10,9 +10,10 @@ import { sign, slug, strip, verdictBadge } from "../strip.js";
 import { blame, counts, difference, pieces, plain } from "../memory.js";
 import { contextBlocks } from "../context.js";
 import { tokenStrip } from "../tokens.js";
+import { replayCommand } from "../replay.js";
 
 const VIEWS = { diff: "Difference", plain: "Plain", blame: "Blame" };
-const TABS = { reply: "Reply", tokens: "Tokens", fates: "Fates" };
+const TABS = { reply: "Reply", tokens: "Tokens", fates: "Fates", replay: "Replay" };
 const kept = { path: null, view: null };
 
 export async function show(main, place) {
@@ -154,6 +155,7 @@ export async function show(main, place) {
     const body = el("div", { class: "tab-body" });
     clear(parts.tabs).append(el("div", { class: "card-head" }, el("div", { class: "tools segmented", role: "group", "aria-label": "Beside the memory" }, buttons), el("span", { class: "faint" }, tabFacts(told))), body);
     if (shown.tab === "reply") body.append(el("pre", { class: "reply" }, told.reply.text || "(empty)"));
+    if (shown.tab === "replay") replayCommand(body, { ...place, turn: told.turn }, told);
     if (shown.tab === "fates") body.append(fates(view, place));
     if (shown.tab === "tokens") get(`${path}/turns/${told.turn}/tokens`).then((strips) => clear(body).append(tokenStrip(strips, place.query.by, (by) => remember({ by })))).catch((error) => clear(body).append(el("p", { class: "notice" }, error.message)));
   }
