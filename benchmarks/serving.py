@@ -49,9 +49,6 @@ from palimpsest.data.synthetic import make_problem
 
 Figures = dict[str, Any]
 
-AT_ONCE = 64
-"""Episodes that an evaluation plays at once on the embedded engine."""
-
 
 def percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
@@ -115,11 +112,14 @@ def throughput(options: argparse.Namespace) -> Figures:
         for number in range(options.episodes)
     ]
     seconds: dict[str, list[float]] = {"evaluation": [], "server": []}
-    with tempfile.TemporaryDirectory() as name, served(options.model, "--concurrency", str(AT_ONCE)) as server:
+    slots = f"engine.batch_slots={options.at_once}"  # as many episodes an evaluation plays at once
+    words = ("--concurrency", str(options.at_once), "--set", slots)
+    with tempfile.TemporaryDirectory() as name, served(options.model, *words) as server:
         for number in range(options.rounds):
             evaluation = evaluate(
                 options.model,
                 problems,
+                overrides=[slots],
                 baselines=False,
                 quiet=True,
                 out=Path(name) / str(number),
@@ -133,7 +133,7 @@ def throughput(options: argparse.Namespace) -> Figures:
             assert [each["content"] for each in told] == [replies[each.id] for each in problems], "the replies differ"
     medians = {side: statistics.median(each) for side, each in seconds.items()}
     figures = {f"{side}_s": [round(each, 2) for each in of] for side, of in seconds.items()}
-    sizes = {"episodes": options.episodes, "at_once": AT_ONCE, "turns": sum(each["turns"] for each in told)}
+    sizes = {"episodes": options.episodes, "at_once": options.at_once, "turns": sum(each["turns"] for each in told)}
     return {**sizes, **figures, "ratio": round(medians["evaluation"] / medians["server"], 3)}
 
 
@@ -325,7 +325,7 @@ def main() -> None:
     kinds = parser.add_subparsers(dest="figure", required=True)
     known: dict[str, dict[str, Any]] = {
         "first-byte": {"episodes": 64, "probes": 200, "every": 0.5, "load": 20_000},
-        "throughput": {"episodes": 128, "tokens": 1000, "rounds": 3},
+        "throughput": {"episodes": 128, "at-once": 64, "tokens": 1000, "rounds": 3},
         "long": {"tokens": 200_000, "rest": 20.0},
         "lengths": {},
         "questions": {"questions": 20, "tokens": 4000},

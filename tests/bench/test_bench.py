@@ -262,7 +262,7 @@ def test_the_script_has_a_dry_run() -> None:
 
 SERVING = {
     "first-byte --episodes 2 --probes 2 --every 0.1 --load 400": {"p50_ms", "p99_ms", "fewest_running"},
-    "throughput --episodes 3 --tokens 60 --rounds 1": {"evaluation_s", "server_s", "ratio"},
+    "throughput --episodes 3 --at-once 2 --tokens 60 --rounds 1": {"evaluation_s", "server_s", "ratio"},
     "long --tokens 300 --rest 0": {"tokens_per_s", "memory_mb", "mb_per_100k_tokens"},
     "lengths --tokens 50 100 --plot cost.png": {"documents"},
     "questions --questions 3 --tokens 100": {"one_after_the_other", "at_once", "in_one_request"},
