@@ -78,9 +78,15 @@ class Clients:
             time.sleep(0.1)
 
 
-def logs(store: Path) -> dict[str, list[bytes]]:
-    """Turns and end of each episode, without the head, which holds the time."""
-    return {path.name: path.read_bytes().splitlines()[1:] for path in (store / "episodes").iterdir()}
+def logs(store: Path) -> dict[str, list[Any]]:
+    """Turns and end of each episode; not the head, which holds the time, nor log-probabilities, whose last bits depend
+    on what else is computed at once."""
+    kept = {}
+    for path in (store / "episodes").iterdir():
+        kept[path.name] = [orjson.loads(line) for line in path.read_bytes().splitlines()[1:]]
+        for line in kept[path.name]:
+            line.get("turn", {}).pop("logprobs", None)
+    return kept
 
 
 def turns(store: Path) -> int:
