@@ -260,7 +260,8 @@ def test_an_evaluation_is_scored_under_each_prompt_and_counts_what_its_judge_did
         )
     (summary,) = done.summaries
     assert (summary.problems, summary.graded, summary.ungraded, summary.accuracy.mean) == (3, 2, 1, 0.5)
-    assert list(summary.ungraded_reasons) == ["judge: status 401: 'wrong key'"]
+    (reason,) = summary.ungraded_reasons
+    assert reason == f"judge: {judge.url}/chat/completions: status 401: 'wrong key'"
     told = json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["judge"]
     assert {name: score["mean"] for name, score in told["scores"].items()} == {
         "default": 0.5,
