@@ -60,7 +60,7 @@ def serving(model: Path, out: Path) -> list[str]:
 
 
 RESUME, AGAIN, NOT_BEGUN = (
-    "palimpsest quickstart --resume {out} goes on",
+    "palimpsest quickstart --resume {out} goes on from the newest checkpoint",
     "the same command begins again",
     "nothing was begun; the same command begins again",
 )
@@ -78,11 +78,11 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "train loads": (training, "palimpsest.jobs.composing:open_engine", NOT_BEGUN),
     "quickstart evaluates": (
         quickstart,
-        "palimpsest.jobs.quickstart:play_shard",
+        "palimpsest.jobs.shards:play_shard",
         RESUME,
     ),
     "data is read": (inspecting, "palimpsest.data.rows:sniff", AGAIN),
-    "data is written": (assembling, "palimpsest.data.problems:_eval_row", AGAIN),
+    "data is written": (assembling, "palimpsest.data.problems:eval_row", AGAIN),
     "base-model trains": (base_model, "palimpsest.base.make:_step", AGAIN),
     "an index is built": (
         serving,

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from palimpsest.events import Event, HeadWritten, Plain, SamplerFailed
+from palimpsest.events import Event, HeadWritten, Plain, Replayed, SamplerFailed
 from palimpsest.rollout.record import encode_groups, group_lines, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory
 from palimpsest.view.episode_view import blame_view, episode_view, search_view
@@ -212,7 +212,7 @@ def test_a_turn_that_is_not_there_is_an_index_error(view: Any) -> None:
 def test_a_replay_is_told_apart_and_its_edited_memory_was_not_invented_by_the_agent() -> None:
     known = reading(("Fog.", "Ann flies."), ("It rains.", "Ann flies."))
     (one,) = known.group.trajectories
-    event = Event(Plain("replayed", {"of": "g, rollout 0", "turn": 1, "memory": "Ann flies."}), 1)
+    event = Event(Replayed("g, rollout 0", 1, "Ann flies."), 1)
     group = replace(known.group, trajectories=(one, replace(one, events=(event,))), grades=known.group.grades * 2)
     both = Opened(group, LETTERS)
     views = [episode_view(both, rollout) for rollout in (0, 1)]
