@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from palimpsest.config.options import build, options_of, untyped
+from palimpsest.config.options import annotations_of, build, options_of, untyped
 from palimpsest.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,3 +106,8 @@ def test_an_annotation_for_type_checkers_alone_is_left_unchecked_and_named() -> 
 def test_what_the_constructor_refuses_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^o of Refusing: size=2 is not to my liking$"):
         build(Refusing, {"size": 2}, "o")
+
+
+def test_a_changed_copy_of_annotations_is_nobody_elses() -> None:
+    annotations_of(Typed)["size"] = str
+    assert annotations_of(Typed)["size"] is int

@@ -58,7 +58,7 @@ def options_of(cls: type[Any]) -> Mapping[str, Option]:
     >>> options_of(Mine)["size"], list(options_of(Mine))
     (Option(name='size', annotation=<class 'int'>, default=<class 'inspect._empty'>), ['size', 'tags', 'other'])
     """
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [p for p in inspect.signature(cls).parameters.values() if p.kind in named]
     defaults = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
@@ -102,7 +102,7 @@ def annotations_of(target: Any) -> dict[str, Any]:
     <class 'float'>
     """
     if isinstance(target, type):
-        return _hints(target)
+        return dict(_hints(target))
     function = target if inspect.isroutine(target) else type(target).__call__
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -140,8 +140,10 @@ def _checked(cls: type[Any], key: str, value: Any, where: str, name: str) -> Any
     raise ConfigError(f"{where}.{key} is unknown to {name}{nearest(key, known)}{there}")
 
 
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    """Annotations of the constructor's parameters; none where they name what exists for a type checker alone."""
+@lru_cache(maxsize=512)
+def _hints(cls: Any) -> Mapping[str, Any]:
+    """Annotations of the constructor's parameters; none where they name what exists for a type checker alone. Told once
+    a class: evaluating them takes milliseconds."""
     hints: dict[str, Any] = {}
     for owner in (cls.__init__, *([cls] if dataclasses.is_dataclass(cls) else [])):
         try:  # a field's annotation belongs to the module of the class that declares it

@@ -152,6 +152,7 @@ class ServedAgent:
     def __init__(self, opened: OpenAgent) -> None:
         """Raises ConfigError if its own policy doesn't fit the window."""
         self._opened, self._config = opened, opened.config
+        self._rooms: dict[str, int] = {}
         self._policies: dict[str, PolicyConfig] = {MAIN: self._config.policy}
         self._policies |= {
             f"{MAIN}/{name}": self._config.policy if name == self._config.policy.name else PolicyConfig(name=name)
@@ -212,7 +213,7 @@ class ServedAgent:
             prompt, _ = chat.prompt(problem.question, self.codec)
             return Plan(problem, chat, None, 0, len(prompt))
         problem = Problem.asking("question", asked, document.text)
-        if (tokens := question_length(problem, self.codec)) > (most := self._question_room(self._policies[model])):
+        if (tokens := question_length(problem, self.codec)) > (most := self._question_room(model)):
             raise PromptTooLong(f"the question has {tokens} tokens with its instructions, at most {most} fit")
         policy = self._fitted(self._policies[model], problem, limit)
         prepared = policy.prepare(problem, self.codec)
@@ -267,8 +268,13 @@ class ServedAgent:
         kept = ("answer", "answers", "quotes", "unsupported")
         return {name: told[name] for name in kept if name in told} | {"failure": asked.failure} | cut
 
-    def _question_room(self, config: PolicyConfig) -> int:
+    def _question_room(self, model: str) -> int:
         """Tokens of the longest question that the policy takes in this window; an option that is set is the bound."""
+        if model not in self._rooms:
+            self._rooms[model] = self._room_of(self._policies[model])
+        return self._rooms[model]
+
+    def _room_of(self, config: PolicyConfig) -> int:
         if "question_tokens" not in options_of(policy_class(config.name)):
             return self.window
         if "question_tokens" in config.options:
