@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 from palimpsest.serve.viewer import HEADERS, ViewerService
 from palimpsest.view.answers import Answers
-from palimpsest.view.page_files import page_files
 from palimpsest.view.sources import Library
 from support.view_folders import group, run_folder, state_of
 
@@ -34,24 +34,22 @@ async def ask(run: Path, path: str, token: str | None = None, **options: Any) ->
         service.close()
 
 
-async def test_the_page_and_all_its_files_are_served(run: Path) -> None:
+async def test_the_page_is_one_file_and_asks_its_server_alone(run: Path) -> None:
     page = await ask(run, "/")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
-    for name in page_files():
-        kind = {"js": "javascript", "css": "css", "html": "html"}[name.rpartition(".")[2]]
-        answer = await ask(run, f"/page/{name}")
-        assert kind in answer.headers["content-type"], name
+    assert not re.search(r'(?:src|href)="(?!data:,|#)', page.text)
+    assert "connect-src 'self'" in page.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/page/../answers.py",
-        "/page/%2e%2e/answers.py",
-        "/page/..%2fanswers.py",
-        "/page//etc/passwd",
-        "/page/",
+        "/page/main.js",
+        "/../answers.py",
+        "/%2e%2e/answers.py",
+        "/..%2fanswers.py",
+        "//etc/passwd",
         "/api/runs/%2e%2e/config.yaml",
         "/api/runs/first/../../config.yaml",
         "/config.yaml",
@@ -65,7 +63,7 @@ async def test_no_path_leads_elsewhere_and_unknown_ones_are_told_in_json(path: s
     assert list(answer.json()) == ["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/page/main.js", "/api/runs", "/nowhere", "/api/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/nowhere", "/api/nowhere"])
 async def test_every_answer_forbids_other_origins(path: str, run: Path) -> None:
     answer = await ask(run, path)
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
@@ -84,12 +82,12 @@ async def test_nothing_but_reading_is_answered(method: str, run: Path) -> None:
     "headers", [{"host": "evil.example"}, {"host": "evil.example:7800"}, {"origin": "http://evil.example"}]
 )
 async def test_pages_of_other_sites_are_refused(headers: dict[str, str], run: Path) -> None:
-    for path in ("/", "/api/runs", "/page/main.js"):
+    for path in ("/", "/api/runs"):
         assert (await ask(run, path, headers=headers)).status_code == 403
 
 
 async def test_with_a_key_every_path_asks_a_browser_for_it(run: Path) -> None:
-    for path in ("/", "/api/runs", "/page/main.js", "/nowhere"):
+    for path in ("/", "/api/runs", "/nowhere"):
         refused = await ask(run, path, token="secret")
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic ")

@@ -17,7 +17,7 @@ from palimpsest.view.sources import Library
 @contextmanager
 def viewer(*paths: Path, token: str | None = None, tokenizer: str | None = None) -> Iterator[str]:
     """The address of a viewer in a thread of this process."""
-    service = ViewerService(Answers(Library(paths, wait=True), follow=True, tokenizer=tokenizer), token=token)
+    service = ViewerService(Answers(Library(paths, wait=True), tokenizer=tokenizer), token=token, follow=True)
     with bound("127.0.0.1", 0) as taken:
         server = Server(service.app(), taken, ConnectionLimits(), grace_seconds=1)
         server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't

@@ -23,25 +23,37 @@ def answers_in(page: bytes) -> dict[str, object]:
 
 
 def test_the_page_holds_the_answers_and_nothing_that_is_asked_of_anywhere() -> None:
-    page = single_page(page_files(), {"/api/runs": {"runs": [HOSTILE]}}, HOSTILE)
+    page = single_page(page_files(), {"/api/runs": {"runs": [HOSTILE]}}, HOSTILE).data
     text = page.decode("utf-8")
     assert answers_in(page) == {"/api/runs": {"runs": [HOSTILE]}}
     assert text.count("<script") == text.count("</script>") == 2
     assert not re.search(r'(?:src|href)="(?!data:,|#)', text)
     assert "alert(1)</script>" not in text
     assert re.search(r"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';", text)
-    assert page == single_page(page_files(), {"/api/runs": {"runs": [HOSTILE]}}, HOSTILE)
+    assert page == single_page(page_files(), {"/api/runs": {"runs": [HOSTILE]}}, HOSTILE).data
 
 
 def test_the_policy_names_the_hashes_of_the_script_and_the_style() -> None:
     import hashlib
 
-    text = single_page(page_files(), {}, "x").decode("utf-8")
+    text = single_page(page_files(), {}, "x").data.decode("utf-8")
     for name in ("script", "style"):
         inner = re.search(rf"<{name}>(.*)</{name}>", text, re.DOTALL)
         assert inner is not None
         digest = base64.b64encode(hashlib.sha256(inner[1].encode()).digest()).decode()
         assert f"{name}-src 'sha256-{digest}'" in text
+
+
+def test_a_page_without_answers_may_ask_its_server_and_says_whether_it_follows() -> None:
+    page = single_page(page_files())
+    assert "connect-src 'self'" in page.policy
+    assert page.policy in page.data.decode()
+    assert b'id="answers"' not in page.data
+    assert [b"data-follow" in single_page(page_files(), follow=follow).data for follow in (False, True)] == [
+        False,
+        True,
+    ]
+    assert "connect-src" not in single_page(page_files(), {}).policy
 
 
 def test_every_module_of_the_page_can_be_put_into_one_script() -> None:
@@ -53,9 +65,9 @@ def test_every_module_of_the_page_can_be_put_into_one_script() -> None:
 
 def test_styles_stand_in_the_order_of_the_page_so_that_the_same_rule_wins() -> None:
     pages = page_files()
-    named = re.findall(r'href="/page/([\w.]+\.css)"', pages["index.html"].decode())
+    named = re.findall(r'href="([\w.]+\.css)"', pages["index.html"].decode())
     assert set(named) == {name for name in pages if name.endswith(".css")}
-    text = single_page(pages, {}, "x").decode()
+    text = single_page(pages, {}, "x").data.decode()
     places = [text.index(pages[name].decode()) for name in named]
     assert places == sorted(places)
 

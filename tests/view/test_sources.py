@@ -83,14 +83,9 @@ def test_a_folder_may_hold_nothing_yet_where_it_is_followed(tmp_path: Path, monk
     with pytest.raises(RunError, match="--follow"):
         Library([tmp_path])
     library = Library([tmp_path], wait=True)
-    assert Answers(library, follow=True).get("/api/runs") == {
-        "runs": [],
-        "left": 0,
-        "follow": True,
-        "awaited": [str(tmp_path)],
-    }
+    assert Answers(library).get("/api/runs") == {"runs": [], "left": 0, "awaited": [str(tmp_path)]}
     run_folder(tmp_path / "one")
-    answer = Answers(library, follow=True).get("/api/runs")
+    answer = Answers(library).get("/api/runs")
     assert ([row["name"] for row in answer["runs"]], answer["awaited"]) == (["one"], [])
     with pytest.raises(RunError, match="no such file"):
         Library([tmp_path / "none"], wait=True)

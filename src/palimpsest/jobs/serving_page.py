@@ -28,7 +28,7 @@ def episode_page(record: Mapping[str, Any], codec: Codec) -> bytes:
         library = Library([path])
         (source,) = library.sources()
         found = collect(Answers(library, tokenizer=str(tokenizer)), source, [(0, 0)])
-        page = single_page(page_files(), found.answers, f"{record['id']} · palimpsest")
+        page = single_page(page_files(), found.answers, f"{record['id']} · palimpsest").data
     if len(page) > MOST_BYTES:
         raise DataError(
             f"episode {record['id']}: its page would take {len(page) / 1e6:.1f} MB, {MOST_BYTES / 1e6:.0f} are the "

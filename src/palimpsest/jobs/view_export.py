@@ -109,7 +109,7 @@ class _Made:
 
 def _page(answers: Answers, source: Source, out: Path, only: Sequence[Place], step: str | None) -> _Made:
     found = collect(answers, source, only, step)
-    page = single_page(page_files(), found.answers, f"{source.name} · palimpsest")
+    page = single_page(page_files(), found.answers, f"{source.name} · palimpsest").data
     if len(page) > MOST_BYTES:
         what = f"its {len(found.episodes)} episodes" if found.episodes else "its figures"
         raise ConfigError(

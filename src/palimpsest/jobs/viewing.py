@@ -47,8 +47,9 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths), wait=asked.follow)
-    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), follow=asked.follow, titles=TITLES)
-    with bound(asked.host, asked.port) as taken, closing(ViewerService(answers, token=asked.key)) as service:
+    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), titles=TITLES)
+    made = ViewerService(answers, token=asked.key, follow=asked.follow)
+    with bound(asked.host, asked.port) as taken, closing(made) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
         on_ready(server.url)
         with _rare_collections():

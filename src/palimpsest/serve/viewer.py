@@ -1,10 +1,10 @@
 """The viewer's server: the page, and what it asks for, over files that are only ever read.
 
-    GET  /                  the page        GET /page/...   its modules and styles
+    GET  /                  the page, one file (view/inline_page.py)
     GET  /api/...           JSON; the paths stand in view/answers.py
 
-Guaranteed: nothing but GET is answered; a page is one of the files in the package, by its whole name, so no path leads
-elsewhere; every answer, errors too, forbids other origins by a content security policy; without a key only loopback is
+Guaranteed: nothing but GET is answered, and no path leads to a file; every answer, errors too, has the page's content
+security policy, by which nothing runs but its own script and no other origin is asked; without a key only loopback is
 served and pages of other sites are refused by Host and Origin, with one every path asks for it; requests are bounded
 (bounded.py), and reading never blocks the event loop or the end.
 Not covered: TLS (put a proxy before it).
@@ -13,7 +13,7 @@ Not covered: TLS (put a proxy before it).
 from __future__ import annotations
 
 import asyncio
-import mimetypes
+from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -26,12 +26,11 @@ from palimpsest.serve.http import Guard, Refused
 from palimpsest.serve.reading_threads import ReadingThreads
 from palimpsest.text.storable import to_json
 from palimpsest.view.answers import Answers
+from palimpsest.view.inline_page import single_page
 from palimpsest.view.page_files import page_files
 from palimpsest.view.sources import NotThere
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -45,33 +44,28 @@ _WAITING = 64
 class ViewerService:
     """The routes. One event loop."""
 
-    def __init__(self, answers: Answers, *, token: str | None = None) -> None:
+    def __init__(self, answers: Answers, *, token: str | None = None, follow: bool = False) -> None:
+        """`follow`: whether the page asks again by itself."""
         self._answers = answers
         self._guard = Guard(token, pages=False, basic=True)
-        self._pages = page_files()
+        self._page = single_page(page_files(), follow=follow)
         self._threads = ReadingThreads(_THREADS, "view")
         self._waiting = 0
 
     def app(self) -> Starlette:
         app = self._guard.app(
             (
-                ("/", "GET", lambda _: self._page("index.html")),
-                ("/page/{path:path}", "GET", lambda request: self._page(request.path_params["path"])),
+                ("/", "GET", lambda _: Response(self._page.data, media_type="text/html")),
                 ("/api/{path:path}", "GET", self._answer),
             )
         )
-        app.add_middleware(_Sealed)
+        policy = f"{self._page.policy}; frame-ancestors 'none'"
+        app.add_middleware(_Sealed, headers={**HEADERS, "Content-Security-Policy": policy})
         return app
 
     def close(self) -> None:
         """Nothing is waited for: what is under way only reads."""
         self._threads.close()
-
-    def _page(self, name: str) -> Response:
-        if name not in self._pages:
-            raise Refused(404, "no such page")
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response(self._pages[name], media_type=kind)
 
     async def _answer(self, request: Request) -> Response:
         if self._waiting >= _WAITING:
@@ -97,15 +91,15 @@ class ViewerService:
 
 
 class _Sealed:
-    """Puts `HEADERS` on every answer."""
+    """Puts headers on every answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
+        self._app, self._headers = app, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
         await self._app(scope, receive, sealed)

@@ -60,12 +60,11 @@ class Answers:
         *,
         tokenizer: str | None = None,
         cache: Path | None = None,
-        follow: bool = False,
         titles: Mapping[str, str] | None = None,
     ) -> None:
         """`tokenizer`: decodes everything in place of what the files name; `cache`: folder for rows of large files;
-        `follow`: whether the page asks again by itself; `titles`: what the tasks of a run's evaluations are called."""
-        self.library, self.follow, self._titles = library, follow, titles
+        `titles`: what the tasks of a run's evaluations are called."""
+        self.library, self._titles = library, titles
         self.facts = Facts()
         self.decoders = Decoders(self.facts, tokenizer)
         self.records = Records(self.decoders, None if cache is None else RowCache(cache))
@@ -85,7 +84,7 @@ class Answers:
         sources, left = self.library.listed()
         rows = [self.facts.row(source) for source in sources]
         awaited = [] if rows else list(self.library.awaited())
-        return {"runs": rows, "left": left, "follow": self.follow, "awaited": awaited}
+        return {"runs": rows, "left": left, "awaited": awaited}
 
     def _run(self, query: Query, key: str) -> Any:
         source = self.library.source(key)

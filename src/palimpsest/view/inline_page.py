@@ -1,11 +1,12 @@
-"""The page as one HTML file: its modules, its styles and what it would ask for, so that it opens without a server.
+"""The page as one HTML file: its modules and styles, and where it is to open without a server what it would ask for.
 
     import { el, show as showRuns } from "./dom.js";     ->  const { el, show: showRuns } = modules["dom.js"];
     export function el(...) {...}                        ->  function el(...) {...}   return { el };
 
-Every module becomes a function of its own, in the order in which they import each other; the answers are gzip, as
-base64, in an element that nothing executes. A content security policy names the hashes of the one script and the one
-style, so that nothing else runs, and lets nothing be asked of anywhere.
+Every module becomes a function of its own, in the order in which they import each other, so that a browser asks once
+and not module by module; the answers are gzip, as base64, in an element that nothing executes. A content security
+policy names the hashes of the one script and the one style, so that nothing else runs; a page that holds its answers
+can ask nobody, another its own server alone.
 
 Guaranteed: equal content gives equal bytes; no text of an answer can end the element it stands in.
 Not covered: any other form of import and export than those above: it is refused.
@@ -18,6 +19,7 @@ import gzip
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from posixpath import dirname, join, normpath
 from typing import Any
 
@@ -30,49 +32,54 @@ _IMPORT = re.compile(r'^import \{ ([\w$, ]+?),? \} from "(\.{1,2}/[\w./-]+)";[ \
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const) ([A-Za-z_$][\w$]*))", re.MULTILINE)
 _OTHER = re.compile(r"^\s*(?:import\b|export\b).*$", re.MULTILINE)
 
-_STYLE = re.compile(r'<link rel="stylesheet" href="/page/([\w./-]+)">')
+_HTML, _CHARSET, _TITLE = '<html lang="en">', '<meta charset="utf-8">', "<title>palimpsest</title>"
+_STYLES = re.compile(r'(?:<link rel="stylesheet" href="[\w./-]+">\n)+')
+_MAIN = f'<script type="module" src="{MAIN}"></script>'
+"""What of index.html is replaced."""
 
 _BEGIN = """
 const held = document.getElementById("answers");
-const packed = Uint8Array.from(atob(held.textContent.trim()), (c) => c.charCodeAt(0));
-const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-held.id = "embedded";
-held.textContent = text;
+if (held) {
+  const packed = Uint8Array.from(atob(held.textContent.trim()), (c) => c.charCodeAt(0));
+  const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  held.id = "embedded";
+  held.textContent = text;
+}
 """
 
 
-def single_page(pages: Mapping[str, bytes], answers: Mapping[str, Any], title: str) -> bytes:
-    """One HTML file of the page's files (view/page_files.py) and the answers by their paths."""
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One HTML file."""
+
+    data: bytes
+    policy: str
+    """Its content security policy, which stands in it too."""
+
+
+def single_page(
+    pages: Mapping[str, bytes],
+    answers: Mapping[str, Any] | None = None,
+    title: str = "palimpsest",
+    *,
+    follow: bool = False,
+) -> Page:
+    """One HTML file of the page's files (view/page_files.py) and the answers by their paths; without answers it asks
+    its server, and with `follow` again and again."""
     script = bundled({name: data.decode("utf-8") for name, data in pages.items() if name.endswith(".js")})
     index = pages["index.html"].decode("utf-8")
-    style = "\n".join(pages[name].decode("utf-8") for name in _STYLE.findall(index))  # the later one wins, as there
-    packed = base64.b64encode(gzip.compress(to_json(dict(answers)), 9, mtime=0))
+    before, links, behind = _parted(index)
+    style = "\n".join(pages[name].decode("utf-8") for name in re.findall(r'href="([^"]+)"', links))  # the later wins
+    asks = "connect-src 'self'; " if answers is None else ""
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; {asks}"
         "base-uri 'none'; form-action 'none'"
     )
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{_text(valid(title))}</title>",
-            '<link rel="icon" href="data:,">',
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            _body(index),
-            f'<script type="application/octet-stream" id="answers">{packed.decode("ascii")}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    ).encode("utf-8")
+    told = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    before = before.replace(_CHARSET, told).replace(_TITLE, f"<title>{_text(valid(title))}</title>")
+    before = before.replace(_HTML, '<html lang="en" data-follow="yes">') if follow else before
+    behind = behind.replace(_MAIN, f"{_element_of(answers)}<script>{script}</script>")
+    return Page(f"{before}<style>{style}</style>\n{behind}".encode(), policy)
 
 
 def bundled(modules: Mapping[str, str]) -> str:
@@ -132,12 +139,20 @@ def _name(name: str) -> str:
     return orjson.dumps(name).decode()
 
 
-def _body(index: str) -> str:
-    """What stands in the body of the page's own file."""
-    body = re.search(r"<body>\n?(.*?)\n?</body>", index, re.DOTALL)
-    if body is None or "<script" in body[1]:
-        raise ValueError("index.html has no body without scripts")
-    return body[1]
+def _parted(index: str) -> tuple[str, str, str]:
+    """What stands before the links to styles, these, and what stands behind them."""
+    links = _STYLES.search(index)
+    if links is None or any(index.count(part) != 1 for part in (_HTML, _CHARSET, _TITLE, _MAIN)):
+        raise ValueError("index.html lacks what a page is put together from")
+    return index[: links.start()], links[0], index[links.end() :]
+
+
+def _element_of(answers: Mapping[str, Any] | None) -> str:
+    """What holds the answers."""
+    if answers is None:
+        return ""
+    packed = base64.b64encode(gzip.compress(to_json(dict(answers)), 9, mtime=0)).decode("ascii")
+    return f'<script type="application/octet-stream" id="answers">{packed}</script>\n'
 
 
 def _hash(text: str) -> str:

@@ -52,7 +52,7 @@ export async function get(path) {
 }
 
 // Whether the page asks again by itself: palimpsest view --follow, or the button above.
-export const following = { now: false };
+export const following = { now: "follow" in document.documentElement.dataset };
 
 // Calls `action` every `seconds` while the page follows and is in sight; the function that comes back stops it.
 export function every(seconds, action) {

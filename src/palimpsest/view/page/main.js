@@ -60,8 +60,9 @@ async function resolved(place) {
   if (!single) return place;
   const runs = (await get("/api/runs").catch(() => ({ runs: [] }))).runs;
   if (runs.length !== 1) return place;
-  const steps = await get("/api/runs/" + encodeURIComponent(runs[0].key) + "/steps").catch(() => []);
-  return { ...place, run: runs[0].key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
+  const [{ key, kind }] = runs;
+  const steps = kind === "run" ? await get("/api/runs/" + encodeURIComponent(key) + "/steps").catch(() => []) : [];
+  return { ...place, run: key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
 }
 
 // Run and step of what a screen shows episodes of.
@@ -149,7 +150,6 @@ async function begin() {
   }
   if (exported) document.documentElement.dataset.exported = "yes";
   listen();
-  if (!exported) following.now = (await get("/api/runs").catch(() => ({ follow: false }))).follow;
   const skip = document.querySelector(".skip");
   skip.addEventListener("click", (event) => {
     event.preventDefault(); // its address is no place of the viewer's

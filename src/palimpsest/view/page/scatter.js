@@ -1,38 +1,57 @@
 // Episodes as points over two quantities: a click, or arrow keys and Enter, open one.
 
-import { clear, el, num, roomIn, svg } from "./dom.js";
+import { clear, el, num, roomIn, set, svg } from "./dom.js";
 import { ticks } from "./chart.js";
 import { walk } from "./walk.js";
 
-const HEIGHT = 170, LEFT = 50, RIGHT = 12, TOP = 8, BOTTOM = 28, MOST = 3000;
+const HEIGHT = 170, LEFT = 50, RIGHT = 12, TOP = 8, BOTTOM = 28, MOST = 3000, NEAR = 8;
 
 // Back comes draw({rows, x, y, value(row, name), names}); open(row) is called with the episode that is chosen.
 export function scatter(holder, open) {
   const tip = el("div", { class: "chart-tip", hidden: true });
-  let points = [], name = "", names = [];
+  let points = [], name = "", names = [], ring = null;
 
   function wordsOf(at) {
     const { row, x, y } = points[at];
     return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${row.answer || row.outcome}`;
   }
 
+  function show(at) {
+    set(ring, { cx: points[at].cx, cy: points[at].cy, r: 5 });
+    clear(tip).append(wordsOf(at));
+    tip.hidden = false;
+  }
+
   function leave() {
     tip.hidden = true;
-    for (const each of points) each.shape.classList.remove("at");
+    if (ring) set(ring, { r: 0 });
   }
 
   const renew = walk(holder, {
     label: () => name + ": arrow keys go from episode to episode, Enter opens one",
     count: () => points.length,
     words: wordsOf,
-    show(at) {
-      leave();
-      points[at].shape.classList.add("at");
-      clear(tip).append(wordsOf(at));
-      tip.hidden = false;
-    },
+    show,
     leave,
     open: (at) => open(points[at].row),
+  });
+
+  // The place of the point under the pointer; -1 where none is near.
+  function under(event) {
+    const box = holder.getBoundingClientRect(), far = (point) => Math.hypot(point.cx - event.clientX + box.left, point.cy - event.clientY + box.top);
+    return points.reduce((best, point, at) => (far(point) < (best < 0 ? NEAR : far(points[best])) ? at : best), -1);
+  }
+
+  holder.addEventListener("pointermove", (event) => {
+    const at = under(event);
+    holder.classList.toggle("pointed", at >= 0);
+    if (at >= 0) show(at);
+    else leave();
+  });
+  holder.addEventListener("pointerleave", leave);
+  holder.addEventListener("click", (event) => {
+    const at = under(event);
+    if (at >= 0) open(points[at].row);
   });
 
   return ({ rows, x, y, value, names: words }) => {
@@ -42,7 +61,9 @@ export function scatter(holder, open) {
     points = all.length > MOST ? all.filter((_, at) => at % Math.ceil(all.length / MOST) === 0) : all;
     points.sort((a, b) => a.x - b.x || a.y - b.y);
     clear(holder);
-    if (points.length) holder.append(drawn(points, `${name} of ${all.length} episodes; the table has the same`, Math.max(240, roomIn(holder)), open), tip);
+    leave();
+    ring = svg("circle", { class: "ring", r: 0 });
+    if (points.length) holder.append(drawn(points, `${name} of ${all.length} episodes; the table has the same`, Math.max(240, roomIn(holder)), ring), tip);
     else holder.append(el("p", { class: "faint" }, "nothing to draw yet"));
     renew();
   };
@@ -53,24 +74,28 @@ function bounds(points, name) {
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
-function drawn(points, label, width, open) {
+function drawn(points, label, width, ring) {
   const [x0, x1] = bounds(points, "x"), [y0, y1] = bounds(points, "y");
   const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0), py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
   const root = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
   for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M${LEFT - 4},${py(each)}H${width - RIGHT + 4}` }), svg("text", { x: LEFT - 8, y: py(each) + 4, "text-anchor": "end" }, num(each))));
   for (const each of ticks(x0, x1, Math.max(2, width / 100))) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: HEIGHT - 5, "text-anchor": "middle" }, num(each))));
-  const dots = svg("g", { class: "dots" });
-  points.forEach((point, at) => dots.append((point.shape = dot(point, at, px, py, open))));
-  root.append(dots);
+  points.forEach((point, at) => Object.assign(point, apart(px(point.x), py(point.y), at)));
+  const right = ({ row }) => row.reward !== null && row.reward >= 0.5, wrong = (point) => !right(point);
+  root.append(svg("g", { class: "dots" }, svg("path", { class: "right", d: points.filter(right).map(disc).join("") }), svg("path", { class: "wrong", d: points.filter(wrong).map(cross).join("") }), ring));
   return root;
 }
 
 // Points that would hide each other stand a little apart.
-function dot({ row, x, y }, at, px, py, open) {
-  const right = row.reward !== null && row.reward >= 0.5;
-  const cx = (px(x) + (((at * 104729) % 17) - 8) * 0.6).toFixed(1), cy = (py(y) + (((at * 7919) % 13) - 6) * 0.45).toFixed(1);
-  const shape = right ? svg("circle", { cx, cy, r: 2.6, class: "right" }) : svg("path", { d: `M${cx},${cy}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`, class: "wrong" });
-  shape.append(svg("title", null, `group ${row.group}, rollout ${row.rollout}: ${row.answer || row.outcome}`));
-  shape.addEventListener("click", () => open(row));
-  return shape;
+function apart(x, y, at) {
+  return { cx: x + (((at * 104729) % 17) - 8) * 0.6, cy: y + (((at * 7919) % 13) - 6) * 0.45 };
+}
+
+// All of a kind are one path: an element each would be thousands.
+function disc({ cx, cy }) {
+  return `M${(cx - 2.6).toFixed(1)},${cy.toFixed(1)}a2.6,2.6 0 1 0 5.2,0a2.6,2.6 0 1 0 -5.2,0`;
+}
+
+function cross({ cx, cy }) {
+  return `M${cx.toFixed(1)},${cy.toFixed(1)}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`;
 }

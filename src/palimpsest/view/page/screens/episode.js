@@ -19,8 +19,10 @@ const kept = { path: null, view: null };
 export async function show(main, place) {
   const base = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`;
   const path = `${base}/rollouts/${place.rollout}`;
+  const fetched = new Map();
+  if (place.turn !== null) fetchTurn(place.turn).catch(() => null); // with the episode, not after it
   if (kept.path !== path) Object.assign(kept, { view: await get(path), path });
-  const view = kept.view, fetched = new Map();
+  const view = kept.view;
   const state = { turn: Math.min(place.turn ?? firstTurn(view), Math.max(0, view.turns.length - 1)), drawn: 0 };
   const shown = { mode: Object.hasOwn(VIEWS, place.query.memory) ? place.query.memory : "diff", tab: Object.hasOwn(TABS, place.query.tab) ? place.query.tab : "reply" };
   const bar = strip(view, (turn) => to(turn, true));
