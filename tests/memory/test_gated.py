@@ -16,6 +16,7 @@ from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.reward.gates import GateLayer, gate_rewards
 from palimpsest.rollout.episode import play as play_episode
+from palimpsest.text.codec import Codec
 from palimpsest.training.metrics import prompt_tokens, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
 from support.recall import DOCUMENT, SMALL, Script
@@ -112,3 +113,14 @@ def test_metrics_tell_how_often_the_gate_is_open(tiny_codec: Any) -> None:
 def test_keeping_the_memory_on_an_empty_reply_is_refused_as_a_closed_gate_does_that() -> None:
     with pytest.raises(ConfigError, match=r"policy\.options\.empty_memory='keep': does nothing"):
         GatedPolicy(**SMALL, empty_memory="keep")
+
+
+@pytest.mark.parametrize("budget", [{"reply_tokens": None, "memory_tokens": 8}, {"reply_tokens": 24}])
+def test_a_budget_that_the_tags_alone_fill_is_refused(budget: dict[str, Any]) -> None:
+    codec = Codec.load("embedded")
+    tags = len(codec.encode("<check>no</check><next>continue</next>"))
+    assert tags == 24
+    problem = Problem("p", "Who?", ("Bob",), "Bob.")
+    with pytest.raises(ConfigError, match=r"the tags of a reply take 24 tokens .*reply_tokens to \d+"):
+        GatedPolicy(**{**OPTIONS, **budget}).admit(problem, codec)
+    GatedPolicy(**{**OPTIONS, "reply_tokens": 25}).admit(problem, codec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,8 @@ from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryCut, MemoryWritten
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Model
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
 
 _BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
 
@@ -46,6 +49,21 @@ class TaggedPolicy(OverwritePolicy):
                 f"policy.options.empty_memory={self.empty_memory!r}: does nothing where tags hold the memory; "
                 "leave it at overwrite"
             )
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, what `overwrite` refuses, and a reply that the tags alone fill: none could ever be read."""
+        OverwritePolicy.admit(self, problem, codec)
+        tags = len(self.reply(codec, ()))
+        if self.written_tokens <= tags:
+            said = "reply_tokens=null, which is memory_tokens" if self.reply_tokens is None else "reply_tokens"
+            raise ConfigError(
+                f"policy.options.{said}={self.written_tokens}: the tags of a reply take {tags} tokens of this model's; "
+                f"set policy.options.reply_tokens to {2 * tags + self.memory_tokens} or more"
+            )
+
+    def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
+        """The ids of a well-formed reply that makes `memory` the memory, without the stop token."""
+        raise NotImplementedError
 
     @property
     def written_tokens(self) -> int:
