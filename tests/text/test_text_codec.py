@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from palimpsest.errors import ConfigError, ModelError
 from palimpsest.text.codec import Codec
+from palimpsest.text.remembered import Remembered
 from palimpsest.text.template import user_turn
 
 PAYLOADS = [
@@ -100,3 +101,34 @@ def test_tokens_of_long_documents_share_their_numbers(tiny_codec: Codec) -> None
     assert first == tiny_codec._data.encode(texts[0], add_special_tokens=False).ids
     assert min(len(first), len(second)) > 10_000
     assert len({id(each) for each in (*first, *second)}) == len({*first, *second})
+
+
+def test_a_long_text_is_encoded_once_and_every_caller_has_a_list_of_its_own(tiny_tokenizer: Any) -> None:
+    codec, encoded = Codec(tiny_tokenizer), list[str]()
+    backend = codec._data
+
+    class Counting:
+        def encode(self, text: str, **options: Any) -> Any:
+            encoded.append(text)
+            return backend.encode(text, **options)
+
+    codec.__dict__["_data"] = Counting()
+    long, short = "Anna ran to the old mill in Rome. " * 400, "Who ran?"
+    expected = backend.encode(long, add_special_tokens=False).ids
+    first, second = codec.encode(long), codec.encode(long)
+    second.clear()
+    assert first == codec.encode("".join([long])) == expected
+    codec.encode(short)
+    codec.encode(short)
+    assert encoded == [long, short, short]
+
+
+def test_no_more_tokens_are_remembered_than_were_allowed_and_the_text_asked_for_last_stays() -> None:
+    remembered = Remembered(10)
+    for text in ("a", "b"):
+        remembered.add(text, [1, 2, 3, 4])
+    assert remembered.get("a") == [1, 2, 3, 4]
+    assert remembered.add("c", [5, 6, 7, 8]) == [5, 6, 7, 8]  # for which b makes room
+    assert [remembered.get(text) for text in "abc"] == [[1, 2, 3, 4], None, [5, 6, 7, 8]]
+    assert remembered.add("longer than all", range(11)) == list(range(11))
+    assert [remembered.get(text) for text in ("a", "c", "longer than all")] == [None, None, None]

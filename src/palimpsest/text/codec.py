@@ -24,6 +24,7 @@ from palimpsest.config.schema import ModelConfig
 from palimpsest.errors import ModelError
 from palimpsest.model_files.folder import adapters_of, open_tokenizer, opened
 from palimpsest.model_files.reading import read_object, refusing, token_ids
+from palimpsest.text.remembered import Remembered
 from palimpsest.text.rendering import Message, Refusal, check_template, render
 
 if TYPE_CHECKING:
@@ -154,18 +155,16 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """[T] ids of data text; never a control token."""
+        if (known := self._long.get(text)) is not None:
+            return known
         ids: list[int] = self._data.encode(_clean(text), add_special_tokens=False).ids
         if not self.control_ids.isdisjoint(ids):
             ids = self._encode_by_halves(_clean(text))
-        if len(ids) < _LONG:
-            return ids
-        share = self._numbers.setdefault
-        return [share(i, i) for i in ids]
+        return ids if len(ids) < _LONG else self._long.add(text, ids)
 
     @cached_property
-    def _numbers(self) -> dict[int, int]:
-        """Every id that a long document held, once: its tokens refer to them and take 8 bytes each, not 36."""
-        return {}
+    def _long(self) -> Remembered:
+        return Remembered(_REMEMBERED)
 
     def encode_trusted(self, text: str) -> list[int]:
         """[T] ids of our own text, in which control tokens are meant."""
@@ -195,7 +194,8 @@ class Codec:
         return result
 
 
-_LONG = 4096  # tokens from which their numbers are shared
+_LONG = 1024  # tokens from which a text is remembered
+_REMEMBERED = 1 << 22  # tokens, in 32 MiB
 
 
 def _ends(path: str) -> tuple[int, ...]:
