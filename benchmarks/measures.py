@@ -154,6 +154,7 @@ def measures(codec: Any) -> dict[str, Callable[[Any], dict[str, Any]]]:
     """How this checkout measures a group's memories, by name."""
     try:
         from palimpsest.measures.memory import memory_metrics
+        from palimpsest.measures.texts import Texts
     except ModuleNotFoundError:  # the checkout before
         old: Any = importlib.import_module("palimpsest.train.metrics")
         return {
@@ -162,7 +163,7 @@ def measures(codec: Any) -> dict[str, Callable[[Any], dict[str, Any]]]:
             ),
             "all": lambda group: old.memory_metrics(group, codec) | old.reply_metrics(group, codec),
         }
-    return {"all": lambda group: memory_metrics(group, codec)}
+    return {"all": lambda group: memory_metrics(group, Texts(codec))}
 
 
 def measured(source: Path, recorded_at: str) -> dict[str, Any]:

@@ -298,7 +298,7 @@ def test_one_pool_plays_several_sets_and_keeps_them_apart(tiny_codec: Codec, tmp
 
 
 def test_measures_of_the_caller_are_logged_and_averaged(tiny_codec: Codec, tmp_path: Path) -> None:
-    summary = play(tiny_codec, tmp_path, measure=lambda p, t, g: {"x": float(p.id[1:])} if p.id != "p5" else {})
+    summary = play(tiny_codec, tmp_path, measure=lambda p, t, g, _: {"x": float(p.id[1:])} if p.id != "p5" else {})
     assert summary.measures == {"x": (0 + 1 + 2 + 3 + 4) / 5}
     assert sum("x" in line["measures"] for line in lines(tmp_path)) == 5
 

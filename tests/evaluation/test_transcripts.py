@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from palimpsest.evaluation.ended import Ended, sample_of
 from palimpsest.evaluation.transcripts import Transcripts, transcript
+from palimpsest.jobs.composing import measure_memory
+from palimpsest.measures.texts import Texts
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 
@@ -31,7 +35,7 @@ def episode(codec: Codec, **changes: Any) -> Trajectory:
 
 
 def test_each_turn_tells_what_was_read_and_written_one_line_each(tiny_codec: Any) -> None:
-    lines = list(transcript(ASKED, episode(tiny_codec), Grade(0.0), tiny_codec))
+    lines = list(transcript(ASKED, episode(tiny_codec), Grade(0.0), Texts(tiny_codec)))
     assert lines == [
         "question | Where does Anna live?",
         "1 read memory | none",
@@ -47,18 +51,18 @@ def test_each_turn_tells_what_was_read_and_written_one_line_each(tiny_codec: Any
 
 
 def test_an_episode_without_a_grade_tells_the_reason(tiny_codec: Any) -> None:
-    lines = list(transcript(ASKED, episode(tiny_codec), Grade(None, "timed out"), tiny_codec))
+    lines = list(transcript(ASKED, episode(tiny_codec), Grade(None, "timed out"), Texts(tiny_codec)))
     assert lines[-1] == "grade | none: timed out"
 
 
 def test_the_file_holds_whole_episodes_up_to_its_limit_and_says_that_more_are_left_out(
     tiny_codec: Any, tmp_path: Path
 ) -> None:
-    file = Transcripts(tmp_path, 0.002, tiny_codec)  # 2,000 bytes
+    file = Transcripts(tmp_path, 0.002)  # 2,000 bytes
     for number in range(20):
-        file.add(f"set {number}", ASKED, episode(tiny_codec), Grade(0.0))
-    again = Transcripts(tmp_path, 0.002, tiny_codec)
-    again.add("later", ASKED, episode(tiny_codec), Grade(0.0))
+        file.add(f"set {number}", ASKED, episode(tiny_codec), Grade(0.0), Texts(tiny_codec))
+    again = Transcripts(tmp_path, 0.002)
+    again.add("later", ASKED, episode(tiny_codec), Grade(0.0), Texts(tiny_codec))
     text = (tmp_path / "transcripts.txt").read_text("utf-8")
     assert 1000 < len(text.encode()) <= 2000
     *whole, last = text.splitlines()
@@ -68,10 +72,10 @@ def test_the_file_holds_whole_episodes_up_to_its_limit_and_says_that_more_are_le
 
 
 def test_a_torn_line_is_cut_off_before_the_next_episode(tiny_codec: Any, tmp_path: Path) -> None:
-    Transcripts(tmp_path, 1, tiny_codec).add("first", ASKED, episode(tiny_codec), Grade(0.0))
+    Transcripts(tmp_path, 1).add("first", ASKED, episode(tiny_codec), Grade(0.0), Texts(tiny_codec))
     whole = (tmp_path / "transcripts.txt").read_bytes()
     (tmp_path / "transcripts.txt").write_bytes(whole + b"first | p | ques")
-    Transcripts(tmp_path, 1, tiny_codec).add("later", ASKED, episode(tiny_codec), Grade(0.0))
+    Transcripts(tmp_path, 1).add("later", ASKED, episode(tiny_codec), Grade(0.0), Texts(tiny_codec))
     assert (tmp_path / "transcripts.txt").read_bytes() == whole + whole.replace(b"first |", b"later |")
 
 
@@ -82,4 +86,22 @@ def test_a_full_disk_names_the_file(tiny_codec: Any, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Path, "open", lambda *_: Full())
     with pytest.raises(OSError, match=r"transcripts\.txt"):
-        Transcripts(tmp_path, 1, tiny_codec).add("first", ASKED, episode(tiny_codec), Grade(0.0))
+        Transcripts(tmp_path, 1).add("first", ASKED, episode(tiny_codec), Grade(0.0), Texts(tiny_codec))
+
+
+def test_what_is_recorded_of_an_episode_is_decoded_once(tiny_codec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    played, decoded = episode(tiny_codec), list[tuple[int, ...]]()
+    decode = tiny_codec.decode
+
+    def counted(ids: Sequence[int], **how: Any) -> str:
+        decoded.append(tuple(ids))
+        return str(decode(ids, **how))
+
+    monkeypatch.setattr(tiny_codec, "decode", counted)
+    texts = Texts(tiny_codec)
+    measured = measure_memory(ASKED, played, Grade(0.0), texts)
+    lines = list(transcript(ASKED, played, Grade(0.0), texts))
+    sample = sample_of(Ended("set", None, ASKED, played, Grade(0.0)), measured, texts)
+    assert (set(measured) >= {"copy_fidelity"}, len(lines), sample.memory) == (True, 10, "Bob\x1b[31m sleeps.")
+    assert decoded
+    assert len(decoded) == len(set(decoded))

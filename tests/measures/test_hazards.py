@@ -12,6 +12,7 @@ import pytest
 from palimpsest.data.synthetic import make_problem
 from palimpsest.data.world import RELATIONS, Fact, read_fact
 from palimpsest.measures.hazards import Hazards, Holds, Sight, evidence_facts, expected_held, near_miss_share
+from palimpsest.measures.texts import Texts
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 
@@ -40,7 +41,7 @@ def episode(*reads: tuple[str, str, str]) -> Trajectory:
 def counted(*reads: tuple[str, str, str], right: bool = True) -> Hazards:
     hazards = Hazards()
     problem = Problem("p", "What does Alice drink?", ("tea",), None, {"evidence": [EVIDENCE]})
-    hazards.add(problem, episode(*reads), right, CODEC)
+    hazards.add(problem, episode(*reads), right, Texts(CODEC))
     return hazards
 
 
@@ -78,7 +79,7 @@ def test_every_statement_of_the_world_is_read_as_the_fact_it_says() -> None:
 def test_documents_that_are_not_of_the_world_count_for_nothing() -> None:
     problem = Problem("p", "Where?", ("Rome",), None, {"evidence": ["Rome lies in Italy, they say."]})
     hazards = Hazards()
-    hazards.add(problem, episode((" none", "x", "y")), True, CODEC)
+    hazards.add(problem, episode((" none", "x", "y")), True, Texts(CODEC))
     assert (evidence_facts(problem), hazards.transitions, hazards.answers) == ((), Counter(), Counter())
 
 
@@ -121,7 +122,7 @@ def test_rates_of_an_agent_of_chance_are_found_and_its_accuracy_at_another_lengt
         right = memory == EVIDENCE
         if hazards is not None:
             problem = Problem("p", "What?", ("tea",), None, {"evidence": [EVIDENCE]})
-            hazards.add(problem, episode(*reads), right, CODEC)
+            hazards.add(problem, episode(*reads), right, Texts(CODEC))
         return right
 
     hazards = Hazards()

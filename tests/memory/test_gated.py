@@ -12,6 +12,7 @@ from palimpsest.config.reward import GateRewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.measures.memory import memory_metrics
+from palimpsest.measures.texts import Texts
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.reward.gates import GateLayer, gate_rewards
@@ -100,7 +101,7 @@ def test_gate_rewards_by_hand(tiny_codec: Any) -> None:
 
 def test_metrics_tell_how_often_the_gate_is_open(tiny_codec: Any) -> None:
     trajectory = play(tiny_codec, [SKIP + GO, "broken", WRITE + END])
-    found = memory_metrics(Group(PROBLEM, (trajectory,), (Grade(1.0),)), tiny_codec)
+    found = memory_metrics(Group(PROBLEM, (trajectory,), (Grade(1.0),)), Texts(tiny_codec))
     expected = {
         "recall_rate": None,
         "recall_hit_rate": None,

@@ -321,7 +321,7 @@ def test_a_shielded_sentence_is_neither_written_nor_lost_nor_invented() -> None:
 
 def test_metrics_are_of_all_heads_and_copies_of_the_one_that_is_written() -> None:
     trajectory = kept_apart()
-    found = memory_metrics(Group(PROBLEM, (trajectory,), (Grade(1.0),)), base_codec())
+    found = memory_metrics(Group(PROBLEM, (trajectory,), (Grade(1.0),)), Texts(base_codec()))
     lengths = [len(event.memory) for event in of_type(trajectory.events, HeadWritten)]
     assert found["tokens"] == pytest.approx(sum(lengths) / 5)
     assert found["evidence_retention"] == 1.0
@@ -333,7 +333,7 @@ def test_metrics_are_of_all_heads_and_copies_of_the_one_that_is_written() -> Non
 
 def test_reads_are_counted_by_what_all_heads_hold() -> None:
     hazards = Hazards()
-    hazards.add(PROBLEM, kept_apart(), True, base_codec())
+    hazards.add(PROBLEM, kept_apart(), True, Texts(base_codec()))
     assert dict(hazards.transitions) == {
         (Holds.NOTHING, Sight.NOTHING, Holds.NOTHING): 1,
         (Holds.NOTHING, Sight.EVIDENCE, Holds.TRUE): 1,

@@ -299,7 +299,7 @@ def test_metrics_of_recalls_by_hand(tiny_codec: Any) -> None:
     second, _ = play(tiny_codec, ["<update>cold</update>", "<update>b</update><recall>cold</recall>", *FOUR[2:]])
     problem = Problem("p", "Who?", ("x",), DOCUMENT, {"evidence": ["a cat"]})
     group = Group(problem, (first, second), (Grade(1.0), Grade(0.0)))
-    found = memory_metrics(group, tiny_codec)
+    found = memory_metrics(group, Texts(tiny_codec))
     assert found["recall_rate"] == 3 / 8
     assert found["recall_hit_rate"] == pytest.approx(1 / 3)
     assert found["malformed_rate"] == 1 / 8

@@ -28,6 +28,7 @@ from palimpsest.events import (
     event_of,
 )
 from palimpsest.measures.memory import memory_metrics
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.tools import tool_measures
 from palimpsest.rollout.record import encode_groups, group_lines, read_groups
 from palimpsest.rollout.record_format_1 import as_format_2
@@ -240,11 +241,11 @@ def test_an_old_episode_is_measured_as_far_as_it_tells() -> None:
     """Expected is what the code that wrote the file measured; what needs to know where the memory stood is absent."""
     read, looked, searched = read_groups(FORMAT_1).groups
     codec = base_codec()
-    assert memory_metrics(read, codec) == {
+    assert memory_metrics(read, Texts(codec)) == {
         "tokens": 8.0, "truncated": 1.0, "overwrite_rate": None, "evidence_retention": 0.0, "copy_fidelity": None,
         "recall_rate": None, "recall_hit_rate": None, "malformed_rate": None, "update_rate": None,
     }  # fmt: skip
-    assert memory_metrics(looked, codec) == {
+    assert memory_metrics(looked, Texts(codec)) == {
         "tokens": 8.0, "truncated": 0.0, "overwrite_rate": 0.5625, "evidence_retention": 0.5, "copy_fidelity": 0.625,
         "recall_rate": None, "recall_hit_rate": None, "malformed_rate": 0.5, "update_rate": None,
     }  # fmt: skip

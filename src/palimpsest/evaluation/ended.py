@@ -13,7 +13,6 @@ from palimpsest.measures.texts import Texts
 from palimpsest.measures.trace import last_memory
 from palimpsest.reward.questions import by_question
 from palimpsest.rollout.failures import failure
-from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
 
@@ -37,10 +36,10 @@ def _reason(trajectory: Trajectory, grade: Grade) -> str:
     return reason if error is None else f"{reason} ({error})"
 
 
-def sample_of(episode: Ended, measures: Mapping[str, float], codec: Codec) -> Sample:
+def sample_of(episode: Ended, measures: Mapping[str, float], texts: Texts) -> Sample:
     """The line of the log."""
     problem, trajectory, grade = episode.problem, episode.trajectory, episode.grade
-    memory = last_memory(trajectory, Texts(codec))
+    memory = last_memory(trajectory, texts)
     return Sample(
         name=episode.name,
         id=problem.id,

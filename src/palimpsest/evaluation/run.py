@@ -24,6 +24,7 @@ from palimpsest.evaluation.episodes import EpisodeFile
 from palimpsest.evaluation.samples import Sample, SampleKey, SampleLog
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.evaluation.transcripts import Transcripts
+from palimpsest.measures.texts import Texts
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import play
@@ -32,7 +33,7 @@ from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
-Measure = Callable[[Problem, Trajectory, Grade], Mapping[str, float]]
+Measure = Callable[[Problem, Trajectory, Grade, Texts], Mapping[str, float]]
 OnProgress = Callable[[Sample], None]
 Samples = Mapping[SampleKey, Sample]
 """By name of the set, id of the problem and number of the draw."""
@@ -254,12 +255,12 @@ async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -
 
 def _recorded(episode: Ended, arena: Arena) -> Sample:
     """Write an episode wherever it is written, and say what it comes to."""
-    played = episode.problem, episode.trajectory, episode.grade
+    played, texts = (episode.problem, episode.trajectory, episode.grade), Texts(arena.codec)
     if arena.transcripts is not None:
-        arena.transcripts.add(episode.name, *played)
+        arena.transcripts.add(episode.name, *played, texts)
     if arena.episodes is not None:
         arena.episodes.add(*played)
-    return sample_of(episode, {} if arena.measure is None else arena.measure(*played), arena.codec)
+    return sample_of(episode, {} if arena.measure is None else arena.measure(*played, texts), texts)
 
 
 def summaries_of(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:

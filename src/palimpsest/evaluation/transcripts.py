@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from palimpsest import files
-from palimpsest.text.codec import Codec
+from palimpsest.measures.texts import Texts
 from palimpsest.text.printable import printable
 from palimpsest.types import Grade, Problem, Trajectory, Turn
 
@@ -30,19 +30,19 @@ TRANSCRIPTS = "transcripts.txt"
 class Transcripts:
     """The file of one evaluation."""
 
-    def __init__(self, folder: Path, megabytes: float, codec: Codec) -> None:
+    def __init__(self, folder: Path, megabytes: float) -> None:
         self.path = folder / TRANSCRIPTS
-        self._limit, self._codec = int(megabytes * 1_000_000), codec
+        self._limit = int(megabytes * 1_000_000)
         self._more = f"Further episodes are left out: evaluation.transcripts_mb={megabytes:g}\n".encode()
         self._full: bool | None = None
 
-    def add(self, name: str, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
+    def add(self, name: str, problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> None:
         """Write an episode, if it has room."""
         if self._full is None:  # only the holder of the log plays, so no other process is writing
             self._full = _whole_lines(self.path).endswith(self._more)
         if self._full:
             return
-        lines = transcript(problem, trajectory, grade, self._codec)
+        lines = transcript(problem, trajectory, grade, texts)
         text = "".join(f"{printable(name)} | {printable(problem.id)} | {line}\n" for line in lines).encode(
             "utf-8", "replace"
         )
@@ -64,7 +64,7 @@ def _whole_lines(path: Path) -> bytes:
     return whole
 
 
-def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, codec: Codec) -> Iterator[str]:
+def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> Iterator[str]:
     """The lines of an episode."""
     yield from _lines("question", problem.question)
     told: set[tuple[str, tuple[int, ...]]] = set()
@@ -72,8 +72,10 @@ def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, codec: Co
         for piece, ids in _pieces(turn):
             if (piece, ids) not in told and piece != "question":
                 told.add((piece, ids))
-                yield from _lines(f"{number} {turn.name} {piece}", codec.decode(ids, control=not turn.spans))
-        yield from _lines(f"{number} {turn.name} reply", codec.decode(turn.completion.token_ids, control=False))
+                yield from _lines(
+                    f"{number} {turn.name} {piece}", texts.of(ids).text if turn.spans else texts.codec.decode(ids)
+                )
+        yield from _lines(f"{number} {turn.name} reply", texts.of(turn.completion.token_ids).text)
     yield from _lines("answer", trajectory.answer or "none")
     yield from _lines("gold", " or ".join(problem.answers))
     yield f"grade | {'none: ' + printable(grade.reason or '') if grade.value is None else f'{grade.value:g}'}"

@@ -26,13 +26,13 @@ from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.transcripts import Transcripts
 from palimpsest.jobs.roles import Cast, open_roles
 from palimpsest.measures.memory import memory_metrics
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.tools import tool_measures
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.reward.compose import check_reward
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.variant import build_variant
-from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 
@@ -110,7 +110,7 @@ class Evaluator:
 
     def _transcripts(self, out: Path | None) -> Transcripts | None:
         megabytes = self.config.evaluation.transcripts_mb
-        return Transcripts(out, megabytes, self.engine.codec) if out is not None and megabytes else None
+        return Transcripts(out, megabytes) if out is not None and megabytes else None
 
     def _episodes(self, out: Path | None, tell: Callable[[str], None] | None) -> EpisodeFile | None:
         kept, megabytes = self.config.evaluation.record, self.config.evaluation.record_mb
@@ -185,12 +185,7 @@ def _length(problem: Problem) -> tuple[int, int]:
     return (len(problem.context), 0) if problem.context is not None else (0, len(problem.question))
 
 
-def measure_memory(codec: Codec) -> Measure:
+def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> dict[str, float]:
     """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size..."""
-
-    def measure(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
-        group = Group(problem, (trajectory,), (grade,))
-        measured = memory_metrics(group, codec) | tool_measures(trajectory)
-        return {name: value for name, value in measured.items() if value is not None}
-
-    return measure
+    measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tool_measures(trajectory)
+    return {name: value for name, value in measured.items() if value is not None}

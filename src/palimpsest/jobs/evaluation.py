@@ -233,7 +233,7 @@ async def _play(
     """Every episode, in one pool; first what it will cost."""
     await announce_cost(sets, sweep.config, engine, prices, progress)
     reward = build_reward(sweep.config.reward, engine.codec, out)
-    evaluator = Evaluator(sweep.config, engine, reward.answer, measure=measure_memory(engine.codec))
+    evaluator = Evaluator(sweep.config, engine, reward.answer, measure=measure_memory)
     playing = evaluator.play(
         sets,
         out=out,

@@ -22,6 +22,7 @@ from palimpsest.jobs.composing import Evaluator
 from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, evaluation_config
 from palimpsest.jobs.table import Table
 from palimpsest.measures.hazards import Hazards, Holds, Sight, near_miss_share
+from palimpsest.measures.texts import Texts
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress
@@ -156,8 +157,8 @@ async def _play(
     admit_all(policy, problems, codec, window)
     hazards = Hazards()
 
-    def count(problem: Problem, trajectory: Trajectory, grade: Grade) -> dict[str, float]:
-        hazards.add(problem, trajectory, bool(grade.value), codec)
+    def count(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> dict[str, float]:
+        hazards.add(problem, trajectory, bool(grade.value), texts)
         return {}
 
     reward = build_reward(config.reward, codec)

@@ -82,8 +82,7 @@ async def play_shard(shard: Shard, report: Report) -> None:
     for each in sets:
         admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
     reward = build_reward(config.reward, engine.codec, Path(shard.folder))
-    measure = measure_memory(engine.codec)
-    evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure)
+    evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure_memory)
     policies = {name: _policy(name, config) for name in shard.policies}
     planned = METHODS[shard.method].axis.planned(config)
     identity = {**evaluation_identity(config, policies), "trained": planned}  # points are multiples of it

@@ -37,7 +37,6 @@ from palimpsest.data.world import Fact, read_fact
 from palimpsest.measures.memory import unsupported
 from palimpsest.measures.texts import Text, Texts
 from palimpsest.measures.trace import readings
-from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory
 
 
@@ -71,10 +70,10 @@ class Hazards:
     answers: Counter[tuple[bool, bool]] = field(default_factory=Counter)
     """Episodes by (all of the evidence held at the end, answered rightly)."""
 
-    def add(self, problem: Problem, trajectory: Trajectory, right: bool, codec: Codec) -> None:
+    def add(self, problem: Problem, trajectory: Trajectory, right: bool, texts: Texts) -> None:
         """Count an episode. One whose evidence are no facts of the synthetic world counts for nothing."""
         pieces = evidence_facts(problem)
-        episode = readings(trajectory, Texts(codec))
+        episode = readings(trajectory, texts)
         if not pieces or not episode:
             return
         for reading in episode:

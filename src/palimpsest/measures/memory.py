@@ -63,12 +63,11 @@ def memory_steps(problem: Problem, trajectory: Trajectory, codec: Codec) -> list
     return [_step(problem, reading) for reading in readings(trajectory, Texts(codec))]
 
 
-def memory_metrics(group: Group, codec: Codec) -> dict[str, float | None]:
+def memory_metrics(group: Group, texts: Texts) -> dict[str, float | None]:
     """The table above: means over the reading turns of all trajectories; of their last memories for the evidence.
 
     None where there is nothing to measure: no reading turns, no evidence in the problem's metadata, no such replies.
     """
-    texts = Texts(codec)
     episodes = [readings(trajectory, texts) for trajectory in group.trajectories]
     reads = [reading for episode in episodes for reading in episode]
     memories = [[reading.memory_after for reading in episode if reading.changed] for episode in episodes]

@@ -28,6 +28,7 @@ from palimpsest.credit.dynamic import has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated
 from palimpsest.measures.memory import memory_metrics
+from palimpsest.measures.texts import Texts
 from palimpsest.measures.tools import tool_metrics
 from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
@@ -51,7 +52,7 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
         **_episodes(episodes),
         **tool_metrics(episodes),
     }
-    memories = [memory_metrics(group, codec) for group in groups]
+    memories = [memory_metrics(group, Texts(codec)) for group in groups]
     for name in dict.fromkeys(name for memory in memories for name in memory):
         found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
     return {name: value for name, value in found.items() if value is not None}

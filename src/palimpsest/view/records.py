@@ -15,6 +15,7 @@ from typing import Any
 from palimpsest.errors import DataError
 from palimpsest.evaluation.episodes import EPISODES
 from palimpsest.measures.memory import memory_metrics
+from palimpsest.measures.texts import Texts
 from palimpsest.runs.run_folder import TRAJECTORIES
 from palimpsest.types import Group
 from palimpsest.view.decoding import Decoders
@@ -122,11 +123,11 @@ def _names(folder: Path) -> list[str]:
 
 
 def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
-    found = {}
+    found, texts = {}, Texts(codec)
     for rollout, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
         if len(trajectory.turns) > MOST_TURNS:
             continue
-        values = memory_metrics(Group(group.problem, (trajectory,), (grade,)), codec)
+        values = memory_metrics(Group(group.problem, (trajectory,), (grade,)), texts)
         fidelity = values.get("copy_fidelity")
         found[f"{place}/{rollout}"] = {
             "retention": values.get("evidence_retention"),
