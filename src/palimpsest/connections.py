@@ -1,12 +1,13 @@
 """Connections to a service over HTTP, by aiohttp: of many requests at a time each costs a third of what httpx takes.
 
 Guaranteed: a reply is read as it comes and never holds more than the limit, neither as sent nor decompressed; no
-cookie is kept, no redirect followed; a token stands in a header alone.
-Not covered: time limits, which whoever asks sets; other encodings than gzip and deflate, which are refused.
+cookie is kept, no redirect followed; a token stands in a header alone; what fails is an `Again` of endpoints.py.
+Not covered: other encodings than gzip and deflate, which are refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import zlib
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import aiohttp
 import certifi
 import orjson
 
-from palimpsest.endpoints import Reply
+from palimpsest.endpoints import Again, Down, Reply
 
 ERROR_BYTES = 1 << 16
 """Of a reply that isn't status 200: read for its first words alone."""
@@ -26,11 +27,11 @@ _KEPT_S = 4.0
 """A connection waits for the next request: less than the 5 s after which common servers close theirs."""
 
 
-class Unanswered(Exception):
-    """Nobody was there, or the connection broke off before the reply's end. One line."""
+class Unanswered(Down):
+    """Nobody was there, or the reply's end didn't come: in time, or before the connection broke off. One line."""
 
 
-class BadReply(Exception):
+class BadReply(Again):
     """A reply that can't be read: too long, wrongly encoded. One line."""
 
 
@@ -46,20 +47,26 @@ class Connections:
         self._keep, self._proxies, self._socket = keep, proxies, socket
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: str, body: Mapping[str, Any], *, limit: int) -> Reply:
-        """`body` as JSON to `url`; at most `limit` bytes come back. Raises Unanswered and BadReply."""
-        return await self.ask("POST", url, body, limit=limit)
-
-    async def ask(self, method: str, url: str, body: Mapping[str, Any] | None = None, *, limit: int) -> Reply:
-        """`post`, by any method, with or without a body."""
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        limit: int,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """The answer to `body` as JSON, or to none; at most `limit` bytes come back, within `timeout_s`. Raises
+        Unanswered and BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
         sent = None if body is None else orjson.dumps(body)
+        until = asyncio.timeout(timeout_s)
         try:
-            async with self._session.request(method, url, data=sent, allow_redirects=False) as answer:
+            async with until, self._session.request(method, url, data=sent, allow_redirects=False) as answer:
                 return await _read(answer, limit)
-        except (aiohttp.ClientError, OSError) as error:  # a time limit of the caller's is a TimeoutError of asyncio's
-            raise Unanswered(_line(error)) from None
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
+            raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else _line(error)) from None
 
     async def close(self) -> None:
         if self._session is not None:

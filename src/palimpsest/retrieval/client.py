@@ -12,12 +12,11 @@ Not covered: use from several event loops.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from palimpsest.connections import BadReply, Connections, Unanswered
+from palimpsest.connections import BadReply, Connections
 from palimpsest.endpoints import Again, GaveUp, Reply, attempted, check_address, redacted, retry_after
 from palimpsest.errors import SearchError
 from palimpsest.retrieval.coalesce import Coalescer
@@ -81,12 +80,7 @@ class RemoteSearch:
     async def _sent(self, body: Mapping[str, Any]) -> Reply:
         """A reply of status 200. Raises Again, or SearchError where another attempt would bring the same."""
         try:
-            async with asyncio.timeout(self._timeout):
-                answer = await self._connections.post(self.url, body, limit=_REPLY_BYTES)
-        except TimeoutError:
-            raise Again(f"no answer within {self._timeout:g} s") from None
-        except Unanswered as nobody:
-            raise Again(str(nobody)) from None
+            answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=self._timeout)
         except BadReply as bad:
             raise SearchError(f"{self.url}: {bad}") from None
         if answer.status == 200:

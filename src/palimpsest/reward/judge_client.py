@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palimpsest.config.reward import JudgeConfig
-from palimpsest.connections import BadReply, Connections, Unanswered
+from palimpsest.connections import Connections
 from palimpsest.endpoints import (
     Again,
     Breaker,
@@ -124,15 +124,7 @@ class ChatClient:
 
     async def _attempt(self, body: Mapping[str, Any]) -> str:
         limit = self._config.timeout_s
-        try:
-            async with asyncio.timeout(limit):
-                answer = await self._connections.post(self.url, body, limit=_REPLY_BYTES)
-        except TimeoutError:
-            raise Down(f"no answer within {limit:g} s") from None
-        except Unanswered as nobody:
-            raise Down(str(nobody)) from None
-        except BadReply as bad:
-            raise Again(str(bad)) from None
+        answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=limit)
         if answer.status == 200:
             return self._text(answer)
         said = f"status {answer.status}: {answer.quoted(200, self._key)}"

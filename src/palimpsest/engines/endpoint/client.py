@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.connections import BadReply, Connections, Unanswered
+from palimpsest.connections import Connections, Unanswered
 from palimpsest.endpoints import (
     Again,
     Breaker,
@@ -53,10 +53,6 @@ class Refused(SamplerError):
 
 class Unavailable(SamplerError):
     """No attempt was answered: nobody was there, or had the time. It says nothing about the request."""
-
-
-class _NoAnswer(Down):
-    """Nobody answered."""
 
 
 class _Broken(Down):
@@ -118,7 +114,7 @@ class Client:
         try:
             async with self._places:
                 answer = (await self._sent(method, url, body)).json()
-        except _NoAnswer as nobody:
+        except Unanswered as nobody:
             raise EngineError(f"{self.url}: can't be reached ({nobody}); check engine.url, and that it runs") from None
         except (SamplerError, PromptTooLong, Again, ValueError):
             return None
@@ -126,16 +122,7 @@ class Client:
 
     async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> Reply:
         """A reply of status 200. Raises Again, Down, Refused, PromptTooLong or EngineError."""
-        limit = self._config.timeout_s
-        try:
-            async with asyncio.timeout(limit):
-                reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES)
-        except TimeoutError:
-            raise _NoAnswer(f"no answer within {limit:g} s") from None
-        except Unanswered as nobody:
-            raise _NoAnswer(str(nobody)) from None
-        except BadReply as bad:
-            raise Again(str(bad)) from None
+        reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES, timeout_s=self._config.timeout_s)
         if reply.status != 200:
             raise self._failure(reply)
         if self._key and self._key.encode() in reply.body:
