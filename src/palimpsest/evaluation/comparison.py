@@ -95,14 +95,24 @@ class SideBySide:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Those of any side, task by task, shorter ones first."""
-        cells = {cell_of(sample) for side in self.sides for sample in (*side.samples, *side.baselines)}
+        cells = {cell for own in self.samples.values() for cell in own}
         return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
+
+    @cached_property
+    def samples(self) -> dict[str, dict[Cell, list[Sample]]]:
+        """Name of a side to cell to its samples there, those of baselines too."""
+        found: dict[str, dict[Cell, list[Sample]]] = {side.name: {} for side in self.sides}
+        for side in self.sides:
+            for sample in (*side.samples, *side.baselines):
+                found[side.name].setdefault(cell_of(sample), []).append(sample)
+        return found
 
     @cached_property
     def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
         """Cell to side's name to its figures; a side that didn't play it is not there."""
         return {
-            cell: {s.name: _summary(cell, mine) for s in self.sides if (mine := _of(s, cell))} for cell in self.cells
+            cell: {name: _summary(cell, own[cell]) for name, own in self.samples.items() if cell in own}
+            for cell in self.cells
         }
 
     @cached_property
@@ -114,11 +124,11 @@ class SideBySide:
     @cached_property
     def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
         """The same, cell by cell, where both sides have it."""
-        first, *others = self.sides
+        (_, first), *others = self.samples.items()
         return {
-            cell: {s.name: pair(_of(first, cell), mine) for s in others if (mine := _of(s, cell))}
+            cell: {name: pair(first[cell], own[cell]) for name, own in others if cell in own}
             for cell in self.cells
-            if _of(first, cell)
+            if cell in first
         }
 
     @cached_property
@@ -233,10 +243,6 @@ def _is_seed(key: str) -> bool:
 
 def _all_differ(seeds: Sequence[object]) -> bool:
     return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
-
-
-def _of(side: Side, cell: Cell) -> list[Sample]:
-    return [sample for sample in (*side.samples, *side.baselines) if cell_of(sample) == cell]
 
 
 def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:

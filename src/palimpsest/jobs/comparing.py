@@ -159,7 +159,8 @@ def compare(*folders: Folder, published: bool | Folder = False, errata: Folder |
 def _ours(comparison: Comparison) -> Iterator[Ours]:
     """What the agents reached; a baseline played another protocol than any published figure."""
     for side in comparison.sides:
-        for cell in (cell for cell in comparison.cells if any(cell_of(sample) == cell for sample in side.samples)):
+        played = set(map(cell_of, side.samples))
+        for cell in (cell for cell in comparison.cells if cell in played):
             figures, edition = comparison.figures[cell][side.name], edition_of_set(cell.set, side.editions)
             yield Ours(side.name, cell.set, _size(cell), figures.metrics, edition)
 
