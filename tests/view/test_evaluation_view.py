@@ -90,6 +90,21 @@ def test_the_sets_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path:
     assert {cell["task"] for cell in alone["cells"]} == {"agent", "mine"}  # a set of anybody's
 
 
+def test_a_comparison_calls_the_sets_of_a_quickstart_what_its_tables_call_them(tmp_path: Path) -> None:
+    for name, value in (("one", 1.0), ("two", 0.0)):
+        log = run_folder(tmp_path / name) / "evaluations" / "after" / "shard-1-of-1"
+        evaluation_folder(log, [sample("agent@16", "a", value, size=64), sample("mine", "b", 1.0, size=64)])
+    told = Answers(Library([tmp_path]), titles=TITLES).get("/api/compare", {"keys": "one,two"})
+    printed = palimpsest.compare(tmp_path / "one", tmp_path / "two")
+    names = {("agent after RL", "agent after RL, size 64"), ("mine", "mine, size 64")}
+    assert {(cell["task"], cell["label"]) for cell in told["cells"]} == names
+    assert {(printed.task(cell), printed.label(cell)) for cell in printed.cells} == names
+    assert {row[""] for row in printed.table} == {label for _, label in names}
+    assert [flip["set"] for flip in told["flips"]] == ["agent after RL, size 64"]
+    assert printed.set_label("agent@16") == "agent after RL, size 64"
+    assert {cell["set"] for cell in printed.to_json()["cells"]} == {"agent@16", "mine"}  # for programs: as logged
+
+
 def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(NotThere, match="palimpsest eval --model"):
         items(run_folder(tmp_path / "first"))

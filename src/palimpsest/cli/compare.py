@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from palimpsest.text.printable import printable
 
 if TYPE_CHECKING:
     from palimpsest.evaluation.cells import Cell
-    from palimpsest.evaluation.pairing import Flip, Pairing
+    from palimpsest.evaluation.pairing import Pairing
     from palimpsest.evaluation.statistics import Difference
     from palimpsest.jobs.comparing import Comparison
 
@@ -97,8 +96,8 @@ def _show(comparison: Comparison, flips: int) -> None:
     _show_bands(comparison)
     _show_differs(comparison)
     show_published(comparison.published)
-    for name, flipped in comparison.flips.items() if flips else ():
-        _show_flips(name, flipped, flips)
+    for name in comparison.flips if flips else ():
+        _show_flips(comparison, name, flips)
 
 
 def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
@@ -108,7 +107,7 @@ def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
     pairing = comparison.cell_pairings.get(cell, {}).get(name)
     difference = pairing.difference if pairing else None
     return [
-        cell.label,
+        comparison.label(cell),
         name,
         str(own.problems),
         str(own.ungraded),
@@ -155,7 +154,7 @@ def _show_corrected(comparison: Comparison) -> None:
             share = f"{percent(own.accuracy.mean)} ({interval(own.accuracy)})"
             published = comparison.figures[cell][name]
             of = published.graded + published.ungraded
-            lines.append(f"  corrected, {cell.label}, {name}: {share} over {own.graded} of {of}")
+            lines.append(f"  corrected, {comparison.label(cell)}, {name}: {share} over {own.graded} of {of}")
     first = comparison.sides[0].name
     lines += [f"  corrected: {_told(name, first, pairing)}" for name, pairing in comparison.corrected.pairings.items()]
     for line in lines:
@@ -166,7 +165,7 @@ def _show_bands(comparison: Comparison) -> None:
     from palimpsest.cli.show import percent, stdout, table
 
     rows = [
-        [b.cell.label, str(len(b.sides)), percent(b.mean), percent(b.low), percent(b.high), percent(b.deviation)]
+        [comparison.label(b.cell), str(len(b.sides)), *map(percent, (b.mean, b.low, b.high, b.deviation))]
         for b in comparison.bands
     ]
     if rows:
@@ -183,17 +182,18 @@ def _show_differs(comparison: Comparison) -> None:
         stdout().print(table("", ["", *(side.name for side in comparison.sides)], rows))
 
 
-def _show_flips(name: str, flipped: Sequence[Flip], most: int) -> None:
+def _show_flips(comparison: Comparison, name: str, most: int) -> None:
     from palimpsest.cli.show import stdout
 
-    console = stdout()
+    console, flipped = stdout(), comparison.flips[name]
     shown = min(most, len(flipped))
     console.print(
         f"\n{printable(name)}: {len(flipped)} flipped, {shown} shown", style="bold", markup=False, highlight=False
     )
     for flip in flipped[:most]:
         lines = [
-            f"{flip.set}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; gold {', '.join(flip.golds)}",
+            f"{comparison.set_label(flip.set)}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; "
+            f"gold {', '.join(flip.golds)}",
             f"  {flip.question}",
             f"  - {flip.first or 'no answer'}",
             f"  + {flip.second or 'no answer'}",

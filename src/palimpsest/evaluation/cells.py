@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from palimpsest.evaluation.samples import Sample
@@ -34,6 +35,33 @@ class Cell:
         several = re.sub(r"^1 (chunk|objective)\b", r"1 \1s", self.set)
         without_point = re.sub(r"@\d+$", "", several)  # a quickstart's points are multiples of the length trained on
         return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).replace("_,", ",").strip(" _-@.|") or self.set
+
+    def title(self, titles: Mapping[str, str]) -> str | None:
+        """What the tables of a quickstart call a set that it named NAME@POINT; None for any other set.
+
+        >>> titles = {"agent": "agent after RL"}
+        >>> Cell("agent@16", 64).title(titles), Cell("agent", 64).title(titles), Cell("mine@16", 64).title(titles)
+        ('agent after RL', None, None)
+        """
+        name, _, point = self.set.rpartition("@")
+        return titles.get(name) if point.isdecimal() else None
+
+    def label_by(self, titles: Mapping[str, str]) -> str:
+        """`label`, with the set's title.
+
+        >>> Cell("agent@16", 64).label_by({"agent": "agent after RL"}), Cell("agent@16", 64).label_by({})
+        ('agent after RL, size 64', 'agent@16, size 64')
+        """
+        title = self.title(titles)
+        return self.label if title is None else Cell(title, self.size).label
+
+    def task_by(self, titles: Mapping[str, str]) -> str:
+        """`task`, or the set's title."""
+        return self.title(titles) or self.task
+
+    def set_by(self, titles: Mapping[str, str]) -> str:
+        """The set's name alone, unless it has a title."""
+        return self.label_by(titles) if self.title(titles) else self.set
 
 
 def cell_of(sample: Sample) -> Cell:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -91,6 +91,20 @@ class SideBySide:
     """One or more sides; differences are against the first. Their names are unique."""
 
     sides: tuple[Side, ...]
+    titles: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """What the sets of a quickstart are called (`Cell.title`), where a side is one."""
+
+    def label(self, cell: Cell) -> str:
+        """In words."""
+        return cell.label_by(self.titles)
+
+    def task(self, cell: Cell) -> str:
+        """What cells of one line are called."""
+        return cell.task_by(self.titles)
+
+    def set_label(self, name: str) -> str:
+        """What a set is called."""
+        return next((cell.set_by(self.titles) for cell in self.cells if cell.set == name), name)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

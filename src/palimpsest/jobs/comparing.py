@@ -16,8 +16,10 @@ from palimpsest.evaluation.pairing import Flip
 from palimpsest.evaluation.published import Counterpart, Ours, counterparts, read_published
 from palimpsest.jobs.correcting import Correction, corrected_sides
 from palimpsest.jobs.editions import edition_of_set
+from palimpsest.jobs.methods import TITLES
 from palimpsest.jobs.sides import Folder, Side, read_sides
 from palimpsest.jobs.table import Table
+from palimpsest.runs.run_folder import CONFIG
 
 FORMAT = 2
 """Of `to_json`: raised where a key goes or means something else; keys may be added."""
@@ -61,7 +63,7 @@ class Comparison(SideBySide):
         difference = pairing.difference if pairing else None
         fixed = self.corrected.figures.get(cell, {}).get(name) if self.corrected else None
         values = {
-            "": cell.label,
+            "": self.label(cell),
             "side": name,
             "problems": own.problems,
             "ungraded": own.ungraded or None,
@@ -146,7 +148,8 @@ def compare(*folders: Folder, published: bool | Folder = False, errata: Folder |
     twice = [folder for place, folder in enumerate(folders) if Path(folder) in map(Path, folders[:place])]
     if twice:
         raise ConfigError(f"compare: {twice[0]} is given twice")
-    comparison = Comparison(tuple(read_sides(folders)))
+    sides = tuple(read_sides(folders))
+    comparison = Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
     if errata is not None:
         correction = corrected_sides(comparison.sides, read_errata(Path(errata)))
         comparison = replace(comparison, correction=correction)

@@ -47,17 +47,17 @@ def write_folder(comparison: Comparison, out: Path) -> list[Path]:
 
 
 def _lines(comparison: Comparison) -> tuple[Lines, Axis]:
-    tasks = list(dict.fromkeys(cell.task for cell in comparison.cells))
+    tasks = list(dict.fromkeys(comparison.task(cell) for cell in comparison.cells))
     sized = all(cell.size > 0 for cell in comparison.cells)
     places = {cell: float(cell.size if sized else place) for place, cell in enumerate(comparison.cells)}
-    names = {place: f"{cell.size:,}" if sized else cell.label for cell, place in places.items()}
+    names = {place: f"{cell.size:,}" if sized else comparison.label(cell) for cell, place in places.items()}
     axis = Axis("size of the problems (chunks or documents)" if sized else "set", names, sized)
     if _is_one_configuration(comparison):
         return _seed_lines(comparison, places), axis
     lines: dict[str, list[Measured]] = {}
     for cell, sides in comparison.figures.items():
         for name, figures in sides.items():
-            label = name if len(tasks) == 1 else f"{name}: {cell.task}"
+            label = name if len(tasks) == 1 else f"{name}: {comparison.task(cell)}"
             mean, low, high = _ends(figures.accuracy)
             if mean is not None:
                 point = Measured(places[cell], mean, low, high, figures.tokens_per_document)
@@ -77,7 +77,7 @@ def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
     for band in comparison.bands:
         tokens = fmean(comparison.figures[band.cell][side].tokens_per_document for side in band.sides)
         point = Measured(places[band.cell], band.mean, band.low, band.high, tokens)
-        lines.setdefault(f"{band.cell.task}, {len(band.sides)} seeds", []).append(point)
+        lines.setdefault(f"{comparison.task(band.cell)}, {len(band.sides)} seeds", []).append(point)
     return lines
 
 
@@ -120,7 +120,7 @@ def _flips(comparison: Comparison) -> list[Mapping[str, str]]:
     return [
         {
             "side": visible(name),
-            "id": visible(f"{flip.set}, {flip.id}"),
+            "id": visible(f"{comparison.set_label(flip.set)}, {flip.id}"),
             "question": visible(flip.question),
             "gold": visible(", ".join(flip.golds)),
             "first": f"{flip.first_value:g}: {visible(flip.first or '–')}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,7 @@ class Answers:
                 f"{source.name} holds no evaluation; palimpsest eval --model {source.path} --out DIR makes one"
             )
         places, more = self._places(source)
-        titles = self._titles if source.kind is Kind.RUN else None
-        return {**evaluation_view(logs, places, titles), "more": more}
+        return {**evaluation_view(logs, places, self._titles_of([source])), "more": more}
 
     def _steps(self, query: Query, key: str) -> Any:
         return steps_of(self.library.source(key))
@@ -163,10 +162,14 @@ class Answers:
         if self._compared[0] == state:
             return self._compared[1]
         sides = [self._side(source) for source in sources]
-        found = comparison_view([side for side, _ in sides])
+        found = comparison_view([side for side, _ in sides], self._titles_of(sources))
         if not any(more for _, more in sides):
             self._compared = state, found
         return found
+
+    def _titles_of(self, sources: Sequence[Source]) -> Mapping[str, str] | None:
+        """None where none is a run: their sets are anybody's."""
+        return self._titles if any(source.kind is Kind.RUN for source in sources) else None
 
     def _side(self, source: Source) -> tuple[Side, bool]:
         """A side, and whether there are episodes that weren't read yet."""

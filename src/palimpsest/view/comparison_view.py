@@ -55,12 +55,14 @@ class Side:
         )
 
 
-def comparison_view(sides: Sequence[Side]) -> dict[str, Any]:
-    """What the API says of a comparison."""
+def comparison_view(sides: Sequence[Side], titles: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the API says of a comparison; `titles`: what the sets of a quickstart are called."""
     evaluated = [side for side in sides if side.samples]
     unique = len({side.name for side in sides}) == len(sides)
     keys = {side.name if unique else side.key: side.key for side in evaluated}
-    beside = SideBySide(tuple(side.named(name) for name, side in zip(keys, evaluated, strict=True)))
+    beside = SideBySide(
+        tuple(side.named(name) for name, side in zip(keys, evaluated, strict=True)), titles=titles or {}
+    )
     paired = bool(sides[0].samples)
     return {
         "sides": [{"key": side.key, "name": side.name} for side in sides],
@@ -68,8 +70,8 @@ def comparison_view(sides: Sequence[Side]) -> dict[str, Any]:
         "curves": {name: bands for name in CURVES if (bands := curve(sides, name))},
         "cells": [_cell(beside, cell, keys, paired=paired) for cell in beside.cells],
         "pairs": {keys[name]: _pair_value(pairing) for name, pairing in beside.pairings.items()} if paired else {},
-        "seeds": [_band_value(band) for band in beside.bands],
-        "flips": _flips(sides),
+        "seeds": [_band_value(beside, band) for band in beside.bands],
+        "flips": _flips(sides, beside),
         "notes": list(beside.notes if paired else _notes_without_the_first(sides[0], beside)),
     }
 
@@ -110,17 +112,17 @@ def _cell(beside: SideBySide, cell: Cell, keys: Mapping[str, str], *, paired: bo
     pairs = beside.cell_pairings.get(cell, {}) if paired else {}
     return {
         "set": cell.set,
-        "task": cell.task,
+        "task": beside.task(cell),
         "size": None if cell.size < 0 else cell.size,
-        "label": cell.label,
+        "label": beside.label(cell),
         "sides": {keys[name]: _figures(figures) for name, figures in beside.figures[cell].items()},
         "pairs": {keys[name]: _pair_value(pairing) for name, pairing in pairs.items()},
     }
 
 
-def _band_value(band: Band) -> dict[str, Any]:
+def _band_value(beside: SideBySide, band: Band) -> dict[str, Any]:
     figures = {name: getattr(band, name) for name in ("mean", "low", "high", "deviation")}
-    return {"label": band.cell.label, "sides": list(band.sides), **figures}
+    return {"label": beside.label(band.cell), "sides": list(band.sides), **figures}
 
 
 def _figures(figures: EvalSummary) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _pair_value(pairing: Pairing) -> dict[str, Any]:
     return {"problems": pairing.problems, "counted": pairing.counted, "difference": known, "warning": pairing.warning}
 
 
-def _flips(sides: Sequence[Side]) -> list[dict[str, Any]]:
+def _flips(sides: Sequence[Side], beside: SideBySide) -> list[dict[str, Any]]:
     """The problems whose value isn't the same on all sides that graded them, those of the widest gap first."""
     values: dict[tuple[str, str, int], dict[str, Sample]] = {}
     for side in sides:
@@ -152,21 +154,18 @@ def _flips(sides: Sequence[Side]) -> list[dict[str, Any]]:
     for key, by_side in values.items():
         graded = {sample.value for sample in by_side.values() if sample.value is not None}
         if len(graded) > 1 and len({(each.question, each.answers) for each in by_side.values()}) == 1:
-            told.append(_flip(key, by_side, sides, max(graded) - min(graded)))
+            gap = max(graded) - min(graded)
+            told.append(_flip(key, by_side, sides) | {"set": beside.set_label(key[0]), "gap": gap})
     return sorted(told, key=lambda flip: -flip["gap"])[:FLIPS]
 
 
-def _flip(
-    key: tuple[str, str, int], by_side: Mapping[str, Sample], sides: Sequence[Side], gap: float
-) -> dict[str, Any]:
+def _flip(key: tuple[str, str, int], by_side: Mapping[str, Sample], sides: Sequence[Side]) -> dict[str, Any]:
     any_sample = next(iter(by_side.values()))
     return {
-        "set": key[0],
         "id": key[1],
         "draw": key[2],
         "question": any_sample.question[:_TEXT],
         "golds": [gold[:_TEXT] for gold in any_sample.answers[:4]],
-        "gap": gap,
         "sides": {
             side.key: {
                 "value": sample.value,

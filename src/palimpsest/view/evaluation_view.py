@@ -68,7 +68,7 @@ EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
 def evaluation_view(
     logs: Sequence[tuple[str, Sequence[Sample], int]], places: EpisodePlaces, titles: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What the API says of an evaluation; `titles`: what tasks are called, where that isn't their name."""
+    """What the API says of an evaluation; `titles`: what the sets of a quickstart are called."""
     titles = titles or {}
     items: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     first: dict[tuple[str, str, str], Sample] = {}
@@ -113,7 +113,7 @@ def _item(sample: Sample, log: str, titles: Mapping[str, str]) -> dict[str, Any]
     return {
         "log": log,
         "set": sample.name,
-        "label": _label(cell_of(sample), titles) if cell_of(sample).task in titles else sample.name,
+        "label": cell_of(sample).set_by(titles),
         "id": sample.id,
         "size": sample.size,
         "question": sample.question[:_TEXT],
@@ -145,14 +145,6 @@ def _rank(cell: Cell) -> tuple[str, int, str]:
     return cell.task, cell.size, cell.set
 
 
-def _label(cell: Cell, titles: Mapping[str, str]) -> str:
-    """
-    >>> _label(Cell("agent@16", 64), {"agent": "agent after RL"}), _label(Cell("agent@16", 64), {})
-    ('agent after RL, size 64', 'agent@16, size 64')
-    """
-    return f"{titles[cell.task]}, size {cell.size}" if cell.task in titles and cell.size >= 0 else cell.label
-
-
 def _cells(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Accuracy of each part, shorter ones first within a task."""
     parts: dict[tuple[Cell, str | None], list[Sample]] = {}
@@ -166,9 +158,9 @@ def _cells(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[st
         told.append(
             {
                 "set": cell.set,
-                "task": titles.get(cell.task, cell.task),
+                "task": cell.task_by(titles),
                 "size": None if cell.size < 0 else cell.size,
-                "label": _label(cell, titles),
+                "label": cell.label_by(titles),
                 "baseline": baseline,
                 "episodes": len(own),
                 "ungraded": sum(sample.value is None for sample in own),
