@@ -13,7 +13,7 @@ const VERDICTS = {
   "not written": "it was read, and never stood in a memory", unseen: "it stood in nothing that was read",
 };
 const GRAVE = new Set(["failed", "malformed", "invented", "tool error"]);
-const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320, NARROWEST = 1.5, COLUMN = 3, LEAST = 4;
+const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320, NARROWEST = 1.5, COLUMN = 3, LEAST = 4, PAPER = 440;
 
 export function sign(state) {
   return SIGNS[state] || "·";
@@ -28,7 +28,7 @@ export function verdictBadge(fate) {
   return el("span", { class: "verdict verdict-" + kind, title: VERDICTS[fate.verdict] }, fate.verdict);
 }
 
-// {element, mark(turn)}: `mark` shows which turn is looked at.
+// {element, mark(turn), stop()}: `mark` shows which turn is looked at.
 export function strip(view, pick) {
   const lanes = view.fates.slice(0, MOST_LANES), rows = view.turns, count = Math.max(1, rows.length);
   const sizes = rows.some((row) => row.memory !== null);
@@ -40,8 +40,8 @@ export function strip(view, pick) {
   const element = el("section", { class: "card strip", "aria-label": "Turns" }, labels(view, lanes, sizes, pick), drawing);
   const whole = el("div", null, element, legend(view, note));
 
-  function draw() {
-    width = Math.max(drawing.clientWidth - 2, 120);
+  function draw(room) {
+    width = Math.max(room - 2, 120);
     const cell = Math.min(width / count, MOST_CELL), drawn = cell * count;
     per = cell < NARROWEST ? Math.ceil(COLUMN / cell) : 1;
     clear(note).append(per > 1 ? `a column is ${per} turns, divided by what happened in them` : "");
@@ -74,9 +74,18 @@ export function strip(view, pick) {
     cursor.setAttribute("width", String(Math.max(cell + 1, 3)));
   }
 
-  new ResizeObserver(() => Math.abs(drawing.clientWidth - 2 - width) > 1 && draw()).observe(drawing);
+  const fit = () => draw(drawing.clientWidth), onPaper = () => draw(PAPER); // beside its labels, on any paper
+  const watcher = new ResizeObserver(() => Math.abs(drawing.clientWidth - 2 - width) > 1 && fit());
+  watcher.observe(drawing);
+  addEventListener("beforeprint", onPaper);
+  addEventListener("afterprint", fit);
   return {
     element: whole,
+    stop() {
+      watcher.disconnect();
+      removeEventListener("beforeprint", onPaper);
+      removeEventListener("afterprint", fit);
+    },
     mark(turn) {
       at = turn;
       place(Math.min(width / count, MOST_CELL));
@@ -123,7 +132,7 @@ function columnOf(turns, rows, cell, gravest) {
   let y = 2;
   for (const [state, count] of counts) {
     const height = LEAST + (room * count) / turns.length;
-    group.append(svg("g", { class: "cell cell-" + slug(state) }, svg("rect", { x: turns[0] * cell, y, width: turns.length * cell, height })));
+    group.append(svg("g", { class: "cell cell-" + slug(state) }, svg("rect", { x: turns[0] * cell, y, width: Math.max(turns.length * cell, 2), height })));
     y += height;
   }
   group.append(svg("title", null, `turns ${turns[0]} to ${turns[turns.length - 1]}: ` + counts.map(([state, count]) => `${count} ${state}`).join(", ")));
@@ -169,8 +178,14 @@ function sizesOf(rows, columns, y, cell) {
 function numbers(count, cell, y) {
   const group = svg("g", { class: "strip-numbers" });
   const apart = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((step) => step * cell >= 34) || 10000;
-  for (let turn = 0; turn < count; turn += apart) group.append(svg("text", { x: Math.max(turn * cell + cell / 2, 4), y }, String(turn)));
+  for (let turn = 0; turn < count; turn += apart) group.append(svg("text", { x: within(turn, cell, count), y }, String(turn)));
   return group;
+}
+
+// A number has some 7 pixels a digit.
+function within(turn, cell, count) {
+  const half = 3.5 * String(turn).length;
+  return Math.max(half, Math.min((turn + 0.5) * cell, count * cell - half));
 }
 
 function legend(view, note) {

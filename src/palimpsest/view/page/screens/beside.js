@@ -32,6 +32,7 @@ export async function show(main, place) {
   on("k", "turn before", () => to(state.turn - 1));
   on("n", "the first turn after which the memories differ", first);
   await draw();
+  return () => sides.forEach((each) => each.bar.stop());
 
   function side(view, at) {
     const bar = strip(view, to), body = el("div", null);

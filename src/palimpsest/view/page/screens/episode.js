@@ -33,6 +33,7 @@ export async function show(main, place) {
   main.append(head(view, place), bar.element, controls(), parts.turn, ...(context ? [el("section", { class: "card" }, el("h2", null, "Context of each turn"), context.element)] : []), parts.tabs);
   bind();
   await draw();
+  return bar.stop;
 
   function controls() {
     const step = (by, text, title) => el("button", { type: "button", title, "aria-label": title, onclick: () => to(state.turn + by, true) }, text);
