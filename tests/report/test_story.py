@@ -87,7 +87,7 @@ def test_nothing_that_is_told_becomes_markup() -> None:
 
 def test_reports_have_the_viewers_colours_for_light_and_dark() -> None:
     style = str(colours())
-    assert "prefers-color-scheme: dark" in style
+    assert "color-scheme: light dark" in style
     for name in ("green", "blue", "red", "grey"):
-        assert len(set(re.findall(rf"--{name}: (#\w+);", style))) == 2
+        assert re.search(rf"--{name}: light-dark\(#\w+, #\w+\);", style)
     assert "</" not in style

@@ -384,10 +384,10 @@ def test_without_a_tokenizer_what_became_of_the_evidence_is_not_known(watched: W
 def test_a_dark_page_is_light_on_paper(watched: Watched) -> None:
     page = watched.go("#/")
     page.evaluate("document.documentElement.dataset.colours = 'dark'")
-    colour = "getComputedStyle(document.documentElement).getPropertyValue('--text').trim()"
-    assert page.evaluate(colour) == "#e6e8ea"
+    colour = "getComputedStyle(document.body).color"
+    assert page.evaluate(colour) == "rgb(230, 232, 234)"
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(colour) == "#1f2328"
+    assert page.evaluate(colour) == "rgb(31, 35, 40)"
 
 
 def test_paper_has_no_tools_and_drawings_as_wide_as_it_is(watched: Watched) -> None:
@@ -644,6 +644,20 @@ def test_modules_import_and_export_in_the_forms_that_an_export_can_join(name: st
     assert all(re.fullmatch(r'import \{ [\w, ]+ \} from "\.{1,2}/[\w./-]+\.js";', line) for line in imports)
     exports = [line for line in lines if line.startswith("export")]
     assert all(re.match(r"export (function|async function|const) \w+", line) for line in exports)
+
+
+def test_modules_use_what_they_import_and_export_what_another_one_does() -> None:
+    imported = set[str]()
+    for name, text in MODULES.items():
+        for names in re.findall(r"^import \{ ([^}]+) \}", text, re.MULTILINE):
+            for each in names.split(", "):
+                of, _, own = each.partition(" as ")
+                imported.add(of)
+                assert len(re.findall(rf"(?<![\w.]){own or of}\b", text)) > 1, f"{name}: {each}"
+    exported = {
+        each for text in MODULES.values() for each in re.findall(r"^export .*?(?:function|const) (\w+)", text, re.M)
+    }
+    assert exported == imported
 
 
 def test_the_page_has_nothing_inline_and_nothing_from_outside() -> None:

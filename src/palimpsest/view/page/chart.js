@@ -17,7 +17,7 @@ export function ticks(low, high, count) {
 }
 
 // A mean over the last points that weighs late ones more; 0 leaves values as they are, 0.99 is nearly flat.
-export function smoothed(points, strength) {
+function smoothed(points, strength) {
   if (!strength) return points;
   let mean = 0, weight = 0;
   return points.map(([x, y]) => {

@@ -42,7 +42,7 @@ export function svg(tag, attributes, ...children) {
 }
 
 // Control, bidirectional and invisible characters as escapes, so that no text can disguise itself.
-export function visible(text) {
+function visible(text) {
   return text.replace(HIDDEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 }
 
@@ -54,6 +54,16 @@ export function roomIn(element) {
 export function clear(element) {
   element.replaceChildren();
   return element;
+}
+
+// null of none.
+export function mean(values) {
+  return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+}
+
+// A problem's question above its page.
+export function headline(question) {
+  return el("h1", { class: question.includes("\n") || question.length > 160 ? "long" : null }, question);
 }
 
 // A number for reading: 0.6591, 12,345, 1.2e-6; a dash for none.

@@ -2,18 +2,13 @@
 
 import { holds } from "./api.js";
 import { el } from "./dom.js";
-import { link } from "./place.js";
+import { asked, link } from "./place.js";
 
 const LEFT_OUT = "left out of this file";
 
-// What a place of a group or an episode asks for.
-function pathOf(place) {
-  const group = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`;
-  return place.screen === "group" ? group : `${group}/rollouts/${place.rollout}`;
-}
-
+// Whether a place of a group or an episode is there.
 export function heldPlace(place) {
-  return holds(pathOf(place));
+  return holds(asked(place.screen === "group" ? { ...place, rollout: null } : place));
 }
 
 // leads({screen: "episode", run, step, group, rollout}, { class: "chip" }, "rollout 1")

@@ -2,7 +2,7 @@
 
 import { clear, el } from "./dom.js";
 import { exported, following, get } from "./api.js";
-import { link, parse, titled } from "./place.js";
+import { asked, link, parse, titled } from "./place.js";
 import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
 import { show as showRun } from "./screens/run.js";
@@ -61,7 +61,7 @@ async function resolved(place) {
   const runs = (await get("/api/runs").catch(() => ({ runs: [] }))).runs;
   if (runs.length !== 1) return place;
   const [{ key, kind }] = runs;
-  const steps = kind === "run" ? await get("/api/runs/" + encodeURIComponent(key) + "/steps").catch(() => []) : [];
+  const steps = kind === "run" ? await get(asked({ run: key }) + "/steps").catch(() => []) : [];
   return { ...place, run: key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
 }
 
@@ -79,7 +79,7 @@ async function leftOut(holder) {
 
 // Where no tokenizer is there ids stand for text: a line says why.
 async function ids(place, main) {
-  const told = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/decoder`).catch(() => ({ why: null }));
+  const told = await get(asked({ run: place.run, step: place.step }) + "/decoder").catch(() => ({ why: null }));
   const said = [...main.querySelectorAll(":scope > .notice")].some((each) => each.textContent === told.why);
   if (told.why && !said) main.prepend(el("div", { class: "notice notice-warn" }, told.why));
 }

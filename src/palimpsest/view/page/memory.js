@@ -3,7 +3,7 @@
 import { el, num } from "./dom.js";
 import { link } from "./place.js";
 
-export const ORIGINS = {
+const ORIGINS = {
   kept: ["kept", "stood in the memory before"],
   section: ["from what was read", "stands in the section, document or tool result"],
   recalled: ["from another piece in sight", "stands in a recalled memory or another piece of the prompt"],
@@ -15,7 +15,7 @@ export const ORIGINS = {
 };
 
 // Text in parts at the edges of ranges [{from, to, ...}], counted in code points; paint(text, ranges) makes each part.
-export function cut(text, start, ranges, paint) {
+function cut(text, start, ranges, paint) {
   const points = Array.from(text), end = start + points.length;
   const near = ranges.filter((range) => range.to > start && range.from < end);
   const edges = [...new Set([start, end, ...near.flatMap((range) => [range.from, range.to])])].filter((edge) => edge >= start && edge <= end).sort((a, b) => a - b);
@@ -134,7 +134,7 @@ function beforeOf(view, spans) {
 }
 
 // Blame: the memory with, behind each run of words, the turn it came in at; and the same as a table.
-export function blame(told, place, turns) {
+export function blame(told, place) {
   if (!told.spans.length) return el("p", { class: "faint" }, "No memory has been written yet.");
   const oldest = Math.max(1, ...told.spans.map((span) => span.age));
   const text = told.spans.map((span, number) =>

@@ -68,6 +68,12 @@ export function link(place) {
   return "#" + paths[place.screen] + (query ? "?" + query : "");
 }
 
+// What the server is asked for about a place: /api/runs/RUN/steps/STEP/groups/GROUP/rollouts/ROLLOUT, as far as it is told.
+export function asked({ run, step, group, rollout }) {
+  const parts = [["runs", run], ["steps", step], ["groups", group], ["rollouts", rollout]];
+  return "/api" + parts.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) => `/${name}/${encodeURIComponent(value)}`).join("");
+}
+
 // What the window is called: the nearest thing first.
 export function titled(place) {
   const keys = (place.query.keys || "").split(",").filter(Boolean).join(" and ");

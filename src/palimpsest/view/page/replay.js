@@ -2,10 +2,10 @@
 
 import { clear, el } from "./dom.js";
 import { get } from "./api.js";
-import { link } from "./place.js";
+import { asked, link } from "./place.js";
 
 export async function replayCommand(body, place, told) {
-  const facts = await get("/api/runs/" + encodeURIComponent(place.run)).catch(() => null);
+  const facts = await get(asked({ run: place.run })).catch(() => null);
   const memory = told.memory ? told.memory.after.trim() : "", turn = told.memory ? told.turn + 1 : told.turn;
   if (!facts || facts.kind === "record") return clear(body).append(el("p", { class: "faint" }, "An episode is replayed from its run or evaluation; this file tells neither."));
   const edit = told.memory ? " --memory " + quoted(memory) : "";

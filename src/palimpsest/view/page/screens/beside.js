@@ -2,7 +2,7 @@
 
 import { badge, clear, el, num } from "../dom.js";
 import { get } from "../api.js";
-import { link, replaceQuery } from "../place.js";
+import { asked, link, replaceQuery } from "../place.js";
 import { on } from "../keys.js";
 import { counts, difference } from "../memory.js";
 import { strip } from "../strip.js";
@@ -14,13 +14,9 @@ function episodeOf(text) {
   return { run, step, group: Number(group), rollout: Number(rollout) };
 }
 
-function pathOf(place) {
-  return `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}/rollouts/${place.rollout}`;
-}
-
 export async function show(main, place) {
   const places = [place.query.a, place.query.b].map(episodeOf);
-  const views = await Promise.all(places.map((each) => get(pathOf(each))));
+  const views = await Promise.all(places.map((each) => get(asked(each))));
   const last = Math.max(...views.map((view) => view.turns.length)) - 1;
   const state = { turn: Math.min(last, Math.max(0, Number(place.query.t) || 0)), drawn: 0 };
   const sides = views.map((view, at) => side(view, places[at]));
@@ -52,7 +48,7 @@ export async function show(main, place) {
   async function draw() {
     const mine = ++state.drawn, turn = state.turn;
     field.value = turn;
-    const told = await Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${pathOf(each)}/turns/${turn}`).catch((error) => ({ error })) : null)));
+    const told = await Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${asked(each)}/turns/${turn}`).catch((error) => ({ error })) : null)));
     if (mine !== state.drawn) return;
     told.forEach((each, at) => {
       if (views[at].turns[turn]) sides[at].bar.mark(turn);
@@ -64,7 +60,7 @@ export async function show(main, place) {
   async function first() {
     clear(said).append("looking…");
     for (let turn = 0; turn <= last; turn += 1) {
-      const told = await Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${pathOf(each)}/turns/${turn}`).catch(() => null) : null)));
+      const told = await Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${asked(each)}/turns/${turn}`).catch(() => null) : null)));
       const texts = told.map((each) => (each && each.memory ? each.memory.after : null));
       if (texts[0] !== texts[1]) {
         clear(said).append(`after turn ${turn}`);

@@ -1,9 +1,9 @@
 // An episode: the strip of its turns with the fate of what the answer needs, one turn's memory as a difference beside
 // what it was written from, blame, context blocks, tokens.
 
-import { badge, clear, el, num } from "../dom.js";
+import { badge, clear, el, headline, num } from "../dom.js";
 import { get } from "../api.js";
-import { link, titled } from "../place.js";
+import { asked, link, titled } from "../place.js";
 import { leads } from "../held.js";
 import { on } from "../keys.js";
 import { sign, slug, strip, verdictBadge } from "../strip.js";
@@ -17,9 +17,7 @@ const TABS = { reply: "Reply", tokens: "Tokens", fates: "Fates", replay: "Replay
 const kept = { path: null, view: null };
 
 export async function show(main, place) {
-  const base = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`;
-  const path = `${base}/rollouts/${place.rollout}`;
-  const fetched = new Map();
+  const path = asked(place), fetched = new Map();
   if (place.turn !== null) fetchTurn(place.turn).catch(() => null); // with the episode, not after it
   if (kept.path !== path) Object.assign(kept, { view: await get(path), path });
   const view = kept.view;
@@ -80,7 +78,7 @@ export async function show(main, place) {
     if (next.rollout >= view.rollouts) Object.assign(next, { group: place.group + 1, rollout: 0 });
     if (next.rollout < 0) Object.assign(next, { group: place.group - 1, rollout: 0 });
     if (next.group < 0) return;
-    const there = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${next.group}/rollouts/${next.rollout}`).catch(() => null);
+    const there = await get(asked(next)).catch(() => null);
     if (!there) return;
     if (by < 0 && next.group < place.group) next.rollout = there.rollouts - 1;
     location.hash = link(next);
@@ -88,9 +86,9 @@ export async function show(main, place) {
 
   function fetchTurn(turn) {
     if (!fetched.has(turn)) {
-      const asked = get(`${path}/turns/${turn}`);
-      asked.catch(() => fetched.delete(turn));
-      fetched.set(turn, asked);
+      const answer = get(`${path}/turns/${turn}`);
+      answer.catch(() => fetched.delete(turn));
+      fetched.set(turn, answer);
       if (fetched.size > 60) fetched.delete(fetched.keys().next().value);
     }
     return fetched.get(turn);
@@ -131,8 +129,8 @@ export async function show(main, place) {
   }
 
   async function fillBlame(body, told) {
-    const asked = await get(`${path}/turns/${told.turn}/blame`).catch((error) => ({ error }));
-    clear(body).append(asked.error ? el("p", { class: "notice" }, asked.error.message) : blame(asked, place, view.turns));
+    const blamed = await get(`${path}/turns/${told.turn}/blame`).catch((error) => ({ error }));
+    clear(body).append(blamed.error ? el("p", { class: "notice" }, blamed.error.message) : blame(blamed, place));
   }
 
   function choose(mode) {
@@ -206,7 +204,7 @@ function head(view, place) {
   return el(
     "header",
     { class: "episode-head" },
-    el("h1", { class: view.problem.question.includes("\n") || view.problem.question.length > 160 ? "long" : null }, view.problem.question),
+    headline(view.problem.question),
     el(
       "dl",
       { class: "facts" },

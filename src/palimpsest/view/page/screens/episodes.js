@@ -1,9 +1,9 @@
 // The episodes of a step, or of a file: a histogram of rewards, a scatter, a table; what is filtered stands in the address.
 
-import { badge, clear, el, num, roomIn, svg } from "../dom.js";
+import { badge, clear, el, mean, num, roomIn, svg } from "../dom.js";
 import { get } from "../api.js";
 import { ticks } from "../chart.js";
-import { go, link } from "../place.js";
+import { asked, go, link } from "../place.js";
 import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { scatter } from "../scatter.js";
@@ -14,7 +14,7 @@ const AXES = { reward: "reward", group: "group", turns: "turns", prompt_tokens: 
 const MEASURED = ["retention", "invention"];
 
 export async function show(main, place) {
-  const path = `/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}`;
+  const path = asked(place);
   const state = { rows: [], share: 1, torn: null, more: true, measures: new Map(), asked: new Set(), stopped: false };
   const query = { ...place.query };
   const parts = layout(main, place);
@@ -48,7 +48,7 @@ export async function show(main, place) {
   }
 
   async function steps() {
-    const all = await get(`/api/runs/${encodeURIComponent(place.run)}/steps`).catch(() => []);
+    const all = await get(asked({ run: place.run }) + "/steps").catch(() => []);
     state.steps = all.map(String);
     const at = state.steps.indexOf(place.step);
     if (at < 0 || all.length < 2) return;
@@ -107,8 +107,7 @@ export async function show(main, place) {
     const groups = new Set(shown.map((row) => row.group)).size;
     const ungraded = shown.filter((row) => row.reward === null).length;
     const rewards = shown.filter((row) => row.reward !== null).map((row) => row.reward);
-    const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
-    const told = [`${num(shown.length)} of ${num(state.rows.length)} episodes in ${num(groups)} groups`, `mean reward ${num(mean)}`, ungraded ? `${num(ungraded)} without a grade` : null, state.more ? `reading, ${Math.round(100 * state.share)} %…` : null];
+    const told = [`${num(shown.length)} of ${num(state.rows.length)} episodes in ${num(groups)} groups`, `mean reward ${num(mean(rewards))}`, ungraded ? `${num(ungraded)} without a grade` : null, state.more ? `reading, ${Math.round(100 * state.share)} %…` : null];
     clear(parts.count).append(told.filter(Boolean).join(" · "));
     parts.clear.hidden = !["outcome", "from", "q", "group"].some((key) => key in query);
     clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");

@@ -1,8 +1,8 @@
 // An evaluation: accuracy of its parts, then every problem by its samples; what judge and strings disagree about first.
 
-import { clear, el, fixed, num } from "../dom.js";
+import { clear, el, fixed, mean, num } from "../dom.js";
 import { get } from "../api.js";
-import { link, replaceQuery } from "../place.js";
+import { asked, link } from "../place.js";
 import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { virtualTable } from "../table.js";
@@ -10,7 +10,7 @@ import { virtualTable } from "../table.js";
 const SHOWS = { all: "every problem", disagree: "judge and strings disagree", differ: "draws differ", wrong: "wrong", right: "right", ungraded: "without a grade" };
 
 export async function show(main, place) {
-  const at = `/api/runs/${encodeURIComponent(place.run)}/items`;
+  const at = asked(place) + "/items";
   let told = await get(at);
   const query = { ...place.query };
   const sets = new Map(told.rows.map((row) => [row.set, row.label]));
@@ -55,13 +55,10 @@ export async function show(main, place) {
   return table.stop;
 }
 
-const mean = (row) => {
-  const values = row.draws.map((draw) => draw.value).filter((value) => value !== null);
-  return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
-};
+const valueOf = (row) => mean(row.draws.map((draw) => draw.value).filter((value) => value !== null));
 
 function kept(row, query) {
-  const value = mean(row), text = (query.q || "").toLowerCase();
+  const value = valueOf(row), text = (query.q || "").toLowerCase();
   if (query.set && row.set !== query.set) return false;
   if (query.show === "disagree" && row.disagree !== 2) return false;
   if (query.show === "differ" && new Set(row.draws.map((draw) => draw.value)).size < 2) return false;
@@ -74,7 +71,7 @@ function kept(row, query) {
 function ordered(rows, sort) {
   if (!sort) return rows;
   const name = sort.replace(/^-/, ""), sign = sort[0] === "-" ? -1 : 1;
-  const of = { value: mean, size: (row) => row.size, tokens: (row) => row.draws[0].tokens, set: (row) => row.set, disagree: (row) => row.disagree };
+  const of = { value: valueOf, size: (row) => row.size, tokens: (row) => row.draws[0].tokens, set: (row) => row.set, disagree: (row) => row.disagree };
   return [...rows].sort((a, b) => (of[name](a) < of[name](b) ? -1 : of[name](a) > of[name](b) ? 1 : 0) * sign);
 }
 

@@ -1,9 +1,9 @@
 // A group: its rollouts side by side by what they read, where their memories part, and the prefix forest, whose
 // shared beginnings training computes once.
 
-import { badge, clear, el, num, roomIn, svg } from "../dom.js";
+import { badge, clear, el, headline, mean, num, roomIn, svg } from "../dom.js";
 import { get } from "../api.js";
-import { link } from "../place.js";
+import { asked, link } from "../place.js";
 import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
 import { sign, slug } from "../strip.js";
@@ -11,7 +11,7 @@ import { sign, slug } from "../strip.js";
 const WIDE = 8, LEAST = 690;
 
 export async function show(main, place) {
-  const view = await get(`/api/runs/${encodeURIComponent(place.run)}/steps/${encodeURIComponent(place.step)}/groups/${place.group}`);
+  const view = await get(asked(place));
   const to = (by) => place.group + by >= 0 && (location.hash = link({ ...place, group: place.group + by }));
   on("j", "next group", () => to(1));
   on("k", "group before", () => to(-1));
@@ -22,9 +22,8 @@ export async function show(main, place) {
 
 function head(view) {
   const rewards = view.rollouts.map((row) => row.grade.value).filter((value) => value !== null);
-  const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
-  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean)], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is]];
-  return el("header", { class: "episode-head" }, el("h1", { class: view.problem.question.includes("\n") || view.problem.question.length > 160 ? "long" : null }, view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "The answer needs ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
+  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean(rewards))], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is]];
+  return el("header", { class: "episode-head" }, headline(view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "The answer needs ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
 }
 
 function parting(view) {

@@ -3,7 +3,7 @@
 import { ago, badge, clear, duration, el, num } from "../dom.js";
 import { every, get } from "../api.js";
 import { chart } from "../chart.js";
-import { go, link, replaceQuery } from "../place.js";
+import { asked, go, link, replaceQuery } from "../place.js";
 import { on } from "../keys.js";
 
 const GROUPS = [
@@ -25,7 +25,7 @@ const EXPLAINED = {
 };
 
 export async function show(main, place) {
-  const path = "/api/runs/" + encodeURIComponent(place.run);
+  const path = asked(place);
   const [facts, recorded] = await Promise.all([get(path), get(path + "/steps")]);
   const parts = { head: el("div", null), alarms: el("div", { "aria-live": "polite" }), charts: el("div", null), rest: el("div", null) };
   main.append(parts.head, parts.alarms, parts.charts, parts.rest);
@@ -185,7 +185,7 @@ function curvesOf(holder, place, facts) {
   }
 
   async function pick(step) {
-    const steps = await get("/api/runs/" + encodeURIComponent(facts.key) + "/steps");
+    const steps = await get(asked(place) + "/steps");
     const nearest = steps.reduce((best, each) => (best === null || Math.abs(each - step) < Math.abs(best - step) ? each : best), null);
     if (nearest !== null) go({ screen: "episodes", run: facts.key, step: nearest });
   }
