@@ -289,6 +289,13 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
         raise RunError(f"{folder} holds another evaluation ({differs}): give another --out, or --force to begin again")
 
 
+def logs_below(run: Path, name: str = SAMPLES) -> dict[str, Path]:
+    """The files of a name that the evaluations of a quickstart keep in its run, by EVALUATION.SHARD; those that were
+    set aside (`.old-1`) are left out."""
+    found = sorted(run.glob(f"evaluations/*/*/{name}"))
+    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in found if ".old-" not in path.parent.name}
+
+
 def read_identity(folder: Path) -> dict[str, Any]:
     """The identity a log was begun under, empty where there is none. Raises RunError for one that can't be read."""
     if not (folder / IDENTITY).exists():

@@ -23,7 +23,7 @@ from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.samples import SAMPLES, SUMMARY, Sample, read_identity, read_samples
+from palimpsest.evaluation.samples import SAMPLES, SUMMARY, Sample, logs_below, read_identity, read_samples
 from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
@@ -127,9 +127,7 @@ def _editions(folder: Path) -> dict[str, str]:
 def _logs(folder: Path) -> Iterator[Path]:
     if (folder / SAMPLES).is_file():
         yield folder / SAMPLES
-    for log in sorted(folder.glob(f"evaluations/*/*/{SAMPLES}")):
-        if ".old-" not in log.parent.name:
-            yield log
+    yield from logs_below(folder).values()
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.evaluation.cells import Cell, cell_of
-from palimpsest.evaluation.samples import SAMPLES, Sample, read_samples
+from palimpsest.evaluation.samples import SAMPLES, Sample, logs_below, read_samples
 from palimpsest.evaluation.summary import accuracy_of
 from palimpsest.view.sources import Kind, NotThere, Source
 
@@ -55,10 +55,7 @@ def logs_of(source: Source) -> Mapping[str, Path]:
     """The logs of an evaluation or of a quickstart's, by the step that its episodes stand under."""
     if source.kind is Kind.EVALUATION:
         return {"all": source.path / SAMPLES}
-    if source.kind is not Kind.RUN:
-        return {}
-    found = sorted(source.path.glob(f"evaluations/*/*/{SAMPLES}"))
-    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in found if ".old-" not in path.parent.name}
+    return logs_below(source.path) if source.kind is Kind.RUN else {}
 
 
 EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import DataError
 from palimpsest.evaluation.episodes import EPISODES
+from palimpsest.evaluation.samples import logs_below
 from palimpsest.measures.memory import memory_metrics
 from palimpsest.measures.texts import Texts
 from palimpsest.runs.run_folder import TRAJECTORIES
@@ -94,18 +95,12 @@ def record_path(source: Source, step: str) -> Path:
     elif step.isascii() and step.isdigit() and len(step) < 12:
         path = source.path / TRAJECTORIES / f"step-{int(step):06d}.jsonl.zst"
     else:
-        path = evaluation_records(source).get(step)
+        path = logs_below(source.path, EPISODES).get(step)
     if path is None or not path.is_file():
         raise NotThere(
             f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_every says of which)"
         )
     return path
-
-
-def evaluation_records(source: Source) -> Mapping[str, Path]:
-    """The records that a quickstart's evaluations keep, by the name that stands in an address."""
-    found = sorted(source.path.glob(f"evaluations/*/*/{EPISODES}"))
-    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in found if ".old-" not in path.parent.name}
 
 
 def _single(source: Source) -> Path | None:
