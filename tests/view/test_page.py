@@ -173,7 +173,7 @@ def test_two_ticked_evaluations_are_compared_with_their_paired_difference(watche
 
 def test_runs_that_differ_in_one_key_show_that_one(watched: Watched) -> None:
     page = watched.go("#/compare?keys=first,second")
-    assert "What differs in the configuration (1 keys)" in page.locator("#main").inner_text()
+    assert "What differs in the configuration (1 key)" in page.locator("#main").inner_text()
     assert "policy.options.memory_tokens" in page.locator("#main").inner_text()
 
 
@@ -401,6 +401,34 @@ def test_paper_has_no_tools_and_drawings_as_wide_as_it_is(watched: Watched) -> N
         assert page.locator("#main svg").evaluate_all(wide) == 0
         page.emulate_media(media="screen")
         page.set_viewport_size({"width": 1280, "height": 720})
+
+
+@pytest.mark.parametrize("place", ["#/r/first/s/30", "#/r/eval-a/items"])
+def test_a_table_is_no_wider_than_its_paper(place: str, watched: Watched) -> None:
+    page = watched.go(place)
+    page.wait_for_selector(".vrow")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 990})
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 700
+    rows = page.locator(".vhead, .vrow").evaluate_all(
+        "(all) => all.map((row) => [...row.children].map((cell) => Math.round(cell.getBoundingClientRect().left)))"
+    )
+    assert len(rows) == {"#/r/first/s/30": 49, "#/r/eval-a/items": 11}[place]
+    assert all(row == rows[0] for row in rows)
+    page.emulate_media(media="screen")
+
+
+def test_an_evaluation_has_no_bar_of_steps_and_names_a_baseline_once(browser: Any, tmp_path: Path) -> None:
+    sizes = (4, 64)
+    rows = [sample(f"{size} chunks", "p", 1.0, size=size) for size in sizes]
+    rows += [sample(f"{size} chunks, closed book", "p", 0.0, size=size, baseline="closed book") for size in sizes]
+    evaluation_folder(tmp_path / "ev", rows)
+    with viewer(tmp_path) as url, watching(browser, url) as watched:
+        page = watched.go("#/r/ev")
+        page.wait_for_selector(".chart .legend-item")
+        assert page.locator("progress:visible").count() == 0
+        assert page.locator(".chart .legend-item").all_inner_texts() == ["chunks", "chunks, closed book"]
 
 
 def test_the_list_tells_the_last_rows_reward(watched: Watched) -> None:

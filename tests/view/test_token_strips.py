@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.schema import CreditConfig
+from palimpsest.config.schema import CreditConfig, DynamicSamplingConfig
 from palimpsest.credit.assign import credit_group
+from palimpsest.credit.dynamic import has_signal
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, SpanReward, StopReason, Trajectory, Turn
 from palimpsest.view.opened import Opened
 from palimpsest.view.token_strips import token_view
@@ -42,6 +43,20 @@ def test_advantages_are_those_of_training_where_its_credit_is_known() -> None:
     given = credit_group(group(1.0, 0.0, None), credit).advantages
     assert column(found, "advantage") == [given[0]] * 3
     assert column(token_view(Opened(group(1.0, 0.0, None), LETTERS, credit), 2, 0), "advantage") == [None] * 3
+
+
+def test_a_group_that_training_leaves_out_has_no_advantages() -> None:
+    """Also where its turns were rewarded apart: nothing is learnt from them."""
+    plain = group(1.0, 1.0, None)
+    graded = replace(plain, grades=(Grade(1.0, per_turn=(2.0,)), Grade(1.0, per_turn=(0.0,)), plain.grades[2]))
+    credit = CreditConfig(rule="state_mix", options={"alpha": 0.5}, dynamic_sampling=DynamicSamplingConfig())
+    assert not has_signal(graded)
+    assert any(credit_group(graded, credit).advantages[:2])
+    opened = Opened(graded, LETTERS, credit)
+    assert opened.advantages.of_rollouts == (0.0, 0.0, None)
+    found = token_view(opened, 0, 0)
+    assert column(found, "advantage") == [0.0] * 3
+    assert "left out" in found["advantage_is"]
 
 
 def test_rewards_of_spans_reach_their_tokens() -> None:

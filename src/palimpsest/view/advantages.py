@@ -44,6 +44,11 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
         return _difference(group, f"{_DIFFERENCE}: the run's credit section isn't known here")
     if (why := _why_not(group, credit)) is not None:
         return _difference(group, f"{_DIFFERENCE}: {why}")
+    if credit.dynamic_sampling and not has_signal(group):
+        nothing = tuple(None if grade.value is None else 0.0 for grade in group.grades)
+        return Advantages(
+            f"by credit.rule={credit.rule}: all rewards are equal, so the group was left out", nothing, {}
+        )
     plain = credit.model_copy(update={"segments": None, "final_segment": "new_only"})  # every token once
     try:
         given = credit_group(group, plain)
@@ -55,9 +60,8 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
         for turn, advantage in zip(row.segment.turn_index, row.advantages, strict=True):
             if turn >= 0:
                 of_tokens.setdefault((place, turn), []).append(advantage)
-    dropped = credit.dynamic_sampling and not has_signal(group)
-    what = f"by credit.rule={credit.rule}" + (": all rewards are equal, so the group was left out" if dropped else "")
-    return Advantages(what, given.advantages, {key: tuple(values) for key, values in of_tokens.items()})
+    tokens = {key: tuple(values) for key, values in of_tokens.items()}
+    return Advantages(f"by credit.rule={credit.rule}", given.advantages, tokens)
 
 
 def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:

@@ -13,11 +13,11 @@ export function virtualTable(holder, options) {
   const frame = el("div", { class: "vtable", role: "table", "aria-label": options.label, tabindex: 0 }, head, body);
   body.append(space);
   holder.append(frame);
-  let rows = [], sort = "", first = 0, last = 0;
-  const template = options.columns.map((column) => column.width || "minmax(5rem,1fr)").join(" ");
-  const least = options.columns.reduce((sum, column) => sum + parseFloat((/([\d.]+)rem/.exec(column.width) || [0, 5])[1]) + 0.7, 1);
-  frame.style.setProperty("--columns", template);
-  frame.style.setProperty("--least", least + "rem");
+  let rows = [], sort = "", first = 0, last = 0, printing = false;
+  const widths = options.columns.map((column) => parseFloat(/([\d.]+)rem/.exec(column.width)[1]));
+  frame.style.setProperty("--columns", options.columns.map((column) => column.width).join(" "));
+  frame.style.setProperty("--least", widths.reduce((sum, width) => sum + width + 0.7, 1) + "rem");
+  frame.style.setProperty("--paper", widths.map((width) => `minmax(0,${width}fr)`).join(" ")); // as wide as it is
 
   function titles() {
     clear(head).append(...options.columns.map((column) => {
@@ -36,8 +36,9 @@ export function virtualTable(holder, options) {
   }
 
   function window_() {
+    if (printing) return rowsOf(0, rows.length); // paper doesn't scroll
     const top = Math.max(0, frame.scrollTop - head.offsetHeight);
-    rowsOf(Math.max(0, Math.floor(top / HEIGHT) - SPARE), Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE));
+    return rowsOf(Math.max(0, Math.floor(top / HEIGHT) - SPARE), Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE));
   }
 
   function rowsOf(from, to) {
@@ -60,9 +61,9 @@ export function virtualTable(holder, options) {
   const watcher = new ResizeObserver(window_);
   watcher.observe(frame);
   addEventListener("resize", fit);
-  const whole = () => rowsOf(0, rows.length); // paper doesn't scroll
-  addEventListener("beforeprint", whole);
-  addEventListener("afterprint", window_);
+  const print = (event) => ((printing = event.type === "beforeprint"), window_());
+  addEventListener("beforeprint", print);
+  addEventListener("afterprint", print);
   return {
     draw(newRows, newSort) {
       rows = newRows;
@@ -76,8 +77,8 @@ export function virtualTable(holder, options) {
     stop() {
       watcher.disconnect();
       removeEventListener("resize", fit);
-      removeEventListener("beforeprint", whole);
-      removeEventListener("afterprint", window_);
+      removeEventListener("beforeprint", print);
+      removeEventListener("afterprint", print);
     },
   };
 }

@@ -40,7 +40,7 @@ function differs(told) {
   if (!rows.length) return el("p", { class: "soft" }, "Their configurations are the same.");
   const head = el("tr", null, el("th", { scope: "col" }, "Key"), told.sides.map((side) => el("th", { scope: "col" }, side.name)));
   const body = rows.map(([key, values]) => el("tr", null, el("td", { class: "mono" }, key), values.map((value) => el("td", { class: "mono" + (value === null ? " faint" : "") }, value === null ? "–" : JSON.stringify(value)))));
-  return el("details", { open: rows.length <= 30 }, el("summary", null, `What differs in the configuration (${rows.length} keys)`), el("table", { class: "rows plain" }, el("thead", null, head), el("tbody", null, body)));
+  return el("details", { open: rows.length <= 30 }, el("summary", null, `What differs in the configuration (${rows.length === 1 ? "1 key" : rows.length + " keys"})`), el("table", { class: "rows plain" }, el("thead", null, head), el("tbody", null, body)));
 }
 
 // Curves that follow their runs; a key that comes later gets its chart behind the others.

@@ -103,18 +103,18 @@ function said(draw) {
 }
 
 function columns(place, told) {
-  const strings = told.strings.map((name) => ({ name, title: name, hint: name.replace(/_/g, " "), width: name.length > 6 ? "9rem" : "4rem", cell: (row) => row.draws.map((draw) => mark(draw.metrics[name], name)) }));
+  const strings = told.strings.map((name) => ({ name, title: name, hint: name.replace(/_/g, " "), width: (name.length > 2 ? 0.54 * name.length : 2.2).toFixed(2) + "rem", cell: (row) => row.draws.map((draw) => mark(draw.metrics[name], name)) }));
   const judge = told.judged ? [{ name: "disagree", title: "Judge", sort: true, width: "6rem", cell: (row) => [row.draws.map((draw) => mark(draw.judge, "judge")), row.disagree === 2 ? el("span", { class: "flag", title: "judge and strings disagree" }, " ≠") : null] }] : [];
   return [
     { name: "set", title: "Set", sort: true, width: "minmax(6rem,1fr)", cell: (row) => el("span", { title: row.id }, row.label) },
-    { name: "size", title: "Length", sort: true, number: true, width: "4rem", cell: (row) => num(row.size) },
-    { name: "value", title: "Draws", sort: true, width: "5rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode && heldPlace({ run: place.run, ...draw.episode }) ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
+    { name: "size", title: "Length", sort: true, number: true, width: "3.4rem", cell: (row) => num(row.size) },
+    { name: "value", title: "Draws", sort: true, width: "4rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode && heldPlace({ run: place.run, ...draw.episode }) ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
     ...judge, ...strings,
-    { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
-    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws.map((draw) => draw.answer || draw.reason || draw.outcome).join("\n") }, said(row.draws[0])) },
-    { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => row.golds.join(" | ") },
-    { name: "memory", title: "Last memory", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.draws[0].memory || "" }, row.draws[0].memory || "") },
-    { name: "tokens", title: "Tokens", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.draws[0].tokens) },
-    { name: "open", title: "Episode", width: "4rem", cell: (row) => row.draws.filter((draw) => draw.episode).slice(0, 1).map((draw) => leads({ screen: "episode", run: place.run, ...draw.episode }, null, heldPlace({ run: place.run, ...draw.episode }) ? "open" : "–")) },
+    { name: "question", title: "Question", width: "minmax(10rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
+    { name: "answer", title: "Answer", width: "minmax(6.5rem,2fr)", cell: (row) => el("span", { title: row.draws.map((draw) => draw.answer || draw.reason || draw.outcome).join("\n") }, said(row.draws[0])) },
+    { name: "gold", title: "Gold", width: "minmax(4.5rem,1fr)", cell: (row) => row.golds.join(" | ") },
+    { name: "memory", title: "Last memory", width: "minmax(6.5rem,2fr)", cell: (row) => el("span", { title: row.draws[0].memory || "" }, row.draws[0].memory || "") },
+    { name: "tokens", title: "Tokens", sort: true, number: true, width: "4rem", cell: (row) => num(row.draws[0].tokens) },
+    { name: "open", title: "Episode", width: "3.6rem", cell: (row) => row.draws.filter((draw) => draw.episode).slice(0, 1).map((draw) => leads({ screen: "episode", run: place.run, ...draw.episode }, null, heldPlace({ run: place.run, ...draw.episode }) ? "open" : "–")) },
   ];
 }

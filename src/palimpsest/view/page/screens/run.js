@@ -82,7 +82,7 @@ function heading(holder, facts) {
   const name = facts.kind === "run" ? "Newest episodes" : "Episodes";
   const episodes = el("a", { class: "button" }, name), status = el("span", null), about = el("p", { class: "soft about" });
   const problems = el("a", { class: "button", href: link({ screen: "evaluation", run: facts.key }) }, "Problems of its evaluation");
-  const done = el("progress", { class: "bar", max: 1, "aria-label": "steps done" });
+  const done = el("progress", { class: "done", max: 1, "aria-label": "steps done" });
   holder.append(el("div", { class: "title" }, el("h1", null, facts.name), status, el("span", { class: "grow" }), episodes, problems), about, done);
   return (now, steps) => {
     episodes.hidden = !steps.length;
@@ -203,7 +203,7 @@ async function lengths(holder, path) {
   if (!told) return null;
   const lines = new Map();
   for (const cell of told.cells.filter((each) => each.size !== null && each.mean !== null)) {
-    const name = cell.baseline ? `${cell.task} (${cell.baseline})` : cell.task;
+    const name = cell.baseline && !cell.task.endsWith(", " + cell.baseline) ? `${cell.task} (${cell.baseline})` : cell.task;
     if (!lines.has(name)) lines.set(name, { name, points: [], band: [], marks: true, dashed: Boolean(cell.baseline) });
     lines.get(name).points.push([cell.size, cell.mean]);
     lines.get(name).band.push([cell.size, cell.low, cell.high]);
