@@ -144,6 +144,17 @@ def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> Non
     assert comparison.bands == ()
 
 
+@pytest.mark.parametrize(("source", "told"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
+def test_settings_that_bear_on_nothing_played_are_not_told(source: Any, told: Any, tmp_path: Path) -> None:
+    """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
+    sides = []
+    for hops, penalty in ((1, 2.0), (2, 0.5)):
+        data = {"source": source, "eval_source": None, "synthetic": {"hops": hops}}
+        identity = {"data": data, "reward": {"name": "sub_em", "unsupported_penalty": penalty, "layers": [penalty]}}
+        sides.append(folder(tmp_path / str(hops), BEFORE, identity))
+    assert palimpsest.compare(*sides).differs == told
+
+
 def test_a_run_beside_an_evaluation_differs_by_what_was_set_alone(tmp_path: Path) -> None:
     """The evaluation says nothing of a run: its keys would be dozens of lines with None."""
     run, evaluation = tmp_path / "run", folder(tmp_path / "e", AFTER, {"reward": {"name": "sub_em"}})

@@ -27,6 +27,14 @@ RESCORED = "rescored"
 """Key of an identity, and folder in an evaluation, of grades that were given later."""
 RUN = "run."
 """Stands before the keys of a run's configuration."""
+_LAYERS = (
+    "reward.state",
+    "reward.gates",
+    "reward.unsupported_penalty",
+    "reward.layers",
+    "reward.final_answer.constraint_penalty",
+)
+"""What training puts on top of the answer's grade (reward/compose.py)."""
 _FOLLOW = ("weights", "model")
 """What differs between two runs of one configuration because their seeds do."""
 
@@ -228,13 +236,26 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
 
     >>> settings_of_evaluation({"policies": {"a": {"name": "a"}}, "seed": 1}, None, lambda folder: None)
     {'seed': 1, 'policy.name': 'a'}
+    >>> file = {"source": "a.json", "eval_source": None, "synthetic": {"hops": 2}}
+    >>> settings_of_evaluation({"data": file, "reward": {"name": "em", "gates": None}}, None, lambda folder: None)
+    {'data.source': 'a.json', 'data.eval_source': None, 'reward.name': 'em'}
     """
-    found = dict(leaves(_with_one_policy({key: value for key, value in identity.items() if key != RESCORED})))
+    played = _with_one_policy({key: value for key, value in identity.items() if key != RESCORED})
+    found = {key: value for key, value in leaves(played) if not _is_unused(key, identity)}
     if isinstance(model, str):
         found["model"] = model
         configs = (run(each) for each in _and_parents(Path(model)))
         found |= settings_of_run(next((config for config in configs if config is not None), {}))
     return found
+
+
+def _is_unused(key: str, identity: Mapping[str, Any]) -> bool:
+    """Whether an evaluation has no use for a setting of its own: of how training grades, or draws other problems."""
+    data = identity.get("data")
+    source = (data.get("eval_source") or data.get("source")) if isinstance(data, Mapping) else None
+    drawn = {"data.synthetic": "synthetic", "data.search": "synthetic_search"}
+    unused = (*_LAYERS, *(section for section, name in drawn.items() if source != name))
+    return f"{key}.".startswith(tuple(f"{each}." for each in unused))
 
 
 def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:
