@@ -198,7 +198,7 @@ def test_a_connection_is_kept_between_requests_and_requests_may_follow_at_once(t
                 piece = connection.recv(65_536)
                 assert piece
                 said += piece
-            time.sleep(2)  # longer than a head may take
+            time.sleep(6)  # longer than a head may take, and than httpx and its like keep a connection
     assert said.count(b"HTTP/1.1 200") == 4
 
 
@@ -210,6 +210,19 @@ def test_connections_beyond_the_number_are_told_so(tmp_path: Path) -> None:
         for connection in idle:
             connection.close()
         assert child.serves()
+
+
+def test_a_connection_that_waits_for_a_further_request_makes_room(tmp_path: Path) -> None:
+    with serving(tmp_path, seconds=60) as child:
+        kept = [child.connect() for _ in range(200)]
+        for connection in kept:
+            connection.sendall(GET + b"\r\n")
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert child.serves()
+        kept[0].settimeout(10)
+        assert kept[0].recv(1_000) == b""
+        for connection in kept:
+            connection.close()
 
 
 @pytest.mark.parametrize("descriptors", [40, 130])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.requests import Request
 
 from palimpsest.errors import DataError
 from palimpsest.serve.agent.requests import openai_error
-from palimpsest.serve.http import ErrorForm, Guard, Refused, plain_error
+from palimpsest.serve.bounded import ConnectionLimits
+from palimpsest.serve.http import SWITCH_SECONDS, ErrorForm, Guard, Refused, Server, bound, plain_error
 
 
 @pytest.mark.parametrize("form", [plain_error, openai_error])
@@ -34,3 +38,18 @@ async def test_whatever_goes_wrong_is_told_in_the_form_of_the_server(
         answer = await client.get("/a")
     assert answer.status_code == status
     assert answer.json() == form(Refused(status, said))
+
+
+async def test_a_thread_that_computes_lets_the_event_loop_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, found = sys.getswitchinterval(), list[float]()
+
+    async def serve(self: uvicorn.Server, sockets: list[socket.socket] | None) -> None:
+        found.append(sys.getswitchinterval())
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    try:
+        with bound("127.0.0.1", 0) as taken:
+            await Server(Guard(None).app([]), taken, ConnectionLimits()).serve_here()
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [pytest.approx(SWITCH_SECONDS)]

@@ -224,9 +224,10 @@ class MemoryWatcher:
 def asked_of(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:
     """What an episode came to, with the places in the document that its last memory is from."""
     texts = Texts(codec)
-    memory = last_memory(trajectory, texts)
+    read = readings(trajectory, texts)
+    memory = last_memory(trajectory, texts, read)
     sentences = list(dict.fromkeys(memory.sentences)) if memory is not None else []
-    spans = origins(sentences, document.text, readings(trajectory, texts))
+    spans = origins(sentences, document.text, read)
     places = [None if span is None else document.place(*span) for span in spans]
     quotes = tuple(
         Quote(document.text[span[0] : span[1]], *place, kept)

@@ -4,7 +4,8 @@ uvicorn's protocol over httptools, which bounds none of these by itself.
 
 Guaranteed: URL and headers, trailers too, are bounded in bytes and in number, and arrive within `head_seconds` or the
 connection ends; so does one whose body goes on after its answer, or whose client doesn't read. Connections beyond a
-number are told so and closed; the number stays clear of the process's limit of descriptors. Where the machine has none
+number take the place of the one that has waited longest for a further request, and where none waits are told so and
+closed; the number stays clear of the process's limit of descriptors. Where the machine has none
 left, accepting pauses for a second and says so in one line now and then.
 Not covered: shares of the places between clients; the body of a request, which the application reads within limits.
 """
@@ -83,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = (HTTPStatus.BAD_REQUEST, "this is no HTTP request")
         self._in_head, self._in_body = True, False
         self._head_bytes = self._size = self._headers = 0
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > self.limits.connections and not self._close_longest_kept():
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; try again later")
         else:
             self._start("head", self.limits.head_seconds)
@@ -159,6 +160,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
+
+    def _close_longest_kept(self) -> bool:
+        """Close the connection that has waited longest for a further request; False where none waits."""
+        protocols = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+        kept = [(timer.when(), each) for each in protocols if (timer := each.timeout_keep_alive_task) is not None]
+        if not kept:
+            return False
+        _, longest = min(kept, key=lambda pair: pair[0])
+        longest._unset_keepalive_if_required()  # it isn't chosen again
+        longest.transport.close()
+        return True
 
     def _start(self, what: str, seconds: float) -> None:
         self._cancel(what)

@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import ipaddress
 import socket
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -35,6 +36,12 @@ from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, wi
 
 GRACE_SECONDS = 10
 """For running requests, once a signal came."""
+KEEP_ALIVE_SECONDS = 65
+"""Between two requests on a connection: longer than clients and proxies keep theirs (httpx 5 s, aiohttp 15 s, nginx
+60 s), so that no request is sent on a connection that is being closed."""
+SWITCH_SECONDS = 0.0005
+"""After so long a computing thread lets the event loop run; Python's own 5 ms would be added to every request, once for
+each thread that computes and each call that gives the interpreter up."""
 
 
 class Refused(Exception):
@@ -235,6 +242,7 @@ class Server(uvicorn.Server):
             http=with_limits(limits, lambda status, said: form(Refused(status, said))),
             ws="none",
             backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=grace_seconds,
@@ -248,6 +256,10 @@ class Server(uvicorn.Server):
     async def serve_here(self) -> None:
         """Serve until a signal, on the running event loop."""
         await self.serve(sockets=[self._taken])
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        await super().serve(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +33,6 @@ from palimpsest.retrieval.search import Hit, Index
 from palimpsest.serve.bounded import ConnectionLimits
 from palimpsest.serve.cache import BytesCache
 from palimpsest.serve.http import Guard, Refused, Server, body_of, json_response, shown
-
-SWITCH_SECONDS = 0.0005
-"""After so long a searching thread lets the event loop run; Python's own 5 ms would be added to every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +169,6 @@ class RetrievalService:
 def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered. Raises ConfigError."""
     server = Server(service.app(), taken, service.limits.connection)
-    sys.setswitchinterval(SWITCH_SECONDS)
     ready(server.url)
     try:
         server.run_here()

@@ -284,10 +284,11 @@ async def test_an_episode_lingers_from_the_last_leave_on() -> None:
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     service.episodes.leave(episode)
-    await asyncio.sleep(0.3)
+    earlier, now = episode.lingers, asyncio.get_running_loop().time()
     service.episodes.join(episode)
     service.episodes.leave(episode)
-    await asyncio.sleep(0.2)  # beyond the first leave's time, not the last one's
+    assert earlier.cancelled()
+    assert episode.lingers.when() >= now + 0.4
     assert episode.result is None
     while episode.result is None:
         await asyncio.sleep(0.01)

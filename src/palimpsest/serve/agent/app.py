@@ -33,6 +33,7 @@ from palimpsest.serve.agent.store import Quota, Store
 from palimpsest.serve.agent.uploads import Files
 from palimpsest.serve.bounded import ConnectionLimits
 from palimpsest.serve.http import Guard, Refused, body_of, json_response, shown
+from palimpsest.serve.reading_threads import ReadingThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Limits:
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
+_THREADS = 2
+"""Documents that are encoded, or looked through for quotes, at once."""
 _TOKENIZED = 1 << 20
 """Characters that /tokenize encodes."""
 _SEALED = {
@@ -73,7 +76,8 @@ class AgentService:
         self, agents: Agents, store: Store | None, *, token: str | None, limits: Limits, version: Callable[[], str]
     ) -> None:
         self.agents, self.store, self.limits = agents, store, limits
-        self.episodes = Episodes(agents, store, limits.bounds)
+        self._threads = ReadingThreads(_THREADS, "document")
+        self.episodes = Episodes(agents, store, limits.bounds, self._threads)
         self._version = version
         self._page_place = asyncio.Semaphore(1)  # a page is computed from a whole episode
         self._guard = Guard(token, form=openai_error, pages=False)
@@ -109,6 +113,11 @@ class AgentService:
             )
         )
 
+    async def close(self) -> None:
+        """Cancel what runs. What is under way on threads is not waited for: only the event loop keeps what it gives."""
+        await self.episodes.drain()
+        self._threads.close()
+
     def resume(self) -> None:
         """Go on with what ran in the background when the server ended; on its event loop."""
         self._responses.resume()
@@ -134,11 +143,16 @@ class AgentService:
         facts = {"id": name, "object": "model", "created": 0, "owned_by": "palimpsest"}
         return {**facts, "max_model_len": longest, "palimpsest": own}
 
-    def _episode(self, request: Request) -> Response:
-        name = request.path_params["episode"]
-        if (found := needed(self.store).record(name)) is None:
-            raise Refused(404, f"episode {shown(name)}: nothing is kept of it", code="not_found")
-        return json_response({**found, "running": self.episodes.get(name) is not None})
+    async def _episode(self, request: Request) -> Response:
+        name, store = request.path_params["episode"], needed(self.store)
+        running = self.episodes.get(name) is not None
+
+        def told() -> Response:
+            if (found := store.record(name)) is None:
+                raise Refused(404, f"episode {shown(name)}: nothing is kept of it", code="not_found")
+            return json_response({**found, "running": running})
+
+        return await self._threads.run(told)
 
     def _forget(self, request: Request) -> Response:
         name = request.path_params["episode"]
@@ -150,10 +164,10 @@ class AgentService:
     async def _view(self, request: Request) -> Response:
         name = request.path_params["episode"]
         async with self._page_place:
-            record = await asyncio.to_thread(needed(self.store).record, name)
+            record = await self._threads.run(lambda: needed(self.store).record(name))
             if record is None or record["result"] is None:
                 raise Refused(404, f"episode {shown(name)}: none that has ended is kept", code="not_found")
-            page = await asyncio.to_thread(self.agents.current.page, record)
+            page = await self._threads.run(lambda: self.agents.current.page(record))
         return Response(page, media_type="text/html", headers=_SEALED)
 
     async def _tokenize(self, request: Request) -> Response:
@@ -163,7 +177,7 @@ class AgentService:
             check_model(agent, body.model)
         if len(body.prompt) > _TOKENIZED:
             raise invalid("prompt", f"{len(body.prompt)} characters, at most {_TOKENIZED} are encoded")
-        ids = await asyncio.to_thread(agent.codec.encode, body.prompt)
+        ids = await self._threads.run(lambda: agent.codec.encode(body.prompt))
         return json_response({"count": len(ids), "max_model_len": agent.window, "tokens": ids})
 
     def _metrics(self, _: Request) -> Response:

@@ -25,6 +25,8 @@ class Episode:
         """How it ended: `outcome`, `content`, `finish_reason`, counts and quotes."""
         self.stored = False
         """Whether it was told from the store."""
+        self.goes_on = False
+        """Whether turns of it are stored that an earlier process took."""
         self.started = False
         self.place = ""
         """How far it has read, in words."""

@@ -24,6 +24,7 @@ from palimpsest.serve.agent.episode import Episode
 from palimpsest.serve.agent.order import Order, order_of
 from palimpsest.serve.agent.store import Store
 from palimpsest.serve.http import Refused
+from palimpsest.serve.reading_threads import ReadingThreads
 from palimpsest.text.rendering import Refusal
 from palimpsest.text.thinking import left_open
 from palimpsest.types import Outcome, Trajectory, Turn
@@ -48,8 +49,9 @@ class Bounds:
 class Episodes:
     """All of a server's. For one event loop."""
 
-    def __init__(self, agents: Agents, store: Store | None, bounds: Bounds) -> None:
-        self.agents, self.store, self.bounds = agents, store, bounds
+    def __init__(self, agents: Agents, store: Store | None, bounds: Bounds, threads: ReadingThreads) -> None:
+        """`threads`: for work that grows with a document, which no request is to wait behind."""
+        self.agents, self.store, self.bounds, self._threads = agents, store, bounds, threads
         self.counts: Counter[str] = Counter()
         self._running: dict[str, Episode] = {}
         self._requests: dict[str, str] = {}  # of begun episodes
@@ -113,7 +115,7 @@ class Episodes:
         episode = Episode(name, str(order.input.rule))
         episode.head = _head(episode, order)
         if self.store is not None:
-            self.store.begin(name, episode.head)
+            episode.goes_on = self.store.begin(name, episode.head)
         self._hold(episode, order, holder)
         self._running[name] = episode
         if self._rest is not None:
@@ -228,11 +230,11 @@ class Episodes:
             self.store.append(episode.id, {"result": {**result, "rule": episode.rule, "news": episode.news}})
 
     async def _played(self, episode: Episode, order: Order, agent: Agent) -> dict[str, Any]:
-        store, wanted = self.store, order.input
-        plan = await asyncio.to_thread(
-            agent.plan, order.model, wanted.asked, wanted.document, wanted.instructions, order.answer_tokens
+        store, wanted, on_thread = self.store, order.input, self._threads.run
+        plan = await on_thread(
+            lambda: agent.plan(order.model, wanted.asked, wanted.document, wanted.instructions, order.answer_tokens)
         )
-        recorded = [] if store is None else await asyncio.to_thread(store.turns, episode.id)
+        recorded = await on_thread(lambda: store.turns(episode.id)) if store is not None and episode.goes_on else []
         text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
         kept = _Kept(store, episode.id, {turn.step for turn in recorded})
         told = Told(
@@ -246,7 +248,7 @@ class Episodes:
             raise kept.broken
         if trajectory.answer is not None and (cut := whole(trajectory.answer, order.stops))[1]:
             trajectory = replace(trajectory, answer=cut[0], outcome=Outcome.ANSWERED)
-        facts = await asyncio.to_thread(agent.facts, plan, wanted.document, trajectory)
+        facts = await on_thread(lambda: agent.facts(plan, wanted.document, trajectory))
         result = _result(plan, trajectory, facts)
         episode.tell("content", text.rest(result["content"] or ""))
         for name in ("turns", "tokens_in", "tokens_sampled"):

@@ -21,6 +21,8 @@ class Order:
     model: str
     input: Input
     draws: Draws
+    document_digest: str
+    """As `digest_of` gives it."""
     answer_tokens: int | None = None
     stops: tuple[str, ...] = ()
     request: str = ""
@@ -46,9 +48,15 @@ class Order:
         """The id of its episode: everything its tokens depend on."""
         document = self.input.document
         parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
-        text = "" if document is None else hashlib.sha256(document.text.encode("utf-8", "replace")).hexdigest()
         sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
-        asked = (text, parts, self.input.questions, self.input.instructions, self.answer_tokens, self.stops)
+        asked = (
+            self.document_digest,
+            parts,
+            self.input.questions,
+            self.input.instructions,
+            self.answer_tokens,
+            self.stops,
+        )
         whole_key = (agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)
         return "ep_" + hashlib.sha256(repr(whole_key).encode("utf-8", "replace")).hexdigest()[:32]
 
@@ -62,10 +70,16 @@ def order_of(data: dict[str, Any]) -> Order:
         model=data["model"],
         input=Input(Rule(given["rule"]), document, tuple(given["questions"]), given["instructions"]),
         draws=Draws(SamplingConfig(**data["sampling"]), data["seed"]),
+        document_digest=digest_of(document),
         answer_tokens=data["answer_tokens"],
         stops=tuple(data["stops"]),
         request=data["request"],
     )
+
+
+def digest_of(document: Document | None) -> str:
+    """Of its text; empty without one."""
+    return "" if document is None else hashlib.sha256(document.text.encode("utf-8", "replace")).hexdigest()
 
 
 def request_key(*parts: object) -> str:

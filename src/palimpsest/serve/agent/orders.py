@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest.config.schema import SamplingConfig
@@ -14,12 +15,15 @@ from palimpsest.errors import DataError
 from palimpsest.serve.agent.agents import Agent, Agents, Draws
 from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.inputs import Input, input_of, shown_name
-from palimpsest.serve.agent.order import Order, request_key
+from palimpsest.serve.agent.order import Order, digest_of, request_key
 from palimpsest.serve.agent.parsing import Parsers
 from palimpsest.serve.agent.plain import PlainChat
 from palimpsest.serve.agent.requests import Ask, FilePart
 from palimpsest.serve.agent.store import Store
 from palimpsest.serve.http import Refused, shown
+
+_CHARACTERS = 16
+"""A token has hardly ever more."""
 
 
 def plain_budget(window: int, limit: int | None) -> int:
@@ -29,6 +33,19 @@ def plain_budget(window: int, limit: int | None) -> int:
     (512, 64, 1024)
     """
     return limit if limit is not None else max(1, min(1024, window // 4))
+
+
+_SHORT = 16 << 10
+"""Bytes of a body that is looked at on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What takes time that grows with a request."""
+
+    input: Input
+    document_digest: str
+    body_digest: str
 
 
 class Orders:
@@ -47,16 +64,19 @@ class Orders:
             *(part.file_id or part.name for each in ask.messages for part in each.files),
         ]
         if names:
-            given = await self._parsers.run(shown(", ".join(names)), self._input, ask, agent)
-        else:
-            given = await asyncio.to_thread(self._input, ask, agent)
+            given = await self._parsers.run(shown(", ".join(names)), self._given, ask, agent, body)
+        elif len(body) > _SHORT:
+            given = await asyncio.to_thread(self._given, ask, agent, body)
+        else:  # what takes a millisecond is not to wait until threads that compute let another one run
+            given = self._given(ask, agent, body)
         key = headers.get("idempotency-key")
-        request = request_key("key", key) if key else request_key(await asyncio.to_thread(_digest, body))
+        request = request_key("key", key) if key else request_key(given.body_digest)
         again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0
         return Order(
             model=ask.model,
-            input=given,
+            input=given.input,
             draws=self._draws(ask, agent, request if again else None),
+            document_digest=given.document_digest,
             answer_tokens=ask.answer_tokens,
             stops=ask.stop,
             request=request,
@@ -75,13 +95,17 @@ class Orders:
         before = None if known is None else self._episodes.of_request(known)
         return Draws(sampling, secrets.randbits(62) if before is None else int(before["seed"]))
 
-    def _input(self, ask: Ask, agent: Agent) -> Input:
-        def fits(text: str) -> bool:
-            instructions = "\n\n".join(each.text for each in ask.messages if each.role in ("system", "developer"))
-            prompt, _ = PlainChat(instructions=instructions.strip()).prompt(text, agent.codec)
-            return len(prompt) + plain_budget(agent.window, ask.answer_tokens) <= agent.window
+    def _given(self, ask: Ask, agent: Agent, body: bytes) -> _Given:
+        instructions = "\n\n".join(each.text for each in ask.messages if each.role in ("system", "developer"))
+        chat = PlainChat(instructions=instructions.strip())
+        room = agent.window - plain_budget(agent.window, ask.answer_tokens)
 
-        return input_of(ask, self._text, fits)
+        def fits(text: str) -> bool:
+            pieces = dict.fromkeys((text[: _CHARACTERS * agent.window], text))  # of a book its beginning tells
+            return all(len(chat.prompt(piece, agent.codec)[0]) <= room for piece in pieces)
+
+        given = input_of(ask, self._text, fits)
+        return _Given(given, digest_of(given.document), hashlib.sha256(body).hexdigest())
 
     def _text(self, part: FilePart) -> tuple[str, str]:
         if part.data is not None:
@@ -110,10 +134,6 @@ def check_model(agent: Agent, name: str) -> None:
     if name not in agent.cards:
         known = ", ".join(agent.cards)
         raise Refused(404, f"model: {shown(name)} is not served; known: {known}", code="model_not_found", param="model")
-
-
-def _digest(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
 
 
 def _count(given: str | None) -> int:

@@ -8,13 +8,14 @@
 
 Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
 line that a kill cut off is left out; the whole stays within `Quota`: of ended episodes the oldest go first, files are
-refused.
+refused. Beginning an episode, and telling how one ended, takes no longer the more turns or episodes are kept.
 Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import threading
@@ -33,6 +34,8 @@ from palimpsest.types import Outcome, Trajectory, Turn
 
 _ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
 _FOLDERS = ("blobs", "files", "episodes", "documents", "responses")
+_KEPT = 0.9
+"""Of their share, once the oldest episodes have gone: looking for them takes time that grows with their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Store:
         self._blob_bytes = sum(
             path.stat().st_size for path in (folder / "blobs").iterdir() if path.suffix != ".partial"
         )
+        self._episode_bytes = _size(folder / "episodes")  # at the most: what is deleted is counted on
 
     def close(self) -> None:
         self._lock.release()
@@ -123,14 +127,17 @@ class Store:
 
     # ---- episodes
 
-    def begin(self, episode: str, head: dict[str, Any]) -> None:
-        """Open the log of an episode, or of one that a kill ended go on with it."""
-        self._make_room()
+    def begin(self, episode: str, head: dict[str, Any]) -> bool:
+        """Open the log of an episode. True for one that was ended before its end: its log goes on."""
+        if self._episode_bytes > self.quota.episodes:
+            self._make_room()
         path = self._path("episodes", episode)
+        _, end = _last_line(path)
         if path.exists():
-            _cut_torn_line(path)
-        else:
+            os.truncate(path, end)
+        if not end:
             self.append(episode, {"head": head})
+        return end > 0
 
     def append(self, episode: str, line: dict[str, Any]) -> None:
         """Add a line to an episode's log."""
@@ -140,6 +147,7 @@ class Store:
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
+        self._episode_bytes += len(data)
 
     def append_turn(self, episode: str, turn: Turn) -> None:
         alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED)
@@ -166,11 +174,9 @@ class Store:
                 yield orjson.loads(line)
 
     def result(self, episode: str) -> dict[str, Any] | None:
-        """How it ended; None where it didn't."""
-        found = None
-        for line in self.lines(episode):
-            found = line.get("result", found)
-        return found
+        """How it ended, which is the last line; None where it didn't."""
+        last, _ = _last_line(self._path("episodes", episode))
+        return orjson.loads(last).get("result") if last else None
 
     def record(self, episode: str) -> dict[str, Any] | None:
         """All that is kept of it; None where nothing is."""
@@ -195,18 +201,17 @@ class Store:
                 yield path.stem, first["head"]
 
     def _make_room(self) -> None:
-        """Delete the oldest ended episodes while all of them take more than their share."""
-        folder = self.folder / "episodes"
+        """Delete the oldest ended episodes until there is room for more than one."""
+        folder, most = self.folder / "episodes", self.quota.episodes
         size = _size(folder)
-        if size <= self.quota.episodes:
-            return
-        for path in sorted(folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime):
-            if size <= self.quota.episodes:
-                return
+        for path in sorted(folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime) if size > most else ():
+            if size <= most * _KEPT:
+                break
             if self.result(path.stem) is not None:
                 size -= path.stat().st_size
                 path.unlink(missing_ok=True)
-        if size > self.quota.episodes:
+        self._episode_bytes = size
+        if size > most:
             raise Refused(507, "the store is full of episodes that run; try again later", code="store_full")
 
     # ---- documents, responses
@@ -256,8 +261,10 @@ def _size(folder: Path) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder))
 
 
-def _cut_torn_line(path: Path) -> None:
-    """End a log after its last whole line, so that the next one begins anew."""
-    with path.open("rb+") as file:
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
+def _last_line(path: Path) -> tuple[bytes, int]:
+    """The last whole line of a log, and where it ends; empty and 0 where there is none."""
+    if not path.exists() or not path.stat().st_size:
+        return b"", 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = data.rfind(b"\n") + 1
+        return data[data.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end], end

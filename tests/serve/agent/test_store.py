@@ -1,0 +1,86 @@
+"""The store of the server on its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.serve.agent import store as store_module
+from palimpsest.serve.agent.store import Quota, Store
+from palimpsest.serve.http import Refused
+
+
+def name(number: int) -> str:
+    return f"ep_{number:032x}"
+
+
+def ended(store: Store, number: int, size: int = 1000) -> None:
+    store.begin(name(number), {"created": number})
+    store.append(name(number), {"result": {"outcome": "answered", "content": "a" * size}})
+    os.utime(store.folder / "episodes" / f"{name(number)}.jsonl", (number, number))
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "episodes").iterdir())
+
+
+def test_beyond_the_quota_the_oldest_ended_episodes_go(tmp_path: Path) -> None:
+    store = Store(tmp_path, Quota(episodes=5000))
+    store.begin(name(0), {"created": 0})  # runs on
+    for number in range(1, 6):
+        ended(store, number)
+    assert len(kept(tmp_path)) == 6
+    store.begin(name(6), {"created": 6})
+    assert kept(tmp_path) == [name(n) for n in (0, 2, 3, 4, 5, 6)]  # each has 1,070 bytes
+    store.close()
+    again = Store(tmp_path, Quota(episodes=10))
+    again.forget(name(5))
+    with pytest.raises(Refused, match="full of episodes that run"):
+        again.begin(name(7), {})
+    assert kept(tmp_path) == [name(0), name(6)]
+
+
+def test_within_the_quota_an_episode_begins_without_a_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looks, size = Store(tmp_path), list[Path](), store_module._size
+
+    def counted(folder: Path) -> int:
+        looks.append(folder)
+        return size(folder)
+
+    monkeypatch.setattr(store_module, "_size", counted)
+    for number in range(3):
+        ended(store, number)
+    assert looks == []
+
+
+def test_the_end_is_told_from_the_last_line_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "episodes" / f"{name(1)}.jsonl").write_bytes(
+        b"no JSON\n" * 3 + b'{"result": {"outcome": "answered"}}\n'
+    )
+    assert store.result(name(1)) == {"outcome": "answered"}
+    assert store.result(name(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("log", "goes_on", "lines"),
+    [
+        (None, False, [{"head": {"created": 1}}]),
+        (b"", False, [{"head": {"created": 1}}]),
+        (b'{"head": {"cr', False, [{"head": {"created": 1}}]),
+        (b'{"head": 5}\n{"turn"', True, [{"head": 5}]),
+        (b'{"head": 5}\n{"turn": 6}\n', True, [{"head": 5}, {"turn": 6}]),
+    ],
+    ids=["new", "empty", "cut in its head", "cut in a turn", "whole"],
+)
+def test_a_log_goes_on_after_its_last_whole_line(tmp_path: Path, log: Any, goes_on: bool, lines: list[Any]) -> None:
+    store = Store(tmp_path)
+    if log is not None:
+        (tmp_path / "episodes" / f"{name(1)}.jsonl").write_bytes(log)
+    assert store.begin(name(1), {"created": 1}) is goes_on
+    assert list(store.lines(name(1))) == lines
