@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from palimpsest.config.options import annotations_of, build, options_of, untyped
+from palimpsest.config.options import build, options_of, untyped
 from palimpsest.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def test_what_the_constructor_refuses_is_one_line() -> None:
         build(Refusing, {"size": 2}, "o")
 
 
-def test_a_changed_copy_of_annotations_is_nobody_elses() -> None:
-    annotations_of(Typed)["size"] = str
-    assert annotations_of(Typed)["size"] is int
+def test_options_are_worked_out_once_a_class_and_nobody_changes_them() -> None:
+    assert options_of(Typed) is options_of(Typed)
+    with pytest.raises(TypeError):
+        options_of(Typed)["size"] = options_of(Typed)["share"]  # type: ignore[index]

@@ -51,18 +51,25 @@ class Option:
 
 
 def options_of(cls: type[Any]) -> Mapping[str, Option]:
-    """The options of a class by name, in the order of its constructor.
+    """The options of a class by name, in the order of its constructor. Worked out once a class: that takes longer than
+    making an instance.
 
     >>> class Mine:
     ...     def __init__(self, size: int, tags: list[str] | None = None, other=1) -> None: ...
     >>> options_of(Mine)["size"], list(options_of(Mine))
     (Option(name='size', annotation=<class 'int'>, default=<class 'inspect._empty'>), ['size', 'tags', 'other'])
     """
-    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
+    return _options_of(cls)  # type: ignore[arg-type]  # a class is hashable
+
+
+@lru_cache(maxsize=512)
+def _options_of(cls: Any) -> Mapping[str, Option]:
+    hints = _hints(cls)
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [p for p in inspect.signature(cls).parameters.values() if p.kind in named]
     defaults = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
-    return {p.name: Option(p.name, hints.get(p.name), _default(p, defaults.get(p.name))) for p in parameters}
+    found = {p.name: Option(p.name, hints.get(p.name), _default(p, defaults.get(p.name))) for p in parameters}
+    return types.MappingProxyType(found)
 
 
 def untyped(cls: type[Any]) -> list[str]:
@@ -84,8 +91,9 @@ def build(cls: type[Built], options: Mapping[str, Any], where: str, name: str | 
     Counter()
     """
     name = name or cls.__name__
-    checked = {key: _checked(cls, key, value, where, name) for key, value in options.items()}
-    for option in options_of(cls).values():
+    known = options_of(cls)
+    checked = {key: _checked(cls, known, key, value, where, name) for key, value in options.items()}
+    for option in known.values():
         if option.required and option.name not in options:
             raise ConfigError(f"{where}.{option.name} is missing: {name} has no default for it")
     try:
@@ -102,7 +110,7 @@ def annotations_of(target: Any) -> dict[str, Any]:
     <class 'float'>
     """
     if isinstance(target, type):
-        return dict(_hints(target))
+        return _hints(target)
     function = target if inspect.isroutine(target) else type(target).__call__
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -130,8 +138,7 @@ def check_value(annotation: Any, value: Any, key: str) -> Any:
         raise ConfigError(f"{key}={shown}: {_demand(annotation, error)}") from None
 
 
-def _checked(cls: type[Any], key: str, value: Any, where: str, name: str) -> Any:
-    known = options_of(cls)
+def _checked(cls: type[Any], known: Mapping[str, Option], key: str, value: Any, where: str, name: str) -> Any:
     if key in known:
         return check_value(known[key].annotation, value, f"{where}.{key}")
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(cls).parameters.values()):
@@ -140,10 +147,8 @@ def _checked(cls: type[Any], key: str, value: Any, where: str, name: str) -> Any
     raise ConfigError(f"{where}.{key} is unknown to {name}{nearest(key, known)}{there}")
 
 
-@lru_cache(maxsize=512)
-def _hints(cls: Any) -> Mapping[str, Any]:
-    """Annotations of the constructor's parameters; none where they name what exists for a type checker alone. Told once
-    a class: evaluating them takes milliseconds."""
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Annotations of the constructor's parameters; none where they name what exists for a type checker alone."""
     hints: dict[str, Any] = {}
     for owner in (cls.__init__, *([cls] if dataclasses.is_dataclass(cls) else [])):
         try:  # a field's annotation belongs to the module of the class that declares it
