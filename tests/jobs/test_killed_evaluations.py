@@ -16,7 +16,7 @@ from support.command import Run
 from support.interrupting import interrupted, quickstart
 from support.small_run import small_evaluation
 
-EVALUATES = "palimpsest.jobs.quickstart:play_shard"
+EVALUATES = "palimpsest.jobs.workers:Workers.play_here"
 
 
 def resumed(palimpsest: Run, out: Path) -> dict[str, object]:
