@@ -7,7 +7,8 @@ and keeps what it was asked. `palimpsest.evaluate` plays `overwrite` on syntheti
 generator sends the same bodies, as many at once: asyncio's streams, on connections that are kept, and nothing else.
 With `--httpx` the same by one `httpx.AsyncClient` is told beside it. All are timed at the server, from the first
 request to the last reply; their rounds alternate, and the median of each counts. `ratio` is ours over the bare
-generator's.
+generator's. `cpu_ms` is processor time of the whole call a request, documents and report included: other work on the
+machine hardly moves it.
 
 Not covered: a server whose speed depends on what it is asked, which both would meet alike.
 """
@@ -22,9 +23,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -178,17 +180,23 @@ def measured(
 ) -> dict[str, Any]:
     others = {"bare": bare_round} | ({"httpx": httpx_round} if with_httpx else {})
     rates: dict[str, list[float]] = {name: [] for name in ("palimpsest", *others)}
+    cpu_s: dict[str, list[float]] = {name: [] for name in rates}
     bodies: list[bytes] = []
+
+    def timed(name: str, contestant: Callable[[], None]) -> list[bytes]:
+        begun = time.process_time()
+        contestant()
+        cpu_s[name].append(time.process_time() - begun)
+        rate, asked = round_of(pipe)
+        rates[name].append(rate)
+        return asked
+
     with served(latency) as (url, pipe):
         for _ in range(rounds):
-            palimpsest_round(url, concurrency, episodes, chunks)
-            rate, bodies = round_of(pipe)
-            rates["palimpsest"].append(rate)
+            bodies = timed("palimpsest", partial(palimpsest_round, url, concurrency, episodes, chunks))
             for name, contestant in others.items():
-                contestant(url, concurrency, bodies)
-                rate, again = round_of(pipe)
+                again = timed(name, partial(contestant, url, concurrency, bodies))
                 assert sorted(again) == sorted(bodies), f"{name} sent other requests"
-                rates[name].append(rate)
     per_s = {name: statistics.median(each) for name, each in rates.items()}
     return {
         "concurrency": concurrency,
@@ -196,6 +204,7 @@ def measured(
         "requests": len(bodies),
         "request_bytes": round(statistics.fmean(map(len, bodies))),
         **{f"{name}_per_s": round(rate, 1) for name, rate in per_s.items()},
+        "cpu_ms": {name: round(1000 * statistics.median(each) / len(bodies), 2) for name, each in cpu_s.items()},
         "ratio": round(per_s["palimpsest"] / per_s["bare"], 3),
         "load": round(os.getloadavg()[0], 1),
     }

@@ -132,9 +132,8 @@ def _policy(
         given = PolicyConfig(name=name, options=options)
         asked = [each for problems in named.values() for each in outlines(problems)]
         policy = build_policy(fitted(given, problems=asked, codec=engine.codec, max_context=window))
-        problems = chain.from_iterable(named.values())
-        read = problems if baseline == CLOSED_BOOK else (each for each in problems if each.context is not None)
-        admit_all(policy, read, engine.codec, window)
+        read = (each for each in chain.from_iterable(named.values()) if each.context is not None)
+        admit_all(policy, asked if baseline == CLOSED_BOOK else read, engine.codec, window)
     except (ConfigError, DataError) as error:
         tell(f"no baseline {baseline}: {error}")
         return None
