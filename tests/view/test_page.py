@@ -467,6 +467,41 @@ def test_an_address_with_nothing_there_says_so(place: str, watched: Watched) -> 
     page.wait_for_selector("[role=alert]")
 
 
+ABSURD = (
+    "#/r/first?smooth=abc&from=x&to=y",
+    "#/r/first?smooth=99&from=20&to=3&more=__proto__",
+    "#/r/first/s/30?sort=__proto__&x=constructor&y=zzz&outcome=<b>",
+    "#/r/first/s/30/e/0/0/t/99999999?memory=__proto__&tab=__proto__&by=__proto__",
+    "#/r/eval-a/items?sort=-__proto__",
+    "#/r/eval-a/items?sort=nothing&show=nothing",
+    "#/beside?a=first,30,2,1&b=second,30,2,0&t=NaN",
+)
+
+
+@pytest.mark.parametrize("place", ABSURD)
+def test_what_an_address_says_in_vain_is_passed_over(place: str, watched: Watched) -> None:
+    page = watched.go(place)
+    page.wait_for_timeout(300)
+    assert page.locator("[role=alert]").count() == 0
+    assert watched.errors == []
+
+
+def test_a_short_address_among_several_things_says_so(watched: Watched) -> None:
+    page = watched.go("#/e/0/0/t/1")
+    assert "for a viewer of one thing alone" in page.locator("[role=alert]").inner_text()
+
+
+def test_a_run_that_is_deleted_under_an_episode_is_told_as_such(browser: Any, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first", METRICS, records={1: GROUPS[:1]})
+    with viewer(run) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/first/s/1/e/0/0/t/0")
+        run.rename(tmp_path / "moved")
+        page.keyboard.press("t")
+        page.wait_for_selector(".tabs .notice:has-text('was moved or deleted')")
+        watched.close()
+
+
 def test_no_screen_changes_the_folder(watched: Watched, folder: Path) -> None:
     before = state_of(folder)
     for place in SCREENS:

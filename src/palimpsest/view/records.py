@@ -23,7 +23,7 @@ from palimpsest.view.decoding import Decoders
 from palimpsest.view.opened import MOST_TURNS
 from palimpsest.view.record_index import RecordIndex
 from palimpsest.view.row_cache import RowCache
-from palimpsest.view.sources import Kind, NotThere, Source
+from palimpsest.view.sources import Kind, NotThere, Source, gone
 
 ALL = "all"
 """The step of a source that has one file of episodes."""
@@ -97,6 +97,8 @@ def record_path(source: Source, step: str) -> Path:
     else:
         path = logs_below(source.path, EPISODES).get(step)
     if path is None or not path.is_file():
+        if not source.path.exists():
+            raise gone(source)
         raise NotThere(
             f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_every says of which)"
         )

@@ -25,7 +25,7 @@ from palimpsest.runs.rows import is_number, whole
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
 from palimpsest.view.alarms import Alarm, Watched, alarms
 from palimpsest.view.metrics_view import events_since, names_of, rows_since, seconds_left, spark
-from palimpsest.view.sources import Kind, NotThere, Source, last_change, updated
+from palimpsest.view.sources import Kind, Source, gone, last_change, updated
 from palimpsest.view.status import Status, status_of_run
 from palimpsest.view.tailing import Tails
 
@@ -80,7 +80,7 @@ class Facts:
     def all(self, source: Source) -> dict[str, Any]:
         """Everything that is said of a source as a whole."""
         if not source.path.exists():
-            raise NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
+            raise gone(source)
         row = self.row(source)
         config, trouble = self._configured(source)
         known = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
@@ -161,7 +161,7 @@ class Facts:
 
     def _there(self, source: Source) -> Path:
         if not source.path.exists():
-            raise NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
+            raise gone(source)
         return source.path
 
 

@@ -192,6 +192,11 @@ def last_change(paths: Iterable[Path]) -> float | None:
     return max(times, default=None)
 
 
+def gone(source: Source) -> NotThere:
+    """What a page says of one that isn't there any more."""
+    return NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
+
+
 def _name(path: Path, given: Path) -> str:
     """The end of a path: from a folder that was given on, by what it holds there."""
     if path == given or not path.is_relative_to(given):

@@ -34,6 +34,7 @@ async function draw() {
   main.append(waiting, holder);
   try {
     if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
+    if (isShort(place)) throw new Error("this short address is for a viewer of one thing alone; choose one of those that are shown");
     const ended = await SCREENS[place.screen](holder, place);
     for (const each of shownEpisodes(place)) ids(each, main);
     if (exported && LISTS.includes(place.screen)) await leftOut(holder);
@@ -54,10 +55,13 @@ function heading(main) {
   found.focus({ preventScroll: true });
 }
 
+function isShort(place) {
+  return ["group", "episode"].includes(place.screen) && !place.run;
+}
+
 // An address without a run means the only one that is shown.
 async function resolved(place) {
-  const single = ["group", "episode"].includes(place.screen) && !place.run;
-  if (!single) return place;
+  if (!isShort(place)) return place;
   const runs = (await get("/api/runs").catch(() => ({ runs: [] }))).runs;
   if (runs.length !== 1) return place;
   const [{ key, kind }] = runs;

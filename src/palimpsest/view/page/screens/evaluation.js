@@ -72,6 +72,7 @@ function ordered(rows, sort) {
   if (!sort) return rows;
   const name = sort.replace(/^-/, ""), sign = sort[0] === "-" ? -1 : 1;
   const of = { value: valueOf, size: (row) => row.size, tokens: (row) => row.draws[0].tokens, set: (row) => row.set, disagree: (row) => row.disagree };
+  if (!Object.hasOwn(of, name)) return rows;
   return [...rows].sort((a, b) => (of[name](a) < of[name](b) ? -1 : of[name](a) > of[name](b) ? 1 : 0) * sign);
 }
 

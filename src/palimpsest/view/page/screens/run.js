@@ -120,8 +120,8 @@ function warn(holder, alarms) {
 
 function curvesOf(holder, place, facts) {
   let rows = [], timings = [], all = [], charts = new Map();
-  let domain = place.query.from ? [Number(place.query.from), Number(place.query.to)] : null;
-  let smoothing = place.query.smooth === undefined ? 0.8 : Number(place.query.smooth);
+  const [from, to, strength] = ["from", "to", "smooth"].map((name) => Number(place.query[name] ?? NaN));
+  let domain = from < to ? [from, to] : null, smoothing = strength >= 0 && strength < 1 ? strength : 0.8;
   const own = new Set((place.query.more || "").split(",").filter(Boolean));
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing, oninput: (event) => smooth(Number(event.target.value)) });
   const picker = el("input", { type: "search", list: "metric-names", placeholder: "Add a metric…", "aria-label": "Add a metric", onchange: add });
