@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from palimpsest.rollout.record import encode_groups
 from palimpsest.serve.viewer import HEADERS, ViewerService
 from palimpsest.view.answers import Answers
 from palimpsest.view.sources import Library
@@ -110,6 +111,25 @@ async def test_a_run_that_goes_while_it_is_shown_is_a_404_that_says_so(run: Path
     service.close()
     assert answer.status_code == 404
     assert "moved or deleted" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("names", "opened"), [(["a"], [0]), (["a", "b"], []), (["first"], [])])
+def test_a_file_that_alone_is_shown_is_read_ahead(
+    names: list[str], opened: list[int], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl.zst").write_bytes(encode_groups([group(name)]))
+    answers = Answers(Library([run if name == "first" else tmp_path / f"{name}.jsonl.zst" for name in names]))
+    asked: list[int] = []
+    look = answers.opened.look
+
+    def noted(*given: Any) -> Any:
+        asked.append(given[2])
+        return look(*given)
+
+    monkeypatch.setattr(answers.opened, "look", noted)
+    answers.read_ahead()
+    assert asked == opened
 
 
 async def test_names_and_texts_that_are_no_unicode_are_shown_all_the_same(tmp_path: Path) -> None:

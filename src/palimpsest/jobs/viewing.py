@@ -51,6 +51,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     made = ViewerService(answers, token=asked.key, follow=asked.follow)
     with bound(asked.host, asked.port) as taken, closing(made) as service:
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
+        service.read_ahead()
         on_ready(server.url)
         with _rare_collections():
             server.run_here()

@@ -25,11 +25,15 @@ class ReadingThreads:
         for number in range(count):
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """What `work` gives or raises, once a thread is free for it."""
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        """What `work` will give or raise, once a thread is free for it."""
         future: Future[T] = Future()
         self._queue.put((future, work))
-        return await asyncio.wrap_future(future)
+        return future
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The same, awaited."""
+        return await asyncio.wrap_future(self.begin(work))
 
     def close(self) -> None:
         """Have the threads end after what they are at."""

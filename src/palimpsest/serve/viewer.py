@@ -63,6 +63,10 @@ class ViewerService:
         app.add_middleware(_Sealed, headers={**HEADERS, "Content-Security-Policy": policy})
         return app
 
+    def read_ahead(self) -> None:
+        """Begin to read what is most likely asked for first."""
+        self._threads.begin(self._answers.read_ahead)
+
     def close(self) -> None:
         """Nothing is waited for: what is under way only reads."""
         self._threads.close()

@@ -19,7 +19,7 @@ from palimpsest.view.episode_view import blame_view, episode_view, search_view
 from palimpsest.view.evaluation_view import Samples, evaluation_view, logs_of
 from palimpsest.view.group_view import group_view
 from palimpsest.view.opened_groups import OpenedGroups
-from palimpsest.view.records import MOST_MEASURED, SECONDS, Records, record_path, steps_of
+from palimpsest.view.records import ALL, MOST_MEASURED, SECONDS, Records, record_path, steps_of
 from palimpsest.view.row_cache import RowCache
 from palimpsest.view.run_facts import Facts
 from palimpsest.view.sources import Kind, Library, NotThere, Source, updated
@@ -79,6 +79,13 @@ class Answers:
             if match := pattern.fullmatch(path):
                 return answer(query or {}, *match.groups())
         raise NotThere(f"{path[:200]!r}: no such path")
+
+    def read_ahead(self) -> None:
+        """Open the first episode where one file is all that is shown: a long one takes a second, and is there when the
+        page asks for it. Raises as `get` does."""
+        sources = self.library.sources()
+        if len(sources) == 1 and sources[0].kind is Kind.RECORD:
+            self.get(f"/api/runs/{sources[0].key}/steps/{ALL}/groups/0/rollouts/0")
 
     def _runs(self, query: Query) -> Any:
         sources, left = self.library.listed()
