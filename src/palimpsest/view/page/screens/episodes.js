@@ -171,7 +171,7 @@ function layout(main, place) {
   main.append(
     el("div", { class: "title" }, el("h1", null, title), parts.steps), parts.notice, parts.torn,
     el("div", { class: "charts two" },
-      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint" }, "click a bar to filter")), parts.histogram),
+      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint hint" }, "click a bar to filter")), parts.histogram),
       el("figure", { class: "chart" }, el("div", { class: "chart-title" }, parts.y, el("span", { class: "faint" }, "over"), parts.x), parts.scatter)),
     el("div", { class: "tools" }, parts.search, parts.outcome, parts.clear), parts.count, parts.unmeasured, parts.table,
   );
