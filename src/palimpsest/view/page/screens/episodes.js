@@ -82,7 +82,7 @@ export async function show(main, place) {
     const text = (query.q || "").toLowerCase();
     if (query.outcome && row.outcome !== query.outcome) return false;
     if (query.group !== undefined && String(row.group) !== query.group) return false;
-    if (without !== "reward" && query.from !== undefined && !(row.reward >= Number(query.from) && (row.reward < Number(query.to) || (query.last && row.reward <= Number(query.to))))) return false;
+    if (without !== "reward" && query.from !== undefined && !(row.reward !== null && row.reward >= Number(query.from) && (row.reward < Number(query.to) || (query.last && row.reward <= Number(query.to))))) return false;
     return !text || [row.question, row.answer || "", row.id, ...row.golds].some((each) => each.toLowerCase().includes(text));
   }
 
@@ -208,13 +208,19 @@ function varied(rows) {
   return names.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
 }
 
+// Edges of the bars, which the address has too: a bar counts the rewards that a click on it leaves.
+function edgesOf(rewards) {
+  const low = rewards.reduce((a, b) => Math.min(a, b), 0), high = rewards.reduce((a, b) => Math.max(a, b), 1);
+  return Array.from({ length: BINS + 1 }, (_, at) => (at === 0 ? low : at === BINS ? high : Number((low + ((high - low) * at) / BINS).toPrecision(12))));
+}
+
 function histogram(holder, rows, query, set) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   clear(holder);
   if (!rewards.length) return holder.append(el("p", { class: "faint" }, "no episode has a grade"));
-  const width = Math.max(240, roomIn(holder)), height = 170, low = Math.min(0, ...rewards.slice(0, 1), rewards.reduce((a, b) => Math.min(a, b))), high = Math.max(low + 1e-9, rewards.reduce((a, b) => Math.max(a, b), 1));
-  const counts = new Array(BINS).fill(0), size = (high - low) / BINS;
-  for (const reward of rewards) counts[Math.min(BINS - 1, Math.floor((reward - low) / size))] += 1;
+  const width = Math.max(240, roomIn(holder)), height = 170, edges = edgesOf(rewards), low = edges[0], high = edges[BINS];
+  const counts = new Array(BINS).fill(0);
+  for (const reward of rewards) counts[Math.min(BINS, edges.filter((edge) => edge <= reward).length) - 1] += 1;
   const most = Math.max(...counts), step = (width - 44) / BINS;
   const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "histogram", role: "group", "aria-label": "Histogram of rewards" });
   for (const value of ticks(0, most, 3)) {
@@ -222,9 +228,9 @@ function histogram(holder, rows, query, set) {
     root.append(svg("g", { class: "axes" }, svg("path", { d: `M36,${y}H${width}` }), svg("text", { x: 30, y: y + 4, "text-anchor": "end" }, num(value))));
   }
   counts.forEach((count, at) => {
-    const from = low + at * size, to = from + size, tall = Math.max(count ? 2 : 0, ((height - 34) * count) / most);
-    const chosen = query.from !== undefined && Math.abs(Number(query.from) - from) < 1e-6;
-    const pick = () => set(chosen ? { from: null, to: null, last: null } : { from: from.toFixed(8), to: to.toFixed(8), last: at === BINS - 1 ? "1" : null });
+    const from = edges[at], to = edges[at + 1], tall = Math.max(count ? 2 : 0, ((height - 34) * count) / most);
+    const chosen = query.from !== undefined && Number(query.from) === from;
+    const pick = () => set(chosen ? { from: null, to: null, last: null } : { from: String(from), to: String(to), last: at === BINS - 1 ? "1" : null });
     const label = `${count} episodes with a reward from ${num(Number(from.toPrecision(3)))} to ${num(Number(to.toPrecision(3)))}`;
     const bar = svg("g", { class: "bin" + (chosen ? " chosen" : ""), role: "button", tabindex: 0, "aria-label": label, "aria-pressed": String(chosen), onclick: pick, onkeydown: (event) => (event.key === "Enter" || event.key === " ") && pick() });
     bar.append(svg("title", null, label), svg("rect", { class: "reach", x: 38 + at * step, y: 4, width: step, height: height - 26 }), svg("rect", { class: "fill", x: 39 + at * step, y: height - 22 - tall, width: step - 2, height: tall }));
