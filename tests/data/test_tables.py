@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from palimpsest.data.problems import read_problems
+from palimpsest.data.problems import Reading, read_problems
 from palimpsest.data.rows import read_rows
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
@@ -64,6 +64,17 @@ def test_a_table_of_questions_is_read_as_what_its_columns_say(tmp_path: Path) ->
         Problem("faq-2", "How many?", ("[5]",), "=1+4"),
         Problem("faq-3", "When?", ()),
     ]
+
+
+def test_a_cell_that_a_map_makes_golds_may_hold_a_list_as_one_of_that_name_does(tmp_path: Path) -> None:
+    rows = [("q", "gold"), ("Where?", '["Rome", "Roma"]'), ("How many?", "[5]"), ("When?", "")]
+    table, lines = tmp_path / "t.csv", tmp_path / "t.jsonl"
+    table.write_text("\n".join(",".join(map(quoted, row)) for row in rows))
+    lines.write_text("\n".join(json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]))
+    reading = Reading(columns={"question": "q", "answers": "gold"})
+    assert [problem.answers for problem in read_problems(table, reading=reading)] == [("Rome", "Roma"), ("[5]",), ()]
+    first = next(iter(read_problems(lines, reading=reading)))
+    assert first.answers == ('["Rome", "Roma"]',)  # a text of JSON lines is what it says
 
 
 def test_the_published_table_of_frames(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
     {question: q, answers: reward.gold, context: docs.0.text}
 
 A name on the right is a column, or a dotted path into objects and lists. A column that is mapped leaves its old name.
+A cell of a table that becomes `answers`, or another of `tables.NESTED`, may hold JSON as if the file called it so.
 
 Guaranteed: a column that is there keeps its meaning over a path; a path that the first row lacks is refused, with the
 nearest column there is; in later rows it is an absent value, as an absent column would be.
@@ -15,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.data.rows import Row, read_rows
+from palimpsest.data.rows import Row, read_rows, sniff
+from palimpsest.data.tables import NESTED, nested
 from palimpsest.errors import DataError, nearest
 
 _ABSENT = object()
@@ -24,7 +26,10 @@ _ABSENT = object()
 def mapped_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     """`read_rows` with columns renamed. Raises DataError."""
     rows = read_rows(path)
-    return rows if not columns else (renamed(row, columns) for row in rows)
+    if not columns:
+        return rows
+    is_table = sniff(path) == "table"
+    return (_nested_cells(renamed(row, columns), columns) if is_table else renamed(row, columns) for row in rows)
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -43,6 +48,12 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
                 )
     kept = {name: value for name, value in row.values.items() if name not in columns.values()}
     return replace(row, values=kept | {ours: value for ours, value in found.items() if value is not _ABSENT})
+
+
+def _nested_cells(row: Row, columns: Mapping[str, str]) -> Row:
+    """`row` of a table with JSON read in the cells whose new name may hold it."""
+    cells = {name: row.values[name] for name in columns if name in NESTED and isinstance(row.values.get(name), str)}
+    return replace(row, values=row.values | {name: nested(cell) for name, cell in cells.items()})
 
 
 def _at(values: Any, path: str) -> Any:

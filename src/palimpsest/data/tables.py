@@ -77,14 +77,14 @@ def _values(path: Path, header: list[str], cells: list[str], place: str) -> dict
     for name, cell in zip(header, cells, strict=True):
         if "\0" in cell:
             raise DataError(f"{path} {place}: {name} holds a NUL byte; remove it")
-        values[name] = None if cell == "" else _nested(cell) if name in NESTED else cell
+        values[name] = None if cell == "" else nested(cell) if name in NESTED else cell
     return values
 
 
-def _nested(cell: str) -> Any:
+def nested(cell: str) -> Any:
     """The list or object that a cell holds as JSON; else the cell.
 
-    >>> _nested('["a", "b"]'), _nested("[5]"), _nested("[1, 2)")
+    >>> nested('["a", "b"]'), nested("[5]"), nested("[1, 2)")
     (['a', 'b'], '[5]', '[1, 2)')
     """
     if not cell.lstrip().startswith(("[", "{")):
