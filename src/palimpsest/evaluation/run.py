@@ -149,6 +149,7 @@ async def play_sets(
 ) -> Samples:
     """The sample of every problem of `evaluate_sets`, those that `out` held already included."""
     _refuse_repeated_ids(sets)
+    concurrency = min(concurrency, sum(len(each.problems) * each.samples for each in sets))
     if out is None:
         return await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
     with SampleLog(out, identity) as log:

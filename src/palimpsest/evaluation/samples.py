@@ -242,7 +242,8 @@ assert _FORMS.keys() == {one.name for one in fields(Sample)}
 
 def _recover(file: int) -> tuple[list[Sample], int]:
     """Cut a torn last line off and read the rest."""
-    data = os.pread(file, os.fstat(file).st_size, 0)
+    with open(file, "rb", closefd=False) as stream:  # one `os.pread` gives no more than 2 GiB
+        data = stream.read()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         os.ftruncate(file, len(whole))

@@ -24,6 +24,7 @@ from palimpsest.text.neutral import messages_of
 from palimpsest.types import SamplingParams, StopReason
 
 _MOST_STOPS = 4  # texts that OpenAI takes
+_MOST_TOKENS = 1 << 31  # of one request
 _SEEDS = 1 << 31  # llama.cpp reads 32 bits
 _ROUNDING = 1e-3
 """Nats that a log-probability may lie above 0, by rounding."""
@@ -112,11 +113,11 @@ class Form:
             answered = self.reply(choice, params, StopReason(ended))
             details = usage.get("prompt_tokens_details") or {}
             counts = [usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens")]
-            prompt, cached, generated = (int(count or 0) for count in counts)
+            prompt, cached, generated = map(_count, counts)
             self.check_prompt(choice, prompt_ids)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise Again(f"not the answer of a completions endpoint ({error!r:.100})") from None
-        return replace(answered, prompt_tokens=prompt, cached_tokens=cached, generated_tokens=generated)
+        return replace(answered, prompt_tokens=prompt, cached_tokens=min(cached, prompt), generated_tokens=generated)
 
     def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> Answered:
         """What a choice says."""
@@ -214,6 +215,16 @@ class ChatForm(Form):
     def text(self, choice: Any) -> Any:
         """See `Form.text`. A reply of thinking alone has no content."""
         return choice["message"]["content"] or ""
+
+
+def _count(told: Any) -> int:
+    """Tokens that an endpoint counted; 0 for what can't be their number.
+
+    >>> _count(12), _count(None), _count(-12), _count(1e300)
+    (12, 0, 0, 0)
+    """
+    count = int(told or 0)
+    return count if 0 < count < _MOST_TOKENS else 0
 
 
 def sampled_ids(choice: Any, logprobs: Any) -> tuple[int, ...] | None:
