@@ -140,6 +140,17 @@ def test_contexts_of_numbers_are_written_and_read_as_memagents(tmp_path: Path) -
     assert read_corpus(corpus) == Corpus(tuple(ranked))
 
 
+def test_what_a_published_row_says_of_its_evidence_comes_back(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    write_problems(text, FileSource.open(hotpot(tmp_path / "hotpot.json"), split="eval", documents=30))
+    convert(text, "memagent-eval", out=tmp_path / "eval_30.json")
+    convert(tmp_path / "eval_30.json", "palimpsest", out=tmp_path / "ours.jsonl")
+    convert(tmp_path / "ours.jsonl", "memagent-eval", out=tmp_path / "again.json")
+    rows = json.loads((tmp_path / "eval_30.json").read_text())
+    assert json.loads((tmp_path / "again.json").read_text()) == rows
+    assert all(row["evidence_idx"] for row in rows)
+
+
 def test_what_a_layout_has_no_place_for_is_refused_or_counted(tmp_path: Path, palimpsest: Any) -> None:
     several = tmp_path / "several.jsonl"
     asked = [Question("Who?", ("A",)), Question("Where?", ("B",))]

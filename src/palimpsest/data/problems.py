@@ -265,7 +265,7 @@ def eval_row(index: int, problem: Problem) -> dict[str, object]:
     if problem.memory:
         raise DataError(f"problem {problem.id}: brings a memory, for which a row of this file has no column; drop it")
     known = problem.metadata
-    places = [int(position) - 1 for position in known.get("evidence_positions", ())]
+    places = [int(position) - 1 for position in known.get("evidence_positions", ())] or _told_places(known)
     return {
         "context": problem.context,
         "input": problem.question,
@@ -280,6 +280,12 @@ def eval_row(index: int, problem: Problem) -> dict[str, object]:
         "type": known.get("type"),
         "id": problem.id,
     }
+
+
+def _told_places(known: Mapping[str, object]) -> list[int]:
+    """As a published file had them; empty where it had none."""
+    told = known.get("evidence_idx")
+    return list(told) if isinstance(told, list | tuple) and all(type(place) is int for place in told) else []
 
 
 def problem_row(problem: Problem) -> dict[str, object]:
