@@ -146,6 +146,39 @@ def test_filters_of_episodes_stand_in_the_address_and_survive_a_reload(watched: 
     assert page.locator(".vrow").first.locator("[role=cell]").nth(4).inner_text() == "4"
 
 
+FOCUS = "document.activeElement.getAttribute('href') || document.activeElement.textContent"
+
+
+def test_who_sorts_a_table_by_keyboard_stands_in_its_title_still(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30")
+    page.wait_for_selector(".vrow")
+    page.get_by_role("button", name="Turns", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[aria-sort=descending]")
+    assert page.evaluate(FOCUS) == "Turns ▼"
+
+
+def test_tab_leads_through_all_rows_of_a_table(watched: Watched) -> None:
+    page = watched.go("#/r/first/s/30")
+    page.wait_for_selector(".vrow")
+    page.locator(".vrow a").first.focus()
+    links = [page.evaluate(FOCUS)]
+    for _ in range(95):
+        page.keyboard.press("Tab")
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        links.append(page.evaluate(FOCUS))
+    assert {f"#/r/first/s/30/e/{place}/{rollout}" for place in range(12) for rollout in range(4)} <= set(links)
+
+
+@pytest.mark.parametrize("name", ["Tokens", "Fates", "Replay", "Blame"])
+def test_who_turns_a_part_of_a_turn_by_keyboard_stands_there_still(watched: Watched, name: str) -> None:
+    page = watched.go("#/r/first/s/30/e/1/2/t/0")
+    page.get_by_role("button", name=name, exact=True).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f".segmented button[aria-pressed=true]:text-is('{name}')")
+    assert page.evaluate(FOCUS) == name
+
+
 def test_searching_finds_a_question(watched: Watched) -> None:
     page = watched.go("#/r/first/s/30?q=p7")
     page.wait_for_selector(".vrow")

@@ -120,3 +120,12 @@ export function sparkline(values, label) {
     svg("circle", { cx: last[0].toFixed(1), cy: last[1].toFixed(1), r: 2.5 }),
   );
 }
+
+// What `change` makes anew under the focus keeps it: the same place among what `within` holds before and after.
+export function keepFocus(within, change) {
+  const all = (holder) => (holder ? [...holder.querySelectorAll("a[href], button, input, select")] : []);
+  const at = all(within()).indexOf(document.activeElement);
+  change();
+  const same = at < 0 ? null : all(within())[at];
+  if (same) same.focus({ preventScroll: true });
+}

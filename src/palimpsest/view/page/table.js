@@ -1,6 +1,6 @@
 // A table of any length: only the rows in sight are in the page. Rows have one height.
 
-import { clear, el } from "./dom.js";
+import { clear, el, keepFocus } from "./dom.js";
 
 const HEIGHT = 34, SPARE = 8;
 
@@ -49,7 +49,8 @@ export function virtualTable(holder, options) {
       return line;
     });
     space.style.setProperty("height", rows.length * HEIGHT + "px");
-    space.replaceChildren(...made);
+    const line = space.contains(document.activeElement) ? document.activeElement.closest("[aria-rowindex]").getAttribute("aria-rowindex") : 0;
+    keepFocus(() => space.querySelector(`[aria-rowindex="${line}"]`), () => space.replaceChildren(...made));
     if (options.onwindow) options.onwindow(rows.slice(first, last));
   }
 
@@ -69,7 +70,7 @@ export function virtualTable(holder, options) {
       rows = newRows;
       sort = newSort || "";
       frame.setAttribute("aria-rowcount", rows.length);
-      titles();
+      keepFocus(() => head, titles);
       fit();
       window_();
     },

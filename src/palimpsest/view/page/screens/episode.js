@@ -1,7 +1,7 @@
 // An episode: the strip of its turns with the fate of what the answer needs, one turn's memory as a difference beside
 // what it was written from, blame, context blocks, tokens.
 
-import { badge, clear, el, headline, num } from "../dom.js";
+import { badge, clear, el, headline, keepFocus, num } from "../dom.js";
 import { get } from "../api.js";
 import { asked, link, titled } from "../place.js";
 import { leads } from "../held.js";
@@ -104,8 +104,8 @@ export async function show(main, place) {
     const told = await fetchTurn(turn).catch((error) => ({ error }));
     if (mine !== state.drawn) return null;
     if (told.error) return clear(parts.turn).append(el("div", { class: "notice notice-bad", role: "alert" }, told.error.message));
-    clear(parts.turn).append(...turnOf(told));
-    tabs(told);
+    keepFocus(() => parts.turn.querySelector(".segmented"), () => clear(parts.turn).append(...turnOf(told)));
+    keepFocus(() => parts.tabs.querySelector(".segmented"), () => tabs(told));
     for (const near of [turn + 1, turn - 1]) if (view.turns[near]) fetchTurn(near).catch(() => null);
     return null;
   }
