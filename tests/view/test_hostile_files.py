@@ -176,6 +176,8 @@ ODD: dict[str, Any] = {
     "ids too large": lambda line: line["turns"][0].update(prompt_ids=[1 << 63]),
     "ids negative": lambda line: line["turns"][0].update(prompt_ids=[-1]),
     "ids of fractions": lambda line: line["turns"][0].update(prompt_ids=[0.5]),
+    "grade too large": lambda line: line["grade"].update(value=1e308),
+    "log-probabilities too large": lambda line: line["turns"][0].update(logprobs=[-1e308, -1e308]),
     "log-probabilities of texts": lambda line: line["turns"][0].update(logprobs=["a", "b"]),
     "turns of numbers": lambda line: line.update(turns=[7]),
 }
@@ -221,6 +223,43 @@ def test_a_configuration_that_cannot_be_shown_says_why(config: str, trouble: str
     assert trouble in facts["trouble"]
     assert "\n" not in facts["trouble"]
     assert export([tmp_path / "run"], tmp_path / "out.html").size
+
+
+@pytest.mark.parametrize("evaluations", [[1.0], [{"accuracy": 1}], [{"accuracy": None}], {"accuracy": 1}])
+def test_a_summary_of_other_types_leaves_the_list_as_it_is(evaluations: Any, tmp_path: Path) -> None:
+    folder = evaluation_folder(tmp_path / "ev", [sample("set", "a", 1.0)])
+    (folder / "summary.json").write_bytes(orjson.dumps({"evaluations": evaluations}))
+    run_folder(tmp_path / "run")
+    rows = {row["key"]: row for row in Answers(Library([tmp_path])).get("/api/runs")["runs"]}
+    assert rows.keys() == {"ev", "run"}
+    assert rows["ev"]["accuracy"] == []
+
+
+def test_metrics_of_other_types_and_of_no_finite_sum_leave_the_list_and_a_comparison_as_they_are(
+    tmp_path: Path,
+) -> None:
+    huge = ("reward/mean", "reward/std", "sampler/logprob_gap_mean", "groups/with_signal")
+    rows = [{"step": at, **dict.fromkeys(huge, 1e308), "reward/ungraded": 1, "outcome/x": {}} for at in range(1, 300)]
+    for name in ("one", "two"):
+        run_folder(tmp_path / name, rows, steps=1000)
+    answers = Answers(Library([tmp_path]))
+    assert [row["alarm"]["key"] for row in answers.get("/api/runs")["runs"]] == ["logprob_gap"] * 2
+    assert answers.get("/api/compare", {"keys": "one,two"})["curves"]
+
+
+@pytest.mark.parametrize("model", ["x" * 10_000, "a\0b", ""])
+def test_a_model_whose_name_no_file_can_have_shows_ids(model: str, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", records={1: [GOOD]})
+    (run / "config.yaml").write_bytes(orjson.dumps({"model": {"path": model}}))
+    folder = evaluation_folder(tmp_path / "ev", [sample("set", "a", 1.0)])
+    (folder / "episodes.jsonl.zst").write_bytes(encode_groups([GOOD]))
+    (folder / "summary.json").write_bytes(orjson.dumps({"model": model}))
+    answers = Answers(Library([tmp_path]))
+    for at in ("run/steps/1", "ev/steps/all"):
+        assert answers.get(f"/api/runs/{at}/groups/0/rollouts/0")
+        why = answers.get(f"/api/runs/{at}/decoder")["why"]
+        assert why.startswith("Token ids are shown instead of text")
+        assert len(why) < 400
 
 
 def test_configurations_with_keys_that_are_numbers_are_compared(tmp_path: Path) -> None:

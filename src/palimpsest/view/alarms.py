@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Literal
 
 from palimpsest.runs.rows import is_number, whole
+from palimpsest.view.metrics_view import mean_of
 from palimpsest.view.status import Status
 from palimpsest.view.tailing import Row
 
@@ -142,7 +143,8 @@ def _no_signal(run: Watched) -> Iterator[Alarm]:
 
 def _ungraded(run: Watched) -> Iterator[Alarm]:
     rows = [row for row in run.metrics if is_number(row.get("reward/ungraded"))][-WINDOW:]
-    played = sum(sum(float(row[key]) for key in row if key.startswith("outcome/")) for row in rows)
+    counts = [row[key] for row in rows for key in row if key.startswith("outcome/")]
+    played = sum(float(count) for count in counts if is_number(count))
     lost = sum(float(row["reward/ungraded"]) for row in rows)
     if len(rows) >= FEWEST and played and lost / played > UNGRADED:
         text = f"{_percent(lost / played)} of the episodes have no grade. Their reasons stand in the episodes' table."
@@ -253,7 +255,7 @@ def _flat(run: Watched) -> Iterator[Alarm]:
     rewards = run.values("reward/mean")[-FLAT_STEPS:]
     if len(rewards) == FLAT_STEPS and run.status in (Status.RUNNING, Status.STOPPED):
         half = FLAT_STEPS // 2
-        moved = fmean(rewards[half:]) - fmean(rewards[:half])
+        moved = mean_of(rewards[half:]) - mean_of(rewards[:half])
         if abs(moved) < FLAT:
             text = f"The reward moved by {moved:+.3f} over the last {FLAT_STEPS} steps. It may have learnt what it can."
             yield Alarm("advice", "flat", text, run.step, "reward/mean")
@@ -275,7 +277,7 @@ _ADVICE: tuple[Rule, ...] = (_rollout_bound, _memory_unused, _flat)
 
 
 def _mean(values: Sequence[float], fewest: int = FEWEST) -> float | None:
-    return fmean(values) if len(values) >= fewest else None
+    return mean_of(values) if len(values) >= fewest else None
 
 
 def _seconds(row: Row) -> float:

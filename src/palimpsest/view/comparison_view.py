@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any
 
 from palimpsest.evaluation import comparison
@@ -19,6 +18,7 @@ from palimpsest.evaluation.pairing import Pairing
 from palimpsest.evaluation.samples import Sample
 from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.runs.rows import with_number
+from palimpsest.view.metrics_view import mean_of
 from palimpsest.view.tailing import Row
 
 FEWEST, MOST = 2, 6
@@ -102,9 +102,9 @@ def _band(group: Sequence[Side], name: str) -> dict[str, Any]:
     return {
         "keys": [side.key for side in group],
         "steps": [each[-1] for each in bins],
-        "mean": [fmean(value for step in each for value in values[step]) for each in bins],
-        "low": [fmean(min(values[step]) for step in each) for each in bins],
-        "high": [fmean(max(values[step]) for step in each) for each in bins],
+        "mean": [mean_of(value for step in each for value in values[step]) for each in bins],
+        "low": [mean_of(min(values[step]) for step in each) for each in bins],
+        "high": [mean_of(max(values[step]) for step in each) for each in bins],
     }
 
 

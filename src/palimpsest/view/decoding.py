@@ -6,6 +6,7 @@ ids are shown, and `why` says what to give.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Decoders:
 
 def _of_model(name: str) -> Iterator[str]:
     """A model's own name, or the newest checkpoint of the run that it names."""
-    if (Path(name) / CONFIG).is_file():
+    if os.path.isfile(Path(name) / CONFIG):  # False too for a name that no file can have
         yield from (str(path) for path in reversed(checkpoint_paths(Path(name) / CHECKPOINTS)))
     yield name
 
@@ -111,9 +112,9 @@ def run_of(source: Source) -> Path | None:
 def _open(name: str) -> Decoder:
     """Raises nothing: a tokenizer that can't be opened says why."""
     here = Path(named(name))
-    folder = here if name in SHIPPED or here.is_dir() else cached_tokenizer(name)
+    folder = here if name in SHIPPED or os.path.isdir(here) else cached_tokenizer(name)
     if folder is None:
-        return Decoder(None, f"the model {name} is neither a folder here nor in the local cache of the hub")
+        return Decoder(None, f"the model {name:.200} is neither a folder here nor in the local cache of the hub")
     try:
         bare = (folder / "tokenizer.json").is_file()
         return Decoder(Codec.for_reading(folder) if bare else Codec.load(str(folder)), None)

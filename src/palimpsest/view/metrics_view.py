@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from palimpsest.runs.rows import is_number, whole, with_number
@@ -45,7 +46,19 @@ def spark(rows: Sequence[Row], key: str, points: int = SPARK) -> list[float]:
     values = [float(row[key]) for row in with_number(rows, key)]
     size = math.ceil(len(values) / points) or 1
     pieces = [values[start : start + size] for start in range(0, len(values), size)]
-    return [sum(piece) / len(piece) for piece in pieces]
+    return [mean_of(piece) for piece in pieces]
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Of one or more; infinite where their sum is too large for a float, which no chart has room for.
+
+    >>> mean_of([0.5, 1.5]), mean_of([1e308, 1e308])
+    (1.0, inf)
+    """
+    try:
+        return fmean(values)
+    except OverflowError:
+        return math.inf
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:

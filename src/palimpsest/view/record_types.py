@@ -6,7 +6,6 @@ other types is told in one line instead of failing somewhere behind it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,8 @@ from palimpsest.types import Grade, Group, Problem, Trajectory, Turn
 
 MOST_ID = 1 << 31
 """Token ids are below it."""
+_MOST_NUMBER = 1e100
+"""Of rewards and log-probabilities, so that no sum or square of them is too large for a float."""
 
 
 def checked(path: Path, group: Group) -> Group:
@@ -128,6 +129,6 @@ def _ids(name: str, ids: Sequence[Any]) -> Iterator[str]:
 
 
 def _numbers(name: str, values: Sequence[Any]) -> Iterator[str]:
-    if not set(map(type, values)) <= {int, float} or not all(map(math.isfinite, values)):
-        wrong = next(each for each in values if type(each) not in (int, float) or not math.isfinite(each))
+    if not set(map(type, values)) <= {int, float} or not all(abs(each) < _MOST_NUMBER for each in values):
+        wrong = next(each for each in values if type(each) not in (int, float) or not abs(each) < _MOST_NUMBER)
         yield f"{name} holds {wrong!r:.60}, no number"

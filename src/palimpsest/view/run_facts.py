@@ -191,8 +191,8 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def _accuracy(source: Source) -> list[float]:
     """Of each part, as the evaluation wrote it down at its end."""
     found = (read_object(source.path / SUMMARY) or {}).get("evaluations")
-    means = [each.get("accuracy", {}).get("mean") for each in found] if isinstance(found, list) else []
-    return [float(mean) for mean in means if is_number(mean)]
+    parts = [each.get("accuracy") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [float(part["mean"]) for part in parts if isinstance(part, dict) and is_number(part.get("mean"))]
 
 
 def _status_of_files(source: Source) -> Status:
