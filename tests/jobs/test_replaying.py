@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+import zstandard
 
 import palimpsest
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
@@ -260,6 +264,30 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
             replay(episode, out=tmp_path / "out", **options)
         assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda line: line.update(group_id=0.5),
+        lambda line: line["problem"].update(id=7),
+        lambda line: line["problem"].update(metadata=0.5),
+        lambda line: line["turns"][1].update(notes=7),
+        lambda line: line["turns"][1].update(step=[None]),
+        lambda line: line["turns"][1].update(token_ids=[[None], *line["turns"][1]["token_ids"][1:]]),
+    ],
+)
+def test_an_episode_of_other_types_is_refused_in_a_line(odd: Callable[[Any], None], run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "trajectories").mkdir(parents=True)
+    shutil.copy(run / "config.yaml", tmp_path / "run")
+    line = orjson.loads(
+        zstandard.ZstdDecompressor().stream_reader((run / record(1)).read_bytes()).read().splitlines()[0]
+    )
+    odd(line)
+    (tmp_path / "run" / record(1)).write_bytes(zstandard.compress(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)))
+    with pytest.raises(DataError, match="is no record of trajectories") as refused:
+        replay(f"{tmp_path / 'run' / record(1)}#0/0", turn=1, out=tmp_path / "out")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_replay_is_never_written_into_the_run_or_over_another_file(run: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from palimpsest.rollout.record import read_groups
 from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES
 from palimpsest.types import Grade, Group, Problem, Trajectory
+from palimpsest.view.record_types import checked
 
 _LINK = re.compile(
     r"(?:/r/[^/]+)?(?:/s/(?P<step>\d{1,9}|all))?"
@@ -122,7 +123,7 @@ def _file(path: Path, step: int | str | None) -> Path:
 
 
 def read_episode(place: Place) -> RecordedEpisode:
-    """The episode at a place. Raises DataError for one that isn't there."""
+    """The episode at a place. Raises DataError for one that isn't there, or of other types than a record's."""
     recording = read_episodes(place.file) if place.file.name == EPISODES else read_groups(place.file)
     groups = recording.groups
     if place.group >= len(groups):
@@ -136,4 +137,4 @@ def read_episode(place: Place) -> RecordedEpisode:
             f"{place.file}: --rollout {place.rollout} is not one of the {len(group.trajectories)} of group "
             f"{place.group}, 0 the first"
         )
-    return RecordedEpisode(place, group)
+    return RecordedEpisode(place, checked(place.file, group))
