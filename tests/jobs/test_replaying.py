@@ -333,8 +333,8 @@ def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest
 
 
 def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "gated", {**TAGGED, "reply_tokens": 12, **SHORT})
-    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=12; shorten it"):
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "gated", {**TAGGED, "reply_tokens": 35, **SHORT})
+    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=35; shorten it"):
         replay(f"{folder}#0/0", turn=1, memory="Anna", out=tmp_path)
 
 
