@@ -17,6 +17,7 @@ from palimpsest.engines.endpoint import client as client_module
 from palimpsest.engines.endpoint.engine import EndpointEngine
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError, EngineError, ModelError, PalimpsestError, PromptTooLong, SamplerError
+from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.endpoint_server import MODEL, WINDOW, Server, endpoint_server, reply
 
@@ -139,6 +140,20 @@ def test_a_reply_of_text_is_cut_at_the_budget(tiny_model_folder: Path) -> None:
     assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
     assert engine.codec.control_ids.isdisjoint(completion.token_ids)
     assert set(completion.logprobs) == {0.0}
+
+
+def test_of_megabytes_that_nobody_asked_for_little_is_encoded(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = list[int]()
+    whole = Codec.encode
+    with endpoint_server(Server(takes="completions", speak=lambda _: "blue " * 200_000)) as server:
+        engine = opened(server, tiny_model_folder)
+        monkeypatch.setattr(Codec, "encode", lambda codec, text: (encoded.append(len(text)), whole(codec, text))[1])
+        completion = asked(engine)
+    assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
+    assert encoded
+    assert max(encoded) < 10_000
 
 
 def test_a_document_that_holds_a_role_marker_is_not_sent_as_text(tiny_model_folder: Path) -> None:

@@ -26,6 +26,7 @@ from palimpsest.types import SamplingParams, StopReason
 _MOST_STOPS = 4  # texts that OpenAI takes
 _MOST_TOKENS = 1 << 31  # of one request
 _SEEDS = 1 << 31  # llama.cpp reads 32 bits
+_TOKEN_CHARS = 256  # that a token spells, at the most
 _ROUNDING = 1e-3
 """Nats that a log-probability may lie above 0, by rounding."""
 _NEUTRAL = {
@@ -132,8 +133,9 @@ class Form:
 
     def encoded(self, text: str, params: SamplingParams, ended: StopReason) -> Answered:
         """A text as ids: cut where it exceeds the budget, which the endpoint counts in other tokens."""
-        ids = tuple(self.codec.encode(text))
-        if len(ids) > params.max_tokens:
+        most = (params.max_tokens + 1) * _TOKEN_CHARS  # megabytes that nobody asked for are not encoded
+        ids = tuple(self.codec.encode(text[:most]))
+        if len(ids) > params.max_tokens or len(text) > most:
             return Answered(ids[: params.max_tokens], None, StopReason.LENGTH, exact=False)
         stop = self.codec.stop_ids[:1] if ended is StopReason.STOP and len(ids) < params.max_tokens else ()
         return Answered((*ids, *stop), None, ended, exact=False)
