@@ -147,9 +147,14 @@ def test_of_megabytes_that_nobody_asked_for_little_is_encoded(
 ) -> None:
     encoded = list[int]()
     whole = Codec.encode
+
+    def encode(codec: Codec, text: str) -> list[int]:
+        encoded.append(len(text))
+        return whole(codec, text)
+
     with endpoint_server(Server(takes="completions", speak=lambda _: "blue " * 200_000)) as server:
         engine = opened(server, tiny_model_folder)
-        monkeypatch.setattr(Codec, "encode", lambda codec, text: (encoded.append(len(text)), whole(codec, text))[1])
+        monkeypatch.setattr(Codec, "encode", encode)
         completion = asked(engine)
     assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
     assert encoded
