@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.errors import EngineError, RunError
 
@@ -144,6 +145,29 @@ def test_colocated_learners_and_samplers_share_whole_gpus(monkeypatch: pytest.Mo
     shared = group_of("cluster.placement=colocated", "cluster.gpus_per_learner=0.6", "cluster.gpus_per_sampler=0.4")
     whole = {"GPU": 1.0}
     assert places(monkeypatch, shared, [0.6, 0.6], [0.4, 0.4, 0.4]) == [[whole] * 3, 0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices"), [((0, 0), ["cpu", "cpu", "cpu"]), ((1, 0), ["auto", "auto", "cpu"]), ((1, 1), ["auto"] * 3)]
+)
+def test_a_process_without_a_gpu_of_its_own_computes_on_a_cpu_wherever_it_runs(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[int, int], devices: list[str]
+) -> None:
+    made: list[str] = []
+
+    class Actor:
+        def options(self, **_: Any) -> Actor:
+            return self
+
+        def remote(self, config: RunConfig, *_: Any) -> None:
+            made.append(config.model.device)
+
+    monkeypatch.setattr(ray, "remote", lambda _: Actor())
+    monkeypatch.setattr(Group, "_place", lambda *_: [{}] * 3)
+    ranks, samplers = gpus
+    settings = (f"cluster.gpus_per_learner={ranks}", f"cluster.gpus_per_sampler={samplers}", "cluster.learners=2")
+    group_of(*settings, copies=1)._create()
+    assert made == devices
 
 
 def test_a_cluster_without_room_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,6 +108,20 @@ def test_a_folder_that_is_not_there_is_refused_before_a_model_is_read(tmp_path: 
     config = load_recipe("memagent-quickstart", ["engine.name=ray", f"cluster.folder={tmp_path}/nowhere"])
     with pytest.raises(ConfigError, match=r"cluster\.folder=.*nowhere: no folder that can be written to"):
         open_engine(config, objective="policy")
+
+
+def test_a_folder_named_from_where_the_run_began_has_its_whole_path_for_other_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(guard, "start", lambda *_: None)
+    for name in ("_connect", "_create", "collect"):
+        monkeypatch.setattr(Group, name, lambda *_: None)
+    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray", "cluster.folder=here"]), None, 0)
+    group.start()
+    assert group.folder.parent == tmp_path / "here"
 
 
 async def test_what_keeps_processes_from_starting_is_told_before_the_first_step(

@@ -115,6 +115,8 @@ def test_a_run_killed_and_resumed_comes_to_the_same_bytes(run: ClusterRun, tmp_p
     assert len(records) == 10
     for name in records:
         assert (run.out / "trajectories" / name).read_bytes() == (through.out / "trajectories" / name).read_bytes()
+    manifest = Path("checkpoints") / "step-000010" / "manifest.json"  # which has the hashes of all files
+    assert (run.out / manifest).read_bytes() == (through.out / manifest).read_bytes()
 
 
 @pytest.mark.slow

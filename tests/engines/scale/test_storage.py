@@ -44,6 +44,15 @@ def test_a_share_that_a_disk_changed_is_no_checkpoint(
             storage.save_state(tmp_path, TENSORS, FACTS)
 
 
+def test_the_same_state_is_the_same_bytes(tmp_path: Path) -> None:
+    hashes = []
+    with one_rank(tmp_path):
+        for number in range(8):  # safetensors has six orders for the texts of a header
+            (tmp_path / str(number)).mkdir()
+            hashes.append(storage.save_state(tmp_path / str(number), TENSORS, FACTS))
+    assert all(each == hashes[0] for each in hashes)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_model_too_large_for_one_file_is_written_into_several_and_opens(
     whole: bool, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch

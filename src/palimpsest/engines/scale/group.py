@@ -81,7 +81,7 @@ class Group:
         mark, home = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
         memory = Path("/dev/shm")
         parent = cluster.folder or (str(memory) if memory.is_dir() else None)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"palimpsest-{os.getpid()}-", dir=parent))  # says whose it is
+        self.folder = Path(tempfile.mkdtemp(prefix=f"palimpsest-{os.getpid()}-", dir=parent)).absolute()  # whose it is
         self._guard = guard.start(mark, [self.folder, home])
         with _STARTING:
             if not ray.is_initialized():
@@ -145,12 +145,13 @@ class Group:
         if cluster.address is None:
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         common = {"num_cpus": 0, "max_restarts": 0, "runtime_env": {"env_vars": environment}}
+        learning, sampling = _on_its_device(config, rank_gpus), _on_its_device(config, sampler_gpus)
         self.ranks = [
-            ray.remote(Rank).options(**common, num_gpus=rank_gpus, **placed[r]).remote(config, self._objective, r)
+            ray.remote(Rank).options(**common, num_gpus=rank_gpus, **placed[r]).remote(learning, self._objective, r)
             for r in range(learners)
         ]
         self.samplers = [
-            ray.remote(SamplerCopy).options(**common, num_gpus=sampler_gpus, **placed[learners + s]).remote(config, 0)
+            ray.remote(SamplerCopy).options(**common, num_gpus=sampler_gpus, **placed[learners + s]).remote(sampling, 0)
             for s in range(self._copies)
         ]
 
@@ -222,6 +223,13 @@ class Group:
                 f"{what}: a process of engine.name=ray was lost ({_line(cause)}); the run goes on from its newest "
                 "checkpoint when it is resumed"
             ) from error
+
+
+def _on_its_device(config: RunConfig, gpus: float) -> RunConfig:
+    """What a process with so many GPUs is given: one without computes on a CPU, though Ray has it see all of them."""
+    if gpus:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
 
 
 def _check_head(address: str, timeout: float) -> None:

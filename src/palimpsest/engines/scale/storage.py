@@ -7,8 +7,8 @@
 torch's distributed checkpoints, in safetensors alone: their own format holds a pickle. No tensor in a share is a single
 number, which its consolidation would write as 0: the count of steps is in learner.json.
 
-Guaranteed: a share is read back and compared with memory before its hash is told; any number of ranks reads what
-another number wrote, bit for bit.
+Guaranteed: a share is read back and compared with memory before its hash is told; the same state in as many shares is
+the same bytes; any number of ranks reads what another number wrote, bit for bit.
 Not covered: a file system that not every rank sees (refused at the start, group.py).
 """
 
@@ -57,10 +57,24 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Facts) -> dic
         files.write_plain(inner / FACTS, facts.to_json().encode())
         mine.append(inner / FACTS)
     for file in mine:
+        if file.suffix == ".safetensors":
+            _settle(file)
         files.sync(file)
         if file.suffix == ".safetensors":
             _compare(file, tensors)
     return files.hashes(folder, mine)
+
+
+def _settle(file: Path) -> None:
+    """Sort the texts in a share's header, which safetensors writes in any order: the same state is the same bytes."""
+    with files.naming(file), file.open("r+b") as stored:
+        size = int.from_bytes(stored.read(8), "little")
+        header = json.loads(stored.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(content) <= size
+        stored.seek(8)
+        stored.write(content.ljust(size))
 
 
 def _compare(file: Path, tensors: Mapping[str, Tensor]) -> None:
