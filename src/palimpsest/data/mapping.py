@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.data.rows import Row, read_rows, sniff
-from palimpsest.data.tables import NESTED, nested
+from palimpsest.data.rows import Row, read_rows
+from palimpsest.data.tables import NESTED
 from palimpsest.errors import DataError, nearest
 
 _ABSENT = object()
@@ -25,11 +25,8 @@ _ABSENT = object()
 
 def mapped_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     """`read_rows` with columns renamed. Raises DataError."""
-    rows = read_rows(path)
-    if not columns:
-        return rows
-    is_table = sniff(path) == "table"
-    return (_nested_cells(renamed(row, columns), columns) if is_table else renamed(row, columns) for row in rows)
+    rows = read_rows(path, {*NESTED, *(theirs for ours, theirs in columns.items() if ours in NESTED)})
+    return (renamed(row, columns) for row in rows) if columns else rows
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -48,12 +45,6 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
                 )
     kept = {name: value for name, value in row.values.items() if name not in columns.values()}
     return replace(row, values=kept | {ours: value for ours, value in found.items() if value is not _ABSENT})
-
-
-def _nested_cells(row: Row, columns: Mapping[str, str]) -> Row:
-    """`row` of a table with JSON read in the cells whose new name may hold it."""
-    cells = {name: row.values[name] for name in columns if name in NESTED and isinstance(row.values.get(name), str)}
-    return replace(row, values=row.values | {name: nested(cell) for name, cell in cells.items()})
 
 
 def _at(values: Any, path: str) -> Any:

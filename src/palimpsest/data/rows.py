@@ -10,7 +10,7 @@ Not covered: compressed files and Git LFS pointers (recognised, refused); duplic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, TextIO
 from palimpsest.data.articles import article_rows, has_articles
 from palimpsest.data.encoding import WIDE, convert, not_utf8
 from palimpsest.data.hub import hub_rows, is_hub
-from palimpsest.data.tables import parquet, table
+from palimpsest.data.tables import NESTED, parquet, table
 from palimpsest.data.text_folder import text_rows
 from palimpsest.errors import DataError
 
@@ -47,9 +47,11 @@ class Row:
 Kind = Literal["array", "lines", "parquet", "table", "folder", "hub"]
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of `path` in order. Raises DataError, at the row that is wrong and not before."""
-    rows = _READERS[sniff(path)](path)
+def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row]:
+    """The rows of `path` in order; in a table cells of `json_columns` may hold JSON. Raises DataError, at the row that
+    is wrong and not before."""
+    kind = sniff(path)
+    rows = table(path, json_columns) if kind == "table" else _READERS[kind](path)
     index = -1
     try:
         for index, (values, place) in enumerate(rows):
@@ -223,7 +225,6 @@ _READERS = {
     "array": _array,
     "lines": _lines,
     "parquet": parquet,
-    "table": table,
     "folder": text_rows,
     "hub": hub_rows,
 }

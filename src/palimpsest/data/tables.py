@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ _BUFFER = 1 << 20  # bytes of a column read at a time; by default a whole row gr
 _BATCH = 64  # rows of a parquet batch; rows of the published files hold 100 kB each
 
 
-def table(path: Path) -> Iterator[tuple[Any, str]]:
-    """(values by column, place) of every row of a CSV or TSV file."""
+def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[Any, str]]:
+    """(values by column, place) of every row of a CSV or TSV file; a cell of `json_columns` may hold JSON."""
     csv.field_size_limit(_FIELD)  # of the process: the default of 128 kB is less than a document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=_separator(path), strict=True)
@@ -41,7 +41,7 @@ def table(path: Path) -> Iterator[tuple[Any, str]]:
                 if not header:
                     header = _header(path, cells)
                     continue
-                yield _values(path, header, cells, place), place
+                yield _values(path, header, cells, place, json_columns), place
         except csv.Error as error:
             raise DataError(
                 f"{path} line {begun}: CSV that can't be read ({error}); a cell that holds a quote, separator or "
@@ -67,7 +67,9 @@ def _header(path: Path, cells: list[str]) -> list[str]:
     return names
 
 
-def _values(path: Path, header: list[str], cells: list[str], place: str) -> dict[str, Any]:
+def _values(
+    path: Path, header: list[str], cells: list[str], place: str, json_columns: Container[str]
+) -> dict[str, Any]:
     if len(cells) != len(header):
         raise DataError(
             f"{path} {place}: {len(cells)} cells, the header has {len(header)}; put a cell that holds the separator "
@@ -77,14 +79,14 @@ def _values(path: Path, header: list[str], cells: list[str], place: str) -> dict
     for name, cell in zip(header, cells, strict=True):
         if "\0" in cell:
             raise DataError(f"{path} {place}: {name} holds a NUL byte; remove it")
-        values[name] = None if cell == "" else nested(cell) if name in NESTED else cell
+        values[name] = None if cell == "" else _nested(cell) if name in json_columns else cell
     return values
 
 
-def nested(cell: str) -> Any:
+def _nested(cell: str) -> Any:
     """The list or object that a cell holds as JSON; else the cell.
 
-    >>> nested('["a", "b"]'), nested("[5]"), nested("[1, 2)")
+    >>> _nested('["a", "b"]'), _nested("[5]"), _nested("[1, 2)")
     (['a', 'b'], '[5]', '[1, 2)')
     """
     if not cell.lstrip().startswith(("[", "{")):
