@@ -312,7 +312,7 @@ def test_a_server_that_trips_over_token_ids_is_asked_in_text(tiny_model_folder: 
 def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:
     with endpoint_server() as other, endpoint_server() as server:
         server.fault = lambda number: reply(307, None, location=f"{other.url}/completions")
-        with refusing(EngineError, "redirects to", other.url):
+        with refusing(EngineError, "redirects to", other.url, "set engine.url (--base-url)"):
             opened(server, tiny_model_folder)
     assert other.paths == []
 
@@ -320,7 +320,7 @@ def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:
 def test_nobody_there_is_told_at_once(tiny_model_folder: Path) -> None:
     with endpoint_server() as server:
         pass
-    with refusing(EngineError, server.url, "can't be reached", "check engine.url"):
+    with refusing(EngineError, server.url, "can't be reached", "check engine.url (--base-url), and that it runs"):
         opened(server, tiny_model_folder)
 
 
@@ -348,7 +348,7 @@ def test_a_path_without_v1_is_told(tiny_model_folder: Path) -> None:
         bare = server.url.removesuffix("/v1")
         server.takes = "chat"
         server.fault = lambda number: reply(404, {"detail": "Not Found"})
-        with refusing(ConfigError, "does engine.url lack /v1?"):
+        with refusing(ConfigError, "does engine.url (--base-url) lack /v1?"):
             open_engine(config_of(bare, tiny_model_folder), objective=None)
 
 

@@ -41,6 +41,8 @@ _IN_A_ROW = 8  # attempts that found nobody, over `patience_s` at the least: the
 _TOO_LONG = re.compile(r"context[ _-]?(?:length|size|window)|maximum context|max_model_len", re.IGNORECASE)
 _NO_QUOTA = re.compile(r"insufficient[_ ]quota|billing", re.IGNORECASE)
 _EXAMPLE = "one like http://127.0.0.1:8000/v1"
+_URL = "engine.url (--base-url)"
+"""The address, by the names that a user may have given it under."""
 
 
 class Refused(SamplerError):
@@ -68,15 +70,13 @@ class Client:
 
     def __init__(self, config: EndpointEngineConfig) -> None:
         """Raises ConfigError if the address is none, or the environment variable of the key isn't set."""
-        address = check_address(config.url, "engine.url", example=_EXAMPLE)
+        address = check_address(config.url, _URL, example=_EXAMPLE)
         if address.query or address.fragment:
-            raise ConfigError(
-                f"engine.url: the address has a query or a fragment, which may be secrets; give {_EXAMPLE}"
-            )
+            raise ConfigError(f"{_URL}: the address has a query or a fragment, which may be secrets; give {_EXAMPLE}")
         self.url = config.url.rstrip("/")
         if self.url.endswith("/completions"):
             stem = self.url.removesuffix("/completions").removesuffix("/chat")
-            raise ConfigError(f"engine.url={config.url}: give what stands before it, {stem}")
+            raise ConfigError(f"{_URL}: {config.url}: give what stands before it, {stem}")
         self._config = config
         self._key = token_from(config.api_key_env, "engine.api_key_env")
         self._places = asyncio.Semaphore(config.concurrency)
@@ -115,7 +115,7 @@ class Client:
             async with self._places:
                 answer = (await self._sent(method, url, body)).json()
         except Unanswered as nobody:
-            raise EngineError(f"{self.url}: can't be reached ({nobody}); check engine.url, and that it runs") from None
+            raise EngineError(f"{self.url}: can't be reached ({nobody}); check {_URL}, and that it runs") from None
         except (SamplerError, PromptTooLong, Again, ValueError):
             return None
         return answer if isinstance(answer, dict) else None
@@ -141,7 +141,7 @@ class Client:
         told = f"{self.url}: {said}"
         if 300 <= reply.status < 400:
             place = redacted(reply.headers.get("location", "nowhere"), self._key)
-            return EngineError(f"{self.url}: redirects to {place:.200}, which is not followed; set engine.url to that")
+            return EngineError(f"{self.url}: redirects to {place:.200}, which is not followed; set {_URL} to that")
         if reply.status in (401, 403):
             fix = "check the key in" if self._key else "name the environment variable that holds the key:"
             return EngineError(f"{told}; {fix} engine.api_key_env (--api-key-env)")

@@ -206,5 +206,5 @@ def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, str]) -> s
         return (
             f"engine.mode needs the tokenizer of {model}: give its folder or hub id by engine.tokenizer (--tokenizer)"
         )
-    hint = "" if url.endswith("/v1") else "; does engine.url lack /v1?"
+    hint = "" if url.endswith("/v1") else "; does engine.url (--base-url) lack /v1?"
     return f"{url}: answers no mode that was tried ({'; '.join(f'{m}: {r}' for m, r in reasons.items())}){hint}"
