@@ -12,8 +12,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.explain import known_keys, section_of
-from palimpsest.config.keys import all_keys
+from palimpsest.config.keys import all_keys, keys_of
 from palimpsest.config.load import (
     dump_config,
     load_recipe,
@@ -206,13 +207,22 @@ WRONG: tuple[Any, ...] = (
     "no such thing", "", 1.5, -1, 0, True, None, math.nan, math.inf, 10**18, [], [1, 2], ["a"], [[1]], {"a": 1}, {},
     {"a": [1]}, {1: 2}, [{"name": 3}], {"a": {"trained": "x"}}, [0.9], [0.9, "x"], [1, 2, 3],
 )  # fmt: skip
-PYDANTICS = re.compile(r"[Ii]nput|should|valid (integer|number|string|dict|list|tuple|boolean)|pars|pydantic|\[key\]")
+PYDANTICS = re.compile(
+    r"[Ii]nput|should|valid (integer|number|string|dict|list|tuple|boolean)|pars|pydantic|\[key\]|something else"
+)
 
 
-@pytest.mark.parametrize("key", [key.name for key in all_keys()])
-def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str) -> None:
+ENDPOINT = {"engine.name": "endpoint", "engine.url": "http://127.0.0.1:8000/v1"}
+SETTINGS = [
+    *((key.name, {}) for key in all_keys()),
+    *((key.name, ENDPOINT) for key in keys_of(EndpointEngineConfig, "engine.", None)),
+]
+
+
+@pytest.mark.parametrize(("key", "beside"), SETTINGS)
+def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dict[str, Any]) -> None:
     """Of every key: a line that names it, its value and what is expected, never the validator's own words."""
-    messages = [message for wrong in WRONG if (message := refusal({key: wrong}))]
+    messages = [message for wrong in WRONG if (message := refusal({**beside, key: wrong}))]
     assert [message for message in messages if key.rpartition(".")[2] in message]
     assert not [message for message in messages if PYDANTICS.search(message)]
 
@@ -246,6 +256,19 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str) -> None:
 )
 def test_each_kind_of_wrong_value_is_told_what_it_must_be(setting: str, message: str) -> None:
     assert refused(setting) == f"override {setting}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("engine.concurrency=0", "engine.concurrency=0: must be a whole number, at least 1"),
+        ("engine.logprobs=3", "engine.logprobs=3: must be true or false"),
+        ("engine.mode=chats", "engine.mode='chats': choose one of auto, tokens, completions, chat; did you mean chat?"),
+        ("engine.concurency=3", "unknown key engine.concurency; did you mean engine.concurrency?"),
+    ],
+)
+def test_so_is_one_of_a_key_that_one_kind_of_engine_alone_has(setting: str, message: str) -> None:
+    assert refused(*(f"{key}={value}" for key, value in ENDPOINT.items()), setting) == f"override {setting}: {message}"
 
 
 def test_a_number_out_of_range_names_the_bound() -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from palimpsest.config.engine import OWN, engines_with
-from palimpsest.config.keys import section_in
+from palimpsest.config.keys import section_in, sections_in
 from palimpsest.config.options import choices, expected
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import nearest
@@ -61,23 +61,24 @@ def section_of(key: str) -> type[BaseModel] | None:
     >>> section_of("train.steps") is None
     True
     """
-    model: type[BaseModel] = RunConfig
+    return next(iter(_sections_of(key)), None)
+
+
+def _sections_of(key: str) -> list[type[BaseModel]]:
+    """Those that may stand under a dotted key: `engine` has other keys by its name."""
+    models: list[type[BaseModel]] = [RunConfig]
     for part in key.split(".") if key else ():
-        field = model.model_fields.get(part)
-        inner = section_in(field.annotation) if field else None
-        if inner is None:
-            return None
-        model = inner
-    return model
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [section for field in fields for section in sections_in(field.annotation)]
+    return models
 
 
 def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the configuration, sections included."""
+    """Every dotted key of the configuration, sections included; one of several kinds of a section as often."""
     for name, field in model.model_fields.items():
         yield prefix + name
-        inner = section_in(field.annotation)
-        if inner is not None:
-            yield from known_keys(inner, f"{prefix}{name}.")
+        for section in sections_in(field.annotation):
+            yield from known_keys(section, f"{prefix}{name}.")
 
 
 def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
@@ -130,9 +131,9 @@ def _asked_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
     annotation: Any = RunConfig
     metadata: list[Any] = []
     for part in where:
-        section, inner = section_in(annotation), _inside(annotation)
-        if section is not None and part in section.model_fields:
-            field = section.model_fields[str(part)]
+        sections, inner = sections_in(annotation), _inside(annotation)
+        field = next((each.model_fields[str(part)] for each in sections if part in each.model_fields), None)
+        if field is not None:
             annotation, metadata = field.annotation, field.metadata
         elif inner:
             annotation, metadata = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1], []
@@ -169,16 +170,14 @@ def _limits(metadata: Iterable[Any]) -> str:
 def _nearest_key(key: str) -> str:
     """Nearest sibling; else the same last name elsewhere; else the nearest key of all."""
     section, _, leaf = key.rpartition(".")
-    model = section_of(section)
-    if model is not None:
-        close = nearest(leaf, model.model_fields)
-        if close:
-            prefix = f"{section}." if section else ""
-            return close.replace("did you mean ", f"did you mean {prefix}")
-    keys = list(known_keys())
+    siblings = dict.fromkeys(name for model in _sections_of(section) for name in model.model_fields)
+    if close := nearest(leaf, siblings):
+        prefix = f"{section}." if section else ""
+        return close.replace("did you mean ", f"did you mean {prefix}")
+    keys = list(dict.fromkeys(known_keys()))
     namesake = [name for name in keys if name.rpartition(".")[2] == leaf]
     if namesake:
         return f"; did you mean {' or '.join(namesake)}?"
     if close := nearest(key, keys):
         return close
-    return f"; known keys there: {', '.join(model.model_fields)}" if model is not None else ""
+    return f"; known keys there: {', '.join(siblings)}" if siblings else ""

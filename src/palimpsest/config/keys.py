@@ -139,10 +139,19 @@ def yaml_words(value: Any) -> str:
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section's class of `Section` or `Section | None`; of a union of sections by name, the first."""
+    return next(iter(sections_in(annotation)), None)
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every section that an annotation allows: `engine` has other keys by its name.
+
+    >>> [len(sections_in(RunConfig.model_fields[name].annotation)) for name in ("recipe", "train", "engine")]
+    [0, 1, 4]
+    """
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = list(typing.get_args(annotation)) if union else [annotation]
     options = [typing.get_args(each)[0] if typing.get_origin(each) is typing.Annotated else each for each in options]
-    return next((each for each in options if isinstance(each, type) and issubclass(each, BaseModel)), None)
+    return [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
 
 
 def field_at(key: str) -> FieldInfo | None:
