@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -182,8 +183,9 @@ def sample_rows() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("format", "text"), sample_rows())
 def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: str, tmp_path: Path) -> None:
-    from palimpsest.data.formats import recognise
+    from palimpsest.data.formats import COLUMNS, recognise
 
+    assert json.loads(text).keys() <= COLUMNS.keys()  # so that data.map may name any of them
     file = tmp_path / "rows.json"
     file.write_text(f"[{text}]", "utf-8")
     (tmp_path / "frankenstein.txt").write_text("A novel by Mary Shelley.", "utf-8")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -95,13 +96,28 @@ async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]],
     return done
 
 
+_MOST_NAMES = 1000
+_MOST_SHOWN = 40
+
+
+def shown_names(names: Collection[object]) -> str:
+    """Names for an error message, of very many the first.
+
+    >>> shown_names(["q", "gold"]), shown_names(range(1000))[-19:]
+    ('q, gold', '38, 39 and 960 more')
+    """
+    first = ", ".join(map(str, islice(names, _MOST_SHOWN)))
+    return first if len(names) <= _MOST_SHOWN else f"{first} and {len(names) - _MOST_SHOWN:,} more"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name closest to `name` as a hint for an error message, or an empty string.
+    """The known name closest to `name` as a hint for an error message, or an empty string. Of very many names the first
+    are looked at.
 
     >>> nearest("learning_rte", ["learning_rate", "seed"])
     '; did you mean learning_rate?'
     >>> nearest("zzz", ["learning_rate", "seed"])
     ''
     """
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(islice(known, _MOST_NAMES)), n=1, cutoff=0.6)
     return f"; did you mean {matches[0]}?" if matches else ""

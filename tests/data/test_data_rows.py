@@ -1,6 +1,8 @@
 """What bad files get: one line that names the file, the place, the value and the fix."""
 
+import difflib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.data import rows as rows_module
-from palimpsest.data.problems import read_problems
+from palimpsest.data.problems import Reading, read_problems
 from palimpsest.data.rows import read_rows
 from palimpsest.errors import DataError
 
@@ -25,6 +27,34 @@ def refusal(path: Path) -> str:
     assert "\n" not in message
     assert str(path) in message
     return message
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "a pipe or a device" in refusal(tmp_path / "pipe.jsonl")
+
+
+def test_of_very_many_columns_a_message_names_the_first_and_no_hint_looks_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = list[int]()
+    close = difflib.get_close_matches
+
+    def counted(name: str, known: list[str], **options: Any) -> list[str]:
+        looked_at.append(len(known))
+        return close(name, known, **options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    wide = tmp_path / "wide.csv"
+    names = [f"column {number}" for number in range(20_000)]
+    wide.write_text("\n".join(",".join(row) for row in (names, ["x"] * len(names))))
+    for columns in ({}, {"question": "q"}):
+        with pytest.raises(DataError) as caught:
+            list(read_problems(wide, reading=Reading(columns=columns)))
+        assert "column 39 and 19,960 more" in str(caught.value)
+        assert len(str(caught.value)) < 1500
+    assert looked_at
+    assert max(looked_at) <= 1000
 
 
 @pytest.mark.parametrize("read", [1, 3, 64, 1 << 20])

@@ -206,6 +206,26 @@ def test_a_mapped_column_that_is_not_there_is_named_with_the_nearest(tmp_path: P
         list(read_problems(path, reading=Reading(columns={"question": "qery", "answers": "gold"})))
 
 
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [("quesion", "quesion; did you mean question?"), ("contxt", "contxt; did you mean context?"), ("zzz", "zzz (ours")],
+)
+def test_a_name_of_ours_that_no_format_reads_is_named_with_the_nearest(tmp_path: Path, ours: str, words: str) -> None:
+    """One that nothing needs, too: a question whose context went lost would be asked without it."""
+    path = lines(tmp_path / "f.jsonl", {"question": "Who?", "answers": ["Ann"], "q": "Ann ran."})
+    with pytest.raises(DataError) as caught:
+        list(read_problems(path, reading=Reading(columns={ours: "q"})))
+    assert f"f.jsonl line 1: data.map {ours}=q: no format reads a column {words}" in str(caught.value)
+
+
+def test_a_column_of_one_of_several_files_is_told_by_the_files_name(tmp_path: Path) -> None:
+    first = lines(tmp_path / "a.jsonl", {"q": "Who?", "answers": ["Ann"]})
+    second = lines(tmp_path / "b.jsonl", {"text": "Where?", "answers": ["Rome"], "q": "x"})
+    columns = {"question": "q", f"{second}:question": "text"}
+    problems = list(read_problems([first, second], reading=Reading(columns=columns)))
+    assert [problem.question for problem in problems] == ["Who?", "Where?"]
+
+
 def test_a_mapped_column_that_a_later_row_lacks_is_an_absent_one(tmp_path: Path) -> None:
     rows = [{"question": "Who?", "answers": ["Ann"], "text": "Ann ran."}, {"question": "Who?", "answers": ["Ann"]}]
     problems = read_problems(lines(tmp_path / "f.jsonl", *rows), reading=Reading(columns={"context": "text"}))

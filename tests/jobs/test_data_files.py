@@ -88,6 +88,26 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
     ((sample,), _) = read_samples(tmp_path / "out" / "samples.jsonl")
     assert (sample.question, sample.answers) == ("Who?", ("Ann",))
     assert palimpsest(*words, "--map", "question").stderr.startswith("error: --map question: expected pairs")
+    typo = palimpsest("data", "inspect", str(path), "--map", "quesion=q,answers=gold")
+    assert "data.map quesion=q: no format reads a column quesion; did you mean question?" in typo.stderr
+    stray = palimpsest("data", "inspect", str(path), "--map", "fag.csv:question=q")
+    assert stray.stderr.startswith("error: --map fag.csv:question: no file that is read is called fag.csv")
+
+
+def test_each_of_several_files_may_have_columns_of_its_own(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_text("q,gold,body\nWho?,Ann,Ann ran.\n")
+    second.write_text("asked,gold,body\nWhere?,Rome,Ann ran to Rome.\n")
+    words = ["eval", "--no-baselines", "--model", str(tiny_model_folder), "--data", str(first), "--data", str(second)]
+    columns = f"question=q,answers=gold,context=body,{second}:question=asked"
+    done = palimpsest(*words, *WORDS, "--map", columns, "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    samples, _ = read_samples(tmp_path / "out" / "samples.jsonl")
+    assert {(sample.name, sample.question) for sample in samples} == {("a", "Who?"), ("b", "Where?")}
+    stray = palimpsest(*words, *WORDS, "--map", "c.csv:question=q")
+    assert "data.map c.csv:question: no file that is read is called c.csv" in stray.stderr
 
 
 def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:

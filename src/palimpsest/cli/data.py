@@ -53,7 +53,7 @@ def inspect(
     from palimpsest.data.problems import Reading
     from palimpsest.data.source import named_format
 
-    named = {} if columns is None else named_columns(columns)
+    named = named_columns(columns, file)
     reading = Reading(named_format(format), corpus, named, on_missing_gold is MissingGold.skip)
     stdout().print(render(inspect_source(file, reading, documents=documents, limit=limit)))
 
@@ -93,7 +93,7 @@ def assemble(
         corpus=corpus,
         limit=limit,
         format=format,
-        map={} if columns is None else named_columns(columns),
+        map=named_columns(columns, file),
         on_missing_gold=on_missing_gold.value,
         seed=seed,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.config.data import columns_of
+from palimpsest.config.data import check_columns, columns_of
 from palimpsest.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 Force = Annotated[bool, typer.Option("--force", help="Start anew; what the folder holds is moved aside.")]
 Columns = Annotated[
     str | None,
-    typer.Option("--map", metavar="OURS=THEIRS,...", help="Columns of the file: question=q,answers=reward.gold."),
+    typer.Option(
+        "--map",
+        metavar="OURS=THEIRS,...",
+        help="Columns of the file: question=q,answers=reward.gold; of one of several files b.csv:question=text.",
+    ),
 ]
 BaseUrl = Annotated[
     str | None,
@@ -35,12 +39,15 @@ Tokenizer = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
 
 
-def named_columns(text: str) -> dict[str, str]:
-    """Columns by our name, given as question=q,answers=gold. Raises ConfigError."""
+def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
+    """Columns by our name, given as question=q,answers=gold; of `file`, where that is all that is read. Raises
+    ConfigError."""
     try:
-        columns: dict[str, str] = columns_of(text)
+        columns: dict[str, str] = columns_of(text or "")
+        if file is not None:
+            check_columns(columns, [file])
     except ValueError as error:
-        raise ConfigError(str(error).replace("data.map=", "--map ")) from None
+        raise ConfigError(str(error).replace("data.map=", "--map ").replace("data.map", "--map")) from None
     return columns
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from palimpsest.config.strict import Strict
+from palimpsest.errors import nearest
 from palimpsest.plugins import check_name, is_own
 
 FORMATS = (
@@ -43,10 +46,10 @@ OneOrMore = Annotated[
 
 
 def columns_of(given: Any) -> Any:
-    """Columns by our name, of a mapping or of a text.
+    """Columns by our name, of a mapping or of a text; behind a file's name those of that file alone.
 
-    >>> columns_of("question=q, answers=gold.text")
-    {'question': 'q', 'answers': 'gold.text'}
+    >>> columns_of("question=q, answers=gold.text, b.csv:question=text")
+    {'question': 'q', 'answers': 'gold.text', 'b.csv:question': 'text'}
     """
     if not isinstance(given, str):
         return given
@@ -54,6 +57,28 @@ def columns_of(given: Any) -> Any:
     if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
         raise ValueError(f"data.map={given}: expected pairs of our column and the file's, e.g. question=q,answers=gold")
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+
+
+def columns_for(file: str | Path, columns: Mapping[str, str]) -> dict[str, str]:
+    """Those of a file: what is named for it, or for a folder it lies in, and what is named for all.
+
+    >>> columns_for("./b.csv", {"question": "q", "answers": "a", "b.csv:question": "text", "c.csv:answers": "gold"})
+    {'question': 'text', 'answers': 'a'}
+    """
+    split = [(key.rpartition(":"), theirs) for key, theirs in columns.items()]
+    places = {Path(file), *Path(file).parents}
+    of_all = {ours: theirs for (name, _, ours), theirs in split if not name}
+    return of_all | {ours: theirs for (name, _, ours), theirs in split if name and Path(name) in places}
+
+
+def check_columns(columns: Mapping[str, str], files: Iterable[str | Path]) -> None:
+    """Raise ValueError for columns of a file that isn't among `files`."""
+    known = {Path(file): str(file) for file in files}
+    for name, _, ours in (key.rpartition(":") for key in columns):
+        if name and Path(name) not in known:
+            raise ValueError(
+                f"data.map {name}:{ours}: no file that is read is called {name}{nearest(name, known.values())}"
+            )
 
 
 def _alone(given: Any) -> Any:
@@ -192,7 +217,8 @@ class DataConfig(Strict):
     format: str | None = None
     """Of files: one of the formats of own-data.md, or my_module:MyFormat; None: as their columns say."""
     map: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
-    """Columns of files under other names, ours first: `{question: q, answers: reward.gold}`; dots go into objects."""
+    """Columns of files under other names, ours first: `{question: q, answers: reward.gold}`; dots go into objects.
+    `b.csv:question` is of that one of several files alone."""
     on_missing_gold: Literal["refuse", "skip"] = "refuse"
     """What becomes of a row whose gold paragraph isn't among its own: the file is refused, or the row left out and
     counted."""
@@ -253,6 +279,7 @@ class DataConfig(Strict):
                 raise ValueError(f"data.{name}={list(names)}: name a file, or a list of different files")
             if len(names) > 1 and {"synthetic", "synthetic_search"} & set(names):
                 raise ValueError(f"data.{name}={list(names)}: a list holds files alone, synthetic problems are drawn")
+        check_columns(self.map, (*listed(self.source), *listed(self.eval_source or ())))
         if self.weights is None:
             return self
         files = listed(self.source)

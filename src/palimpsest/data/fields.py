@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from palimpsest.data.rows import Row
-from palimpsest.errors import DataError, nearest
+from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.text.storable import valid
 from palimpsest.types import Question
 
@@ -51,7 +51,7 @@ def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
     if values.get(key) is None:
         place = f"{inside}.{key}" if inside else key
         hint = nearest(key, (str(name) for name in values if name != key))
-        raise DataError(f"{row.where}: {place} is missing{hint} (there: {', '.join(map(str, values)) or 'nothing'})")
+        raise DataError(f"{row.where}: {place} is missing{hint} (there: {shown_names(values) or 'nothing'})")
     return values[key]
 
 

@@ -10,14 +10,22 @@ Not covered: whether the context holds the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from palimpsest.data import benchmark_formats, conversations, paragraph_formats, question_formats, training_formats
+from palimpsest.data import (
+    benchmark_formats,
+    conversations,
+    fields,
+    paragraph_formats,
+    question_formats,
+    training_formats,
+)
 from palimpsest.data.assemble import Record
 from palimpsest.data.rows import Row
-from palimpsest.errors import DataError, nearest
+from palimpsest.errors import DataError, nearest, shown_names
 
 Parse = Callable[[Row, str], Record]
 """(row, id to use where the row has none) to record."""
@@ -136,6 +144,23 @@ FORMATS = {
     )
 }
 
+_FURTHER = (
+    *("metadata", "memory", "sessions", "title", "type", "level", "supporting_facts"),
+    *("answerable", "answer_aliases", "question_decomposition", "evidence_docs", "negative_docs", "reasoning_types"),
+    *("question_date", "question_type", "haystack_dates", "haystack_session_ids", "answer_session_ids"),
+    *("domain", "sub_domain", "difficulty", "length", "sample_id", "conversation_id", "plans"),
+    *("data_source", "ability", "num_docs", "chunks", "index", "evidence", "evidence_positions", "evidence_idx"),
+)
+"""Columns that a layout reads where they are there."""
+COLUMNS = dict.fromkeys(
+    (
+        *(name for format in FORMATS.values() for name in (*format.needs, format.instead) if name),
+        *fields.IDS,
+        *_FURTHER,
+    )
+)
+"""Every column that some layout reads, the commonest of a name first."""
+
 _ALIASES = {
     "question": ("q", "query", "prompt", "input", "problem", "instruction", "ask"),
     "answers": ("a", "answer", "gold", "golds", "label", "labels", "target", "targets", "output", "ground_truth"),
@@ -143,6 +168,8 @@ _ALIASES = {
     "context": ("document", "text", "passage", "article", "story", "doc", "body"),
 }
 """Other names of the commonest columns, for hints."""
+_LOOKED_AT = 1000
+"""Columns that a hint may name, of a row of very many."""
 
 
 def named(name: str) -> Format:
@@ -173,21 +200,19 @@ def require(format: Format, row: Row) -> None:
         raise _lacks(row, format, "format")
 
 
-def missing(format: Format, columns: Iterable[str]) -> list[str]:
-    columns = set(columns)
+def missing(format: Format, columns: Container[str | None]) -> list[str]:
     return [] if format.instead in columns else [name for name in format.needs if name not in columns]
 
 
-def _likeness(format: Format, columns: Iterable[str]) -> float:
+def _likeness(format: Format, names: Collection[str]) -> float:
     """Share of the needed columns that are there; of a misspelt one, or one of another name, about half."""
-    names = list(columns)
     guessed = {need: 0.6 if nearest(need, names) else 0.5 for need in format.needs if _other_name(need, names)}
     return sum(1.0 if need in names else guessed.get(need, 0.0) for need in format.needs) / len(format.needs)
 
 
 def _other_name(need: str, columns: Iterable[str]) -> str | None:
     """The column that may be `need` under another name."""
-    names = [name for name in columns if isinstance(name, str)]
+    names = [name for name in islice(columns, _LOOKED_AT) if isinstance(name, str)]
     if near := nearest(need, names):
         return next(name for name in names if f" {name}?" in near)
     lowered = {name.lower(): name for name in names}
@@ -198,12 +223,12 @@ def _lacks(row: Row, format: Format, lead: str) -> DataError:
     lacking, used = missing(format, row.values), set[str]()
     mends, hints = list[str](), list[str]()
     for name in lacking:
-        other = _other_name(name, [each for each in row.values if each not in format.needs and each not in used])
+        other = _other_name(name, (each for each in row.values if each not in format.needs and each not in used))
         used |= {other} if other else set()
         hints.append(f"{name!r}" + (f"; did you mean {other}?" if other else ""))
         mends.append(f"{name}={other or 'COLUMN'}")
     return DataError(
         f"{row.where}: {lead} {format.name!r}, which needs column {', '.join(hints)}; the row has "
-        f"{', '.join(map(str, row.values)) or 'none'}; columns of other names are told by --map {','.join(mends)} "
+        f"{shown_names(row.values) or 'none'}; columns of other names are told by --map {','.join(mends)} "
         f"(data.map={{{', '.join(mend.replace('=', ': ') for mend in mends)}}})"
     )

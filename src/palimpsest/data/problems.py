@@ -19,6 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from palimpsest import files
+from palimpsest.config.data import columns_for
 from palimpsest.data import fields, metadata
 from palimpsest.data.assemble import Corpus, Record, assemble
 from palimpsest.data.documents_file import DOCUMENTS, palimpsest_by_index
@@ -132,13 +133,13 @@ def format_of(path: Path, reading: Reading = AS_IT_IS) -> DataFormat:
             return format
         format = None
     if format is None:
-        return RowFormat(recognise(next(mapped_rows(_data_file(path), reading.columns))), reading)
+        return RowFormat(recognise(next(_rows(path, reading))), reading)
     return RowFormat(named(format), reading)
 
 
-def _data_file(path: Path) -> Path:
-    """`path`, or the file of questions in it."""
-    return questions_file(path) if path.is_dir() else path
+def _rows(path: Path, reading: Reading) -> Iterator[Row]:
+    """Of `path`, or of the file of questions in it, by our names."""
+    return mapped_rows(questions_file(path) if path.is_dir() else path, columns_for(path, reading.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +155,12 @@ class RowFormat:
 
     def recognises(self, path: Path) -> bool:
         """Whether the first row has the columns."""
-        return fits(self.columns, next(mapped_rows(_data_file(path), self.reading.columns)).values)
+        return fits(self.columns, next(_rows(path, self.reading)).values)
 
     def read(self, path: Path, skipped: list[str] | None = None) -> Iterator[Record]:
         """A record a row; `skipped` gains what is said of rows that `reading` leaves out."""
         columns, count, left_out = self.columns, 0, list[str]()
-        for row in mapped_rows(_data_file(path), self.reading.columns):
+        for row in _rows(path, self.reading):
             if row.index == 0:
                 columns = _with_corpus(columns, row, path, self.reading.corpus)
             require(columns, row)

@@ -21,6 +21,7 @@ from palimpsest.data.hub import hub_rows, is_hub
 from palimpsest.data.tables import NESTED, parquet, table
 from palimpsest.data.text_folder import text_rows
 from palimpsest.errors import DataError
+from palimpsest.files import NoRegularFile, read_regular
 
 _READ = 1 << 20  # characters
 _REFUSED = {
@@ -73,8 +74,9 @@ def sniff(path: Path) -> Kind:
     try:
         if path.is_dir():
             return "folder"
-        with path.open("rb") as file:
-            head = file.read(4096)
+        head = read_regular(path, 4096)
+    except NoRegularFile:
+        raise DataError(f"{path}: a pipe or a device, and rows are read more than once; write it to a file") from None
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; give a path relative to {Path.cwd()} or an absolute one") from None
     except OSError as error:
