@@ -127,6 +127,34 @@ def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: 
     assert comparison.cell_pairings[closed]["b"].difference is not None
 
 
+def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
+    tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "e"
+    words = ["eval", "--model", str(tiny_model_folder), "--no-baselines", "--out", str(out)]
+    for setting in ("chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"):
+        words += ["--set", setting]
+    sampled = ("--set", "eval_sampling.temperature=0.7")
+    palimpsest(*words, *sampled, "--chunks", "1,2", "--limit", "3", "--samples", "2")
+    narrower = palimpsest(*words, *sampled, "--chunks", "1", "--limit", "2")
+    assert narrower.returncode == 0, narrower.stderr
+    told = "10 episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them"
+    assert told in narrower.stderr
+    rescored = palimpsest("rescore", str(out))
+    assert told in rescored.stdout
+    (row,) = json.loads((out / "summary.json").read_text())["evaluations"]
+    (again,) = json.loads((out / "rescored" / "boxed" / "summary.json").read_text())["evaluations"]
+    compared = json.loads(palimpsest("compare", str(out), str(out / "rescored" / "boxed"), "--json").stdout)
+    (cell,) = compared["cells"]
+    for figures in (row, again, *cell["sides"].values()):
+        assert (figures["name"], figures["problems"], figures["samples"]) == ("1 chunk", 2, 1)
+        assert figures["accuracy"] == row["accuracy"]
+    assert [(side["episodes"], side["not_asked"]) for side in compared["sides"]] == [(2, 10), (2, 0)]
+    assert any(told in note for note in compared["notes"])
+    palimpsest(*words, *sampled, "--chunks", "1,2", "--limit", "3", "--samples", "2")
+    assert palimpsest("rescore", str(out)).stdout.count("earlier calls") == 0
+
+
 def test_a_damaged_line_is_counted(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER)
     text = (b / SAMPLES).read_text("utf-8")

@@ -53,5 +53,16 @@ def test_the_cost_is_told_at_most_as_it_becomes(tiny_model_folder: Path, tmp_pat
     assert cost == pytest.approx(2 * read + sampled, rel=0.05)
 
 
+def test_what_is_there_already_costs_nothing_more(tiny_model_folder: Path, tmp_path: Path) -> None:
+    def requests(lines: list[str]) -> list[str]:
+        return [line.split(" requests")[0].removeprefix("at most about ") for line in lines]
+
+    options: dict[str, Any] = {"prices": Prices(1, 1), "chunks": 1}
+    all_of_it = requests(told(tiny_model_folder, tmp_path / "e", limit=2, **options))
+    assert told(tiny_model_folder, tmp_path / "e", limit=2, **options) == []
+    assert requests(told(tiny_model_folder, tmp_path / "e", limit=4, **options)) == all_of_it  # of two more
+    assert requests(told(tiny_model_folder, tmp_path / "e", limit=4, force=True, **options)) != all_of_it
+
+
 def test_without_prices_and_with_a_model_of_one_s_own_nothing_is_told(tiny_model_folder: Path, tmp_path: Path) -> None:
     assert not told(tiny_model_folder, tmp_path / "e")

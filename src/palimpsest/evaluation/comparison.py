@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from palimpsest.evaluation.asked import not_asked_told
 from palimpsest.evaluation.cells import Cell, cell_of
 from palimpsest.evaluation.identity import default_settings, leaves
 from palimpsest.evaluation.pairing import Pairing, pair
@@ -50,6 +51,8 @@ class Side:
     """Of what was played beside it: figures of their own, in no difference over everything."""
     unreadable: int = 0
     """Lines of its logs that can't be read."""
+    not_asked: int = 0
+    """Episodes in its logs of earlier calls, which the last one didn't ask for."""
     settings: Mapping[str, Any]
     """Dotted key to value."""
 
@@ -77,6 +80,7 @@ class Side:
             "ungraded": len(ungraded) - without_gold,
             "without_gold": without_gold,
             "unreadable_lines": self.unreadable,
+            "not_asked": self.not_asked,
         }
 
 
@@ -188,6 +192,8 @@ class SideBySide:
             if counts:
                 words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
                 yield f"{side.name}: {words} of {told['episodes']}; not in its accuracy"
+            if side.not_asked:
+                yield f"{side.name}: {not_asked_told(side.not_asked)}"
 
     def pairing_notes(self) -> Iterator[str]:
         """What the differences are over, where that isn't everything."""

@@ -19,6 +19,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError
+from palimpsest.evaluation.asked import AskedSet, write_asked
 from palimpsest.evaluation.ended import Ended, sample_of
 from palimpsest.evaluation.episodes import EpisodeFile
 from palimpsest.evaluation.samples import Sample, SampleKey, SampleLog
@@ -153,6 +154,7 @@ async def play_sets(
     if out is None:
         return await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
     with SampleLog(out, identity) as log:
+        write_asked(out, {each.name: AskedSet(each.samples, (p.id for p in outlines(each.problems))) for each in sets})
         if log.unreadable and on_warning is not None:
             on_warning(f"{log.path}: lines that can't be read: {log.unreadable}; what they told is played again")
 

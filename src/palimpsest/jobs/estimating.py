@@ -4,17 +4,18 @@ Every reply is taken to be as long as it may be, so a policy takes as many turns
 problem whose document is of middle length stands for its set.
 
 Guaranteed: the model is asked nothing. Not covered: policies with tools, with roles, and of a user's own making, whose
-turns aren't known before; episodes that are there already; what a judge costs.
+turns aren't known before; what a judge costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import CompletionDelta, Engine, SamplerStats
 from palimpsest.evaluation.run import EvalSet
+from palimpsest.evaluation.samples import SampleKey
 from palimpsest.jobs.evaluated import Prices
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.progress.progress import Progress
@@ -56,20 +57,28 @@ class _Longest:
 
 
 async def announce_cost(
-    sets: Sequence[EvalSet], config: RunConfig, engine: Engine, prices: Prices | None, progress: Progress
+    sets: Sequence[EvalSet],
+    config: RunConfig,
+    engine: Engine,
+    prices: Prices | None,
+    progress: Progress,
+    done: Container[SampleKey] = (),
 ) -> None:
-    """Tell what all of `sets` cost at the most, where the model is somebody else's or has its price."""
+    """Tell what `sets` cost at the most, but for the episodes that are `done`, where the model is somebody else's or
+    has its price, and something is left to play."""
     if prices is None and engine.limits.endpoint is None:
+        return
+    left = [(each, episodes) for each in sets if (episodes := sum(key not in done for key in each.keys))]
+    if not left:
         return
     requests = read = sampled = 0
     unknown = dict[str, None]()
-    for each in sets:
-        if not _is_known(each.policy, config) or not each.problems:
-            unknown |= {each.name: None} if each.problems else {}
+    for each, episodes in left:
+        if not _is_known(each.policy, config):
+            unknown[each.name] = None
             continue
         longest = _Longest(engine.sampler.max_context, engine.codec.encode("a")[0])
         await _play(each.policy, _of_middle_length(each.problems), longest, config, engine)
-        episodes = len(each.problems) * each.samples
         requests += longest.requests * episodes
         read += longest.read * episodes
         sampled += longest.sampled * episodes

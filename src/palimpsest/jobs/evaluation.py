@@ -18,14 +18,14 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.errata import Errata
-from palimpsest.evaluation.run import EvalSet, OnProgress, Samples, summaries_of
+from palimpsest.evaluation.run import EvalSet, Samples, summaries_of
 from palimpsest.evaluation.samples import SUMMARY, Sample, write_json
 from palimpsest.jobs.baselines import Baselines, Planned, Sets, plan_baselines
 from palimpsest.jobs.beside import beside, errata_for
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import Evaluator, evaluation_identity, measure_memory
-from palimpsest.jobs.counting import counting, finished
+from palimpsest.jobs.counting import Counted, counting, finished, logged
 from palimpsest.jobs.estimating import announce_cost
 from palimpsest.jobs.evaluated import Evaluation, Prices, Row
 from palimpsest.jobs.evaluation_data import Data, given, read_problems
@@ -140,17 +140,17 @@ async def evaluate_sweep_async(
 ) -> Evaluation:
     """`evaluate` of what is asked for, resolved."""
     errata = _checked(sweep, out, force)
-    skipped = list[str]()
-    named = _problems(sweep, skipped)
+    named, skipped = _problems(sweep)
     engine = await asyncio.to_thread(open_engine, sweep.config, objective=None)
     sweep = _with_budgets(sweep, [each for own in named.values() for each in outlines(own)], engine)
     changed = _changed(sweep, named)
     planned = _planned(sweep, named, engine)
     _announce(progress, engine, sweep.policies, skipped, changed)
-    baselines = _baselines(sweep, named, engine, progress, None if force else out)
+    log = logged(None if force else out)
+    baselines = _baselines(sweep, named, engine, progress, log)
     move_aside(out if force else None, progress.message)
     sets = [each.episodes for each in (*planned, *baselines.planned)]
-    with counting(sets, out, progress) as counted:
+    with counting(sets, log, progress) as counted:
         samples = await _play(sweep, sets, engine, out, counted, prices, progress)
     played = _samples(planned, samples)
     evaluation = Evaluation(
@@ -189,10 +189,12 @@ def _by_name(planned: Sequence[Planned]) -> dict[tuple[str, str], Problem]:
     return {(each.episodes.name, one.id): one for each in planned for one in outlines(each.episodes.problems)}
 
 
-def _problems(sweep: Sweep, skipped: list[str]) -> Sets:
+def _problems(sweep: Sweep) -> tuple[Sets, list[str]]:
+    """What is played, and what is said of each row that is left out."""
+    skipped = list[str]()
     if sweep.problems is not None:
-        return {OWN_PROBLEMS: list(sweep.problems)}
-    return read_problems(sweep.config, sweep.chunks, skipped, sweep.documents)
+        return {OWN_PROBLEMS: list(sweep.problems)}, skipped
+    return read_problems(sweep.config, sweep.chunks, skipped, sweep.documents), skipped
 
 
 def _planned(sweep: Sweep, named: Sets, engine: Engine) -> list[Planned]:
@@ -215,10 +217,10 @@ def _planned(sweep: Sweep, named: Sets, engine: Engine) -> list[Planned]:
     return planned
 
 
-def _baselines(sweep: Sweep, named: Sets, engine: Engine, progress: Progress, out: Path | None) -> Baselines:
+def _baselines(sweep: Sweep, named: Sets, engine: Engine, progress: Progress, log: Samples) -> Baselines:
     if not sweep.baselines:
         return Baselines()
-    return plan_baselines(named, sweep.config, sweep.policies, engine, progress.message, finished(out))
+    return plan_baselines(named, sweep.config, sweep.policies, engine, progress.message, finished(log))
 
 
 async def _play(
@@ -226,19 +228,19 @@ async def _play(
     sets: Sequence[EvalSet],
     engine: Engine,
     out: Path | None,
-    on_sample: OnProgress,
+    counted: Counted,
     prices: Prices | None,
     progress: Progress,
 ) -> Samples:
     """Every episode, in one pool; first what it will cost."""
-    await announce_cost(sets, sweep.config, engine, prices, progress)
+    await announce_cost(sets, sweep.config, engine, prices, progress, counted.done)
     reward = build_reward(sweep.config.reward, engine.codec, out)
     evaluator = Evaluator(sweep.config, engine, reward.answer, measure=measure_memory)
     playing = evaluator.play(
         sets,
         out=out,
         identity=_identity(sweep, engine),
-        on_sample=on_sample,
+        on_sample=counted,
         on_warning=progress.message,
     )
     return await metered(engine, using(engine, closing(reward, playing)), out, progress)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from palimpsest import files
 from palimpsest.errors import RunError
+from palimpsest.evaluation.asked import ASKED
 from palimpsest.evaluation.episodes import EPISODES
 from palimpsest.evaluation.samples import IDENTITY, SAMPLES, refuse_in_use
 from palimpsest.evaluation.transcripts import TRANSCRIPTS
@@ -35,7 +36,7 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
         _refuse_moving(out, names)
     elif CONFIG in names:
         raise RunError(f"{out} holds a run: give the evaluation another --out, or --force to move the run aside")
-    elif IDENTITY not in names and set(names) - {SAMPLES, TRANSCRIPTS, EPISODES, CARD}:
+    elif IDENTITY not in names and set(names) - {SAMPLES, ASKED, TRANSCRIPTS, EPISODES, CARD}:
         raise RunError(
             f"{out} holds {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; give another --out, "
             "or --force to move it aside"

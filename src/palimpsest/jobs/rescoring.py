@@ -28,6 +28,7 @@ from palimpsest import files
 from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.asked import not_asked_told, read_log
 from palimpsest.evaluation.comparison import RESCORED
 from palimpsest.evaluation.errata import Errata, read_errata
 from palimpsest.evaluation.samples import (
@@ -37,7 +38,6 @@ from palimpsest.evaluation.samples import (
     Sample,
     encoded,
     read_identity,
-    read_samples,
     write_json,
 )
 from palimpsest.evaluation.summary import EvalSummary
@@ -135,11 +135,14 @@ def _read(folder: Path) -> tuple[list[Sample], dict[str, Any], list[str]]:
     """Samples, identity, and what is to be said of them. Raises RunError."""
     if not (folder / SAMPLES).is_file():
         raise RunError(f"{folder}: holds no {SAMPLES}: give the --out of palimpsest eval")
-    samples, unreadable = read_samples(folder / SAMPLES)
+    logged = read_log(folder)
+    samples, unreadable = logged.samples, logged.unreadable
     lost = f"{folder / SAMPLES}: {unreadable} lines can't be read"
     if unreadable and not _is_whole(folder, samples):
         raise RunError(f"{lost}; run the same palimpsest eval again first")
     notes = [f"{lost}; every episode of {SUMMARY} is in others"] if unreadable else []
+    if logged.not_asked:
+        notes.append(f"{folder}: {not_asked_told(logged.not_asked)}")
     if not samples:
         raise RunError(f"{folder / SAMPLES}: no episode has ended yet; run the same palimpsest eval again first")
     identity = read_identity(folder)

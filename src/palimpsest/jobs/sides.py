@@ -4,7 +4,8 @@ Of an evaluation these are samples.jsonl and evaluation.json, beside them the co
 played, as `run.KEY`, where that run is still there. Of a quickstart they are the logs under `evaluations/` and its
 config.yaml.
 
-Guaranteed: lines that can't be read are counted, a folder without samples is refused by name.
+Guaranteed: the samples are those that were asked for last, as in summary.json; others, and lines that can't be read,
+are counted; a folder without samples is refused by name.
 Not covered: logs of a quickstart that were set aside (`.old-1`).
 """
 
@@ -22,8 +23,9 @@ from pydantic import ValidationError
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation import comparison
+from palimpsest.evaluation.asked import read_log
 from palimpsest.evaluation.comparison import settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.samples import SAMPLES, SUMMARY, Sample, logs_below, read_identity, read_samples
+from palimpsest.evaluation.samples import SAMPLES, SUMMARY, logs_below, read_identity
 from palimpsest.jobs.judge_card import parsed_card
 from palimpsest.jobs.regrading import stored_reward
 from palimpsest.runs.run_folder import CONFIG, load_config
@@ -73,12 +75,8 @@ def _side(folder: Path, name: str) -> Side:
             if folder.is_dir()
             else f"{folder}: no such folder; give folders that palimpsest eval or quickstart wrote"
         )
-    samples: dict[object, Sample] = {}
-    unreadable = 0
-    for log in logs:
-        read, lost = read_samples(log)
-        samples.update({each.key: each for each in read})
-        unreadable += lost
+    read = [read_log(log.parent) for log in logs]
+    samples = {sample.key: sample for each in read for sample in each.samples}
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
     return Side(
@@ -86,7 +84,8 @@ def _side(folder: Path, name: str) -> Side:
         folder=folder,
         samples=tuple(each for each in samples.values() if each.baseline is None),
         baselines=tuple(each for each in samples.values() if each.baseline is not None),
-        unreadable=unreadable,
+        unreadable=sum(each.unreadable for each in read),
+        not_asked=sum(each.not_asked for each in read),
         settings=_settings(folder),
         editions=_editions(folder),
         reward=_reward(folder),

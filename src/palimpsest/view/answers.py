@@ -180,7 +180,7 @@ class Answers:
 
     def _side(self, source: Source) -> tuple[Side, bool]:
         """A side, and whether there are episodes that weren't read yet."""
-        samples, unreadable = self.samples.all(source)
+        log = self.samples.all(source)
         metrics = self.facts.tails.rows(source.path / METRICS) if source.kind is Kind.RUN else ()
         places, more = self._places(source)
         episodes = {
@@ -188,7 +188,8 @@ class Answers:
             for (step, gid, draw), (group, rollout) in places.items()
         }
         settings = self.facts.settings(source)
-        return Side(source.key, source.name, settings, metrics, samples, episodes, unreadable), more
+        side = Side(source.key, source.name, settings, metrics, log.samples, episodes, log.unreadable, log.not_asked)
+        return side, more
 
     def _places(self, source: Source) -> tuple[dict[tuple[str, str, int], tuple[int, int]], bool]:
         """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded, as far as they could

@@ -42,6 +42,8 @@ class Side:
     """(set, id, draw) to the place of an episode that was recorded."""
     unreadable: int = 0
     """Lines of its logs."""
+    not_asked: int = 0
+    """Episodes in its logs of earlier calls."""
 
     def named(self, name: str) -> comparison.Side:
         """What `palimpsest compare` takes it for."""
@@ -51,6 +53,7 @@ class Side:
             samples=tuple(sample for sample in samples if sample.baseline is None),
             baselines=tuple(sample for sample in samples if sample.baseline is not None),
             unreadable=self.unreadable,
+            not_asked=self.not_asked,
             settings=self.settings,
         )
 

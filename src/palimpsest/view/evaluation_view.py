@@ -1,7 +1,7 @@
 """An evaluation as items by samples: each problem with its draws, string metrics beside the judge's verdict.
 
-Guaranteed: lines that can't be read are counted; what isn't graded is shown as such, never as wrong; the problems about
-which judge and strings disagree come first, then those whose draws do.
+Guaranteed: samples are those that were asked for last; lines that can't be read are counted; what isn't graded is shown
+as such, never as wrong; the problems about which judge and strings disagree come first, then those whose draws do.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from palimpsest.errors import RunError
+from palimpsest.evaluation.asked import ASKED, Logged, read_log
 from palimpsest.evaluation.cells import Cell, cell_of
-from palimpsest.evaluation.samples import SAMPLES, Sample, logs_below, read_samples
+from palimpsest.evaluation.samples import SAMPLES, Sample, logs_below
 from palimpsest.evaluation.summary import accuracy_of
 from palimpsest.view.sources import Kind, NotThere, Source
 
@@ -27,28 +29,39 @@ class Samples:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._read: dict[Path, tuple[tuple[int, int], list[Sample], int]] = {}
+        self._read: dict[Path, tuple[object, Logged]] = {}
 
-    def of(self, source: Source) -> list[tuple[str, list[Sample], int]]:
-        """(name of the log, samples, unreadable lines) of each log: an evaluation's own, or a quickstart's."""
-        return [(name, *self._of(path)) for name, path in logs_of(source).items()]
+    def of(self, source: Source) -> list[tuple[str, Logged]]:
+        """Each log by its name: an evaluation's own, or a quickstart's."""
+        return [(name, self._of(path)) for name, path in logs_of(source).items()]
 
-    def all(self, source: Source) -> tuple[list[Sample], int]:
-        """The samples of all logs, and the lines that can't be read."""
-        logs = self.of(source)
-        return [sample for _, samples, _ in logs for sample in samples], sum(lost for *_, lost in logs)
+    def all(self, source: Source) -> Logged:
+        """All logs as one."""
+        logs = [log for _, log in self.of(source)]
+        samples = [sample for log in logs for sample in log.samples]
+        return Logged(samples, sum(log.not_asked for log in logs), sum(log.unreadable for log in logs))
 
-    def _of(self, path: Path) -> tuple[list[Sample], int]:
+    def _of(self, path: Path) -> Logged:
         try:
-            state = path.stat()
+            state = _state(path), _state(path.with_name(ASKED))
             with self._lock:
                 known = self._read.get(path)
-                if known is None or known[0] != (state.st_size, state.st_mtime_ns):
-                    known = ((state.st_size, state.st_mtime_ns), *read_samples(path))
-                    self._read[path] = known
+                if known is None or known[0] != state:
+                    known = self._read[path] = state, read_log(path.parent)
         except OSError:
             raise NotThere(f"{path.parent.name}/{path.name} was moved or deleted while it was shown") from None
-        return known[1], known[2]
+        except RunError as error:
+            raise NotThere(str(error)) from None
+        return known[1]
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What changes with a file; None: it isn't there."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return state.st_size, state.st_mtime_ns
 
 
 def logs_of(source: Source) -> Mapping[str, Path]:
@@ -63,17 +76,18 @@ EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
 
 
 def evaluation_view(
-    logs: Sequence[tuple[str, Sequence[Sample], int]], places: EpisodePlaces, titles: Mapping[str, str] | None = None
+    logs: Sequence[tuple[str, Logged]], places: EpisodePlaces, titles: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """What the API says of an evaluation; `titles`: what the sets of a quickstart are called."""
     titles = titles or {}
     items: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     first: dict[tuple[str, str, str], Sample] = {}
-    for log, samples, _ in logs:
-        for sample in samples:
-            key = (log, sample.name, sample.id)
+    samples = [sample for _, log in logs for sample in log.samples]
+    for name, log in logs:
+        for sample in log.samples:
+            key = (name, sample.name, sample.id)
             first.setdefault(key, sample)
-            items.setdefault(key, []).append(_draw(sample, log, places))
+            items.setdefault(key, []).append(_draw(sample, name, places))
     rows = [
         {**_item(first[key], key[0], titles), "draws": draws, "disagree": disagreement(draws)}
         for key, draws in items.items()
@@ -84,10 +98,11 @@ def evaluation_view(
     rows.sort(key=lambda row: (-row["disagree"], order[Cell(row["set"], -1 if row["size"] is None else row["size"])]))
     return {
         "rows": rows,
-        "cells": _cells([sample for _, samples, _ in logs for sample in samples], titles),
-        "judged": any(JUDGE in sample.metrics for _, samples, _ in logs for sample in samples),
-        "strings": [name for name in STRINGS if any(name in s.metrics for _, samples, _ in logs for s in samples)],
-        "unreadable": sum(lost for *_, lost in logs),
+        "cells": _cells(samples, titles),
+        "judged": any(JUDGE in sample.metrics for sample in samples),
+        "strings": [name for name in STRINGS if any(name in sample.metrics for sample in samples)],
+        "unreadable": sum(log.unreadable for _, log in logs),
+        "not_asked": sum(log.not_asked for _, log in logs),
     }
 
 
