@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from palimpsest.cli.going_on import RERUN, going_on
 from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Columns, Force, Tokenizer, named_columns, numbers
 from palimpsest.cli.presets import show_presets
 from palimpsest.progress.terminal import Terminal
+
+if TYPE_CHECKING:
+    from palimpsest.jobs.evaluated import Prices
+    from palimpsest.jobs.sweep import Agents, Sweep
 
 
 def evaluate(
@@ -23,8 +27,12 @@ def evaluate(
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="`embedded`, a Hugging Face folder, a run, which brings its configuration, or a hub id.")
-    ] = "embedded",
+        list[str] | None,
+        typer.Option(
+            help="`embedded`, the default, a Hugging Face folder, a run, which brings its configuration, or a hub id; "
+            "repeated: an evaluation each and one report."
+        ),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,8 +101,12 @@ def evaluate(
     plays only what has no grade yet. Episodes that went wrong are kept token for token in episodes.jsonl.zst
     (--set evaluation.record=none|wrong|all).
 
+    With --model repeated every one is evaluated so in a folder of its own in --out, beside them compare.html, which has
+    all of them side by side.
+
     \b
     Examples:
+      palimpsest eval --model runs/a --model runs/b --data dev.jsonl --set reward.name=fraction --out evals/both
       palimpsest eval --data hotpot_dev.json --documents 50,100,200 --out evals/hotpot
       palimpsest eval --preset ruler-hqa --model Qwen/Qwen3-4B --data data --out evals/ruler-hqa
       palimpsest eval --policy overwrite,recall --data sets/hotpot --data dev.jsonl --out evals/both
@@ -109,6 +121,7 @@ def evaluate(
     """
     from palimpsest.jobs.presets import choose
     from palimpsest.jobs.settings import Remote
+    from palimpsest.jobs.several_agents import agents_of, check_alike, report
     from palimpsest.jobs.sweep import Agents
 
     if presets or show:
@@ -117,29 +130,46 @@ def evaluate(
     chosen = None if preset is None else choose(preset, data)
     remote = Remote.named(base_url, api_key_env, tokenizer)
     overlay = [] if errata is None else [f"evaluation.errata={json.dumps(str(errata))}"]
-    agents = Agents.of(model, policy, recipe, [*(settings or ()), *overlay], seed, chosen, remote)
+    first, *others = model or ["embedded"]
+    agents = Agents.of(first, policy, recipe, [*(settings or ()), *overlay], seed, chosen, remote)
     asked = {
         "objectives": None if objectives is None else numbers("--objectives", "numbers", objectives),
         "corpus": corpus,
         "limit": limit,
         "columns": None if columns is None else named_columns(columns),
     }
-    sweep = agents.sweep(
-        data=None if not data else data[0] if len(data) == 1 else tuple(data),
-        documents=None if documents is None else numbers("--documents", "numbers", documents),
-        asked=asked,
-        chunks=None if chunks is None else numbers("--chunks", "lengths", chunks),
-        samples=samples,
-        baselines=baselines,
-    )
+    lengths = None if chunks is None else numbers("--chunks", "lengths", chunks)
+    placed = agents_of([first, *others], agents, out) if others else {out: agents}
+    sweeps = [
+        each.sweep(
+            data=None if not data else data[0] if len(data) == 1 else tuple(data),
+            documents=None if documents is None else numbers("--documents", "numbers", documents),
+            asked=asked,
+            chunks=lengths,
+            samples=samples,
+            baselines=baselines,
+        )
+        for each in placed.values()
+    ]
+    check_alike(sweeps)
+    from palimpsest.jobs.evaluated import Prices  # after the configuration is known to be right
+
+    prices = None if price_in is None and price_out is None else Prices(price_in or 0.0, price_out or 0.0)
+    for (place, each), sweep in zip(placed.items(), sweeps, strict=True):
+        _play(each, sweep, place, force=force, prices=prices, published=published)
+    if others and out is not None:
+        Terminal().message(str(report([place for place in placed if place is not None], out)[0]))
+
+
+def _play(
+    agents: Agents, sweep: Sweep, out: Path | None, *, force: bool, prices: Prices | None, published: bool
+) -> None:
     from palimpsest.cli.show_evaluation import show_evaluation
-    from palimpsest.jobs.evaluated import Prices
-    from palimpsest.jobs.evaluation import evaluate_sweep  # after the configuration is known to be right
+    from palimpsest.jobs.evaluation import evaluate_sweep
 
     terminal = Terminal()
     for line in agents.told(sweep.config):
         terminal.message(line)
-    prices = None if price_in is None and price_out is None else Prices(price_in or 0.0, price_out or 0.0)
     with going_on(
         lambda: "nothing is kept without --out" if out is None else RERUN + (", without --force" if force else "")
     ):

@@ -27,6 +27,7 @@ from palimpsest.types import Problem
 DRAWN = ("synthetic", "synthetic_search")
 
 
+_OPTIONS = "policy.options."
 MOST_SAMPLES = 10_000
 """Of each problem: so many keys are held in memory, times the problems."""
 
@@ -106,13 +107,10 @@ class Agents:
         given = list(split_overrides(self.overrides))
         if len(self.policies) == 1 and self.chosen is None:
             return [Agent(self.model, self.policies[0], self.recipe, self.overrides, self.seed, self.remote)]
-        known = {name: options_of(policy_class(name)) for name in self.policies if name is not None}
-        for key, _, _ in given:
-            if "." not in key and known and not any(key in options for options in known.values()):
-                raise ConfigError(f"policy.options.{key}: none of {', '.join(known)} has such an option")
+        check_taken(self.overrides, [name for name in self.policies if name is not None])
         agents = []
         for name in self.policies:
-            own = {key: value for key, value, _ in given if "." in key or name is None or key in known[name]}
+            own = {key: value for key, value, _ in given if name is None or takes(name, key)}
             texts = [f"{key}={json.dumps(value)}" for key, value in {**self._beneath(name), **own}.items()]
             agents.append(Agent(self.model, name, self.recipe, texts, self.seed, self.remote))
         return agents
@@ -125,6 +123,13 @@ class Agents:
         if known is not None and known.policy.name == name:
             return dict(preset.settings)
         return defaults_for(preset, name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The policies that play, the recipe's or the run's too."""
+        known = Agent(self.model, None, self.recipe).known()
+        own = (known or RunConfig()).policy.name
+        return tuple(own if name is None else name for name in self.policies)
 
     def told(self, config: RunConfig) -> list[str]:
         """What is to be known of the preset, and `Agent.told` of each, every line once."""
@@ -169,6 +174,26 @@ class Agents:
             return frozenset()
         given = {key for key, _, _ in split_overrides(self.overrides)}
         return frozenset(self.chosen.preset.options) - given
+
+
+def takes(policy: str, key: str) -> bool:
+    """Whether an override is for a policy: an option that it has, or a setting of something else.
+
+    >>> [takes("prune", key) for key in ("chunk_size", "policy.options.tools.search.source", "reward.name")]
+    [False, True, True]
+    """
+    option = key.removeprefix(_OPTIONS)
+    return ("." in key and option == key) or option.partition(".")[0] in options_of(policy_class(policy))
+
+
+def check_taken(overrides: Overrides, policies: Sequence[str]) -> None:
+    """Raise ConfigError for an option that none of several policies has."""
+    for key, _, _ in split_overrides(overrides):
+        if policies and not any(takes(policy, key) for policy in policies):
+            raise ConfigError(
+                f"{_OPTIONS}{key.removeprefix(_OPTIONS)}: none of {', '.join(dict.fromkeys(policies))} has such an "
+                "option"
+            )
 
 
 def _as(config: RunConfig, agent: Agent) -> RunConfig:
