@@ -11,6 +11,8 @@ from palimpsest.plugins import check_name, is_own
 
 REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part", "final_answer")
 """The shipped ones."""
+LAYERS = ("state", "gates", "unsupported_penalty", "final_answer.constraint_penalty", "layers")
+"""Keys that training alone reads: what it puts on top of the answer's grade, in this order."""
 
 
 class StateRewardConfig(Strict):

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from palimpsest.config.reward import LAYERS
 from palimpsest.evaluation.asked import not_asked_told
 from palimpsest.evaluation.cells import Cell, cell_of
 from palimpsest.evaluation.identity import default_settings, leaves
@@ -28,14 +29,8 @@ RESCORED = "rescored"
 """Key of an identity, and folder in an evaluation, of grades that were given later."""
 RUN = "run."
 """Stands before the keys of a run's configuration."""
-_LAYERS = (
-    "reward.state",
-    "reward.gates",
-    "reward.unsupported_penalty",
-    "reward.layers",
-    "reward.final_answer.constraint_penalty",
-)
-"""What training puts on top of the answer's grade (reward/compose.py)."""
+_DRAWN = {"data.synthetic": "synthetic", "data.search": "synthetic_search"}
+"""How problems are drawn, by the source that draws them."""
 _FOLLOW = ("weights", "model")
 """What differs between two runs of one configuration because their seeds do."""
 
@@ -247,7 +242,8 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
     {'data.source': 'a.json', 'data.eval_source': None, 'reward.name': 'em'}
     """
     played = _with_one_policy({key: value for key, value in identity.items() if key != RESCORED})
-    found = {key: value for key, value in leaves(played) if not _is_unused(key, identity)}
+    unused = tuple(f"{key}." for key in _unused(identity))
+    found = {key: value for key, value in leaves(played) if not f"{key}.".startswith(unused)}
     if isinstance(model, str):
         found["model"] = model
         configs = (run(each) for each in _and_parents(Path(model)))
@@ -255,13 +251,11 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
     return found
 
 
-def _is_unused(key: str, identity: Mapping[str, Any]) -> bool:
-    """Whether an evaluation has no use for a setting of its own: of how training grades, or draws other problems."""
+def _unused(identity: Mapping[str, Any]) -> list[str]:
+    """Settings of its own that an evaluation has no use for: of how training grades, and of other problems."""
     data = identity.get("data")
     source = (data.get("eval_source") or data.get("source")) if isinstance(data, Mapping) else None
-    drawn = {"data.synthetic": "synthetic", "data.search": "synthetic_search"}
-    unused = (*_LAYERS, *(section for section, name in drawn.items() if source != name))
-    return f"{key}.".startswith(tuple(f"{each}." for each in unused))
+    return [*(f"reward.{key}" for key in LAYERS), *(key for key, drawing in _DRAWN.items() if source != drawing)]
 
 
 def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import isawaitable
+from operator import attrgetter
 from pathlib import Path
 
 from palimpsest import plugins
-from palimpsest.config.reward import RewardConfig
+from palimpsest.config.reward import LAYERS, RewardConfig
 from palimpsest.errors import ConfigError
 from palimpsest.reward import own
 from palimpsest.reward.faithful import FaithfulLayer
@@ -85,15 +86,16 @@ def check_reward(config: RewardConfig) -> None:
 
 def training_layers(config: RewardConfig) -> list[str]:
     """The keys of `config` that are layers: training's alone, in no grade of an evaluation."""
-    penalty = config.final_answer.constraint_penalty
-    standing = {
-        "reward.state": config.state is not None,
-        "reward.gates": config.gates is not None,
-        f"reward.unsupported_penalty={config.unsupported_penalty:g}": config.unsupported_penalty > 0,
-        f"reward.final_answer.constraint_penalty={penalty:g}": penalty > 0,
-        **{f"reward.layers={layer.name}": True for layer in config.layers},
-    }
-    return [name for name, stands in standing.items() if stands]
+    standing = list[str]()
+    for key in LAYERS:
+        value = attrgetter(key)(config)
+        if isinstance(value, tuple):
+            standing += [f"reward.{key}={layer.name}" for layer in value]
+        elif isinstance(value, float):
+            standing += [f"reward.{key}={value:g}"] if value else []
+        elif value is not None:
+            standing.append(f"reward.{key}")
+    return standing
 
 
 def layers_told(config: RewardConfig) -> str | None:
