@@ -8,27 +8,7 @@ from palimpsest.evaluation import comparison
 from palimpsest.evaluation.cells import Cell, cell_of
 from palimpsest.evaluation.comparison import Side, SideBySide
 from palimpsest.evaluation.samples import Sample
-
-
-def sample(set_: str, name: str, value: float) -> Sample:
-    return Sample(
-        name=set_,
-        id=name,
-        question="Who?",
-        answers=("Ann",),
-        answer="Ann",
-        memory=None,
-        outcome="answered",
-        value=value,
-        reason=None,
-        size=None,
-        turns=1,
-        prompt_tokens=1,
-        sampled_tokens=1,
-        metrics={},
-        measures={},
-        events={},
-    )
+from support.evaluations import sample
 
 
 def test_every_sample_is_looked_up_once_and_stands_in_the_cell_of_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,8 +20,8 @@ def test_every_sample_is_looked_up_once_and_stands_in_the_cell_of_its_set(monkey
 
     monkeypatch.setattr(comparison, "cell_of", counted)
     sets = [f"set {number}" for number in range(9)]
-    first = [sample(name, each, 1.0) for name in sets for each in "ab"]
-    second = [sample(name, each, float(each == "a")) for name in sets[1:] for each in "ab"]
+    first = [sample(each, 1.0, name=name, size=None) for name in sets for each in "ab"]
+    second = [sample(each, float(each == "a"), name=name, size=None) for name in sets[1:] for each in "ab"]
     sides = (Side(name="one", samples=tuple(first), settings={}), Side(name="two", samples=tuple(second), settings={}))
     beside = SideBySide(sides)
     told = {
