@@ -10,7 +10,7 @@ Guaranteed: files appear whole or not at all, a row is written and forgotten; wh
 left out and counted in `dropped`, never lost silently. Read again, a file gives the questions, golds and contexts that
 went in.
 Not covered: ids, for which the parquet layouts have no column; the system prompts of MemAct's files, whose place takes
-the question alone.
+the question alone; how its golds, a text of JSON, spell a letter (`É`, `\\u00c9`).
 """
 
 from __future__ import annotations
