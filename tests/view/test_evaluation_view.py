@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import palimpsest
 from palimpsest.config.load import dump_config, parse_config
+from palimpsest.errors import RunError
+from palimpsest.evaluation.asked import ASKED, AskedSet, write_asked
 from palimpsest.evaluation.pairing import pair
 from palimpsest.jobs.methods import TITLES
 from palimpsest.rollout.record import encode_groups
@@ -113,6 +116,34 @@ def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> Non
 def side(name: str, seed: int = 0, rate: float = 0.1, **more: Any) -> Side:
     metrics = [{"step": step, "reward/mean": step / 10 + seed} for step in range(1, 4)]
     return Side(name, name, {"seed": seed, "data.seed": seed, "optim.rate": rate}, metrics, **more)
+
+
+def test_what_was_asked_for_last_is_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    rows = [sample("set", f"p{number}", float(number < 2)) for number in range(4)]
+    one, other = (evaluation_folder(tmp_path / name, rows) for name in ("a", "b"))
+    write_asked(one, {"set": AskedSet(1, ["p0", "p3"])})
+    told = items(one)
+    assert ([row["id"] for row in told["rows"]], told["not_asked"]) == (["p0", "p3"], 2)
+    assert [(cell["episodes"], cell["mean"]) for cell in told["cells"]] == [(2, 0.5)]
+    answers = Answers(Library([one, other]))
+    assert answers.get("/api/compare", {"keys": "a,b"})["notes"] == list(palimpsest.compare(one, other).notes)
+    write_asked(one, {"set": AskedSet(1, ["p0"])})
+    assert len(answers.get("/api/runs/a/items")["rows"]) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["no json", "[]", '{"set": 3}', '{"set": {"samples": 1e400, "problems": ["p"]}}', None]
+)
+def test_where_what_was_asked_for_cannot_be_read_that_is_said(text: str | None, tmp_path: Path) -> None:
+    folder, _ = (evaluation_folder(tmp_path / name, [sample("set", "p", 1.0)]) for name in ("ev", "other"))
+    if text is None:
+        os.mkfifo(folder / ASKED)
+    else:
+        (folder / ASKED).write_text(text)
+    with pytest.raises(NotThere, match=r"asked\.json: can't be read, so what was asked for isn't known"):
+        items(folder)
+    with pytest.raises(RunError, match="run palimpsest eval again"):
+        palimpsest.compare(folder, tmp_path / "other")
 
 
 def test_only_what_differs_is_told() -> None:

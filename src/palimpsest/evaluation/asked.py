@@ -64,11 +64,14 @@ def read_log(folder: Path) -> Logged:
 def _asked(path: Path) -> dict[tuple[str, str], int] | None:
     """Episodes by name of the set and id of the problem; None where nothing says so."""
     try:
-        told = json.loads(path.read_bytes())
-        return {(name, problem): int(each["samples"]) for name, each in told.items() for problem in each["problems"]}
+        told = json.loads(files.read_regular(path))
+        asked = {(name, problem): each["samples"] for name, each in told.items() for problem in each["problems"]}
+        if all(type(count) is int for count in asked.values()):
+            return asked
+        raise ValueError
     except FileNotFoundError:
         return None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (files.NoRegularFile, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path}: can't be read, so what was asked for isn't known; run palimpsest eval again") from None
 
 
