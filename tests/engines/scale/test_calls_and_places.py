@@ -198,6 +198,34 @@ def test_what_a_cluster_never_has_room_for_is_said_before_anything_is_waited_for
         group_of()._place([1.0, 1.0], [0.0])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (["cluster.gpus_per_learner=1", "cluster.learners=3"], 3),
+        (["cluster.gpus_per_learner=1", "cluster.gpus_per_sampler=1", "cluster.samplers=2"], 3),
+        (["cluster.gpus_per_sampler=1", "cluster.samplers=3", "cluster.learners=2"], 3),
+        (
+            [
+                "cluster.placement=colocated",
+                "cluster.gpus_per_learner=0.6",
+                "cluster.gpus_per_sampler=0.4",
+                "cluster.samplers=3",
+            ],
+            3,
+        ),
+    ],
+)
+async def test_gpus_that_this_machine_lacks_are_told_before_a_run_folder_is_made(
+    overrides: list[str], needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: needed - 1)
+    with pytest.raises(EngineError, match=f"the cluster has {needed - 1} GPUs, this run needs {needed} of them"):
+        open_engine(config, objective="policy")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: needed)
+    await open_engine(config, objective="policy").close()
+
+
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from palimpsest.engines.embedded.engine import check_vocabulary
 from palimpsest.engines.embedded.forest.gradients import skips_silent
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.engines.scale.batch import Plan, merged, plan
-from palimpsest.engines.scale.group import Group
+from palimpsest.engines.scale.group import Group, check_gpus
 from palimpsest.engines.scale.sampler import Samplers
 from palimpsest.engines.scale.shard import skeleton, source_of
 from palimpsest.errors import ConfigError
@@ -127,6 +127,8 @@ class RayEngine:
         if cluster.folder is not None and not (Path(cluster.folder).is_dir() and os.access(cluster.folder, os.W_OK)):
             told = "no folder that can be written to; make it, or name another"
             raise ConfigError(f"cluster.folder={cluster.folder}: {told}")
+        copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
+        check_gpus(cluster, cluster.learners if objective else 0, copies)
         self.codec = Codec.load(config.model)
         model = skeleton(source_of(config.model))
         context, vocab = context_of(model), int(model.get_output_embeddings().weight.shape[0])
@@ -136,7 +138,6 @@ class RayEngine:
         if cluster.address is not None:
             notes.append(risk_of(cluster.address))
         self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
-        copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
         self._group = Group(config, objective, copies)
         self.sampler = Samplers(self._group, copies, context, vocab, cluster.publish_timeout_s)
         self.learner: RayLearner | None = None

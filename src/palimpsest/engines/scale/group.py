@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines import guard
 from palimpsest.engines.protocol import Objective
@@ -237,6 +239,14 @@ def _check_head(address: str, timeout: float) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, _HEAD_S)):
         return
+
+
+def check_gpus(cluster: ClusterConfig, learners: int, copies: int) -> None:
+    """Raise EngineError where a cluster of ours is to have GPUs that this machine lacks, before any of it starts."""
+    shares = learners * cluster.gpus_per_learner + copies * cluster.gpus_per_sampler
+    needed = max(learners, copies) if cluster.placement == "colocated" else shares
+    if cluster.address is None and needed:
+        _check_room([{"GPU": float(needed)}], {"GPU": float(torch.cuda.device_count())})
 
 
 def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
