@@ -12,6 +12,7 @@ import pytest
 
 from palimpsest.jobs import serving
 from palimpsest.jobs.settings import Agent
+from palimpsest.serve.agent import requests
 from support.serving import body, scripted
 
 PATH = "/v1/chat/completions"
@@ -51,6 +52,35 @@ async def test_a_stream_begins_while_many_documents_are_encoded(monkeypatch: pyt
     assert b'"role":"assistant"' in await asyncio.wait_for(first_chunk(service.app(), asked), 30)
     going_on.set()
     assert {answer.status_code for answer in await asyncio.gather(*long)} == {200}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (PATH, body("<document>Anna sells tea.</document> Who?", metadata={})),
+        ("/v1/responses", {"model": "palimpsest", "input": "Who?"}),
+        ("/tokenize", {"prompt": "Who?"}),
+    ],
+)
+async def test_others_are_answered_while_a_long_body_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, path: str, asked: dict[str, Any]
+) -> None:
+    client, _, _ = scripted(None)
+    begun, going_on, deeper = threading.Event(), threading.Event(), requests.deeper_than
+
+    def slow(value: object, levels: int) -> bool:
+        begun.set()
+        assert going_on.wait(60), "nobody else was answered"
+        return deeper(value, levels)
+
+    monkeypatch.setattr(requests, "deeper_than", slow)
+    data = json.dumps(asked) + " " * 20_000
+    long = asyncio.create_task(client.post(path, content=data))
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    assert (await client.get("/health")).status_code == 200
+    going_on.set()
+    assert (await long).status_code == 200
 
 
 async def test_what_stays_is_kept_from_the_collector() -> None:

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from palimpsest.serve.agent.agents import Agents
+from palimpsest.serve.agent.bodies import Bodies
 from palimpsest.serve.agent.chat import Chat
 from palimpsest.serve.agent.episodes import Bounds, Episodes
 from palimpsest.serve.agent.orders import Orders, check_model, needed
@@ -32,7 +33,7 @@ from palimpsest.serve.agent.responses import Responses
 from palimpsest.serve.agent.store import Quota, Store
 from palimpsest.serve.agent.uploads import Files
 from palimpsest.serve.bounded import ConnectionLimits
-from palimpsest.serve.http import Guard, Refused, body_of, json_response, shown
+from palimpsest.serve.http import Guard, Refused, json_response, shown
 from palimpsest.serve.reading_threads import ReadingThreads
 
 
@@ -81,9 +82,10 @@ class AgentService:
         self._version = version
         self._page_place = asyncio.Semaphore(1)  # a page is computed from a whole episode
         self._guard = Guard(token, form=openai_error, pages=False)
-        self._orders = Orders(agents, self.episodes, store)
-        self._chat = Chat(self._orders, self.episodes, self._body, lambda: agents.current.fingerprint)
-        self._responses = Responses(self._orders, self.episodes, self._body, store)
+        self._bodies = Bodies(most=limits.body_bytes, seconds=limits.body_seconds)
+        orders = Orders(agents, self.episodes, store, self._bodies)
+        self._chat = Chat(orders, self.episodes, self._bodies, lambda: agents.current.fingerprint)
+        self._responses = Responses(orders, self.episodes, self._bodies, store)
         self._files = Files(store, file_bytes=limits.file_bytes, silence_s=limits.silence_seconds)
 
     def app(self) -> Starlette:
@@ -117,15 +119,11 @@ class AgentService:
         """Cancel what runs. What is under way on threads is not waited for: only the event loop keeps what it gives."""
         await self.episodes.drain()
         self._threads.close()
+        self._bodies.close()
 
     def resume(self) -> None:
         """Go on with what ran in the background when the server ended; on its event loop."""
         self._responses.resume()
-
-    async def _body(self, request: Request) -> bytes:
-        limits = self.limits
-        advice = "send the document as a file, by POST /v1/files"
-        return await body_of(request, most=limits.body_bytes, seconds=limits.body_seconds, advice=advice)
 
     def _models(self, _: Request) -> Response:
         return json_response({"object": "list", "data": [self._shown(name) for name in self.agents.current.cards]})
@@ -171,13 +169,14 @@ class AgentService:
         return Response(page, media_type="text/html", headers=_SEALED)
 
     async def _tokenize(self, request: Request) -> Response:
-        body = checked(TokenizeBody, json_object(await self._body(request)))
+        body = await self._bodies.read(request)
+        asked: TokenizeBody = await self._bodies.look(body, lambda: checked(TokenizeBody, json_object(body)))
         agent = self.agents.current
-        if body.model is not None:
-            check_model(agent, body.model)
-        if len(body.prompt) > _TOKENIZED:
-            raise invalid("prompt", f"{len(body.prompt)} characters, at most {_TOKENIZED} are encoded")
-        ids = await self._threads.run(lambda: agent.codec.encode(body.prompt))
+        if asked.model is not None:
+            check_model(agent, asked.model)
+        if len(asked.prompt) > _TOKENIZED:
+            raise invalid("prompt", f"{len(asked.prompt)} characters, at most {_TOKENIZED} are encoded")
+        ids = await self._threads.run(lambda: agent.codec.encode(asked.prompt))
         return json_response({"count": len(ids), "max_model_len": agent.window, "tokens": ids})
 
     def _metrics(self, _: Request) -> Response:

@@ -12,13 +12,13 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from palimpsest.serve.agent.bodies import Bodies
 from palimpsest.serve.agent.episode import SILENCE_S, Episode
 from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.orders import Orders
 from palimpsest.serve.agent.requests import Ask, chat_ask, openai_error
 from palimpsest.serve.http import Refused, json_response
 
-ReadBody = Callable[[Request], Any]
 SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies are to hand on each event at once."""
 
@@ -26,12 +26,12 @@ SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Chat:
     """The route and what it needs."""
 
-    def __init__(self, orders: Orders, episodes: Episodes, read: ReadBody, fingerprint: Callable[[], str]) -> None:
-        self._orders, self._episodes, self._read, self._fingerprint = orders, episodes, read, fingerprint
+    def __init__(self, orders: Orders, episodes: Episodes, bodies: Bodies, fingerprint: Callable[[], str]) -> None:
+        self._orders, self._episodes, self._bodies, self._fingerprint = orders, episodes, bodies, fingerprint
 
     async def completions(self, request: Request) -> Response:
-        body = await self._read(request)
-        ask = chat_ask(body)
+        body = await self._bodies.read(request)
+        ask = await self._bodies.look(body, lambda: chat_ask(body))
         episode = self._episodes.begin(await self._orders.of(ask, body, request.headers))
         facts = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",

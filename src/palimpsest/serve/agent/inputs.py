@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 from palimpsest.data.user_files import Document, document_of
 from palimpsest.errors import DataError
-from palimpsest.serve.agent.requests import Ask, FilePart, Message, user_text
+from palimpsest.serve.agent.requests import INSTRUCTING, Ask, FilePart, Message, user_text
 from palimpsest.serve.http import Refused
 
 
@@ -57,8 +57,7 @@ _TAGGED = re.compile(r"<document>\n?(.*?)\n?</document>", re.DOTALL)
 
 def input_of(ask: Ask, text_of_file: TextOfFile, fits: Callable[[str], bool]) -> Input:
     """Raises Refused for what asks nothing, or for a document without text."""
-    instructions = "\n\n".join(each.text for each in ask.messages if each.role in ("system", "developer"))
-    said = [each for each in ask.messages if each.role not in ("system", "developer")]
+    said = [each for each in ask.messages if each.role not in INSTRUCTING]
     try:
         rule, document, questions = _by_rule(ask, said, text_of_file, fits)
     except DataError as error:
@@ -66,7 +65,7 @@ def input_of(ask: Ask, text_of_file: TextOfFile, fits: Callable[[str], bool]) ->
     if not questions or not all(question.strip() for question in questions):
         told = f"{ask.field}: nothing is asked; end with a message of the user"
         raise Refused(400, told, code="no_question", param=ask.field)
-    return Input(rule, document, questions, instructions.strip())
+    return Input(rule, document, questions, ask.instructions)
 
 
 def _by_rule(

@@ -21,7 +21,7 @@ class Order:
     model: str
     input: Input
     draws: Draws
-    document_digest: str
+    input_digest: str
     """As `digest_of` gives it."""
     answer_tokens: int | None = None
     stops: tuple[str, ...] = ()
@@ -46,19 +46,9 @@ class Order:
 
     def key(self, agent: Agent) -> str:
         """The id of its episode: everything its tokens depend on."""
-        document = self.input.document
-        parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
         sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
-        asked = (
-            self.document_digest,
-            parts,
-            self.input.questions,
-            self.input.instructions,
-            self.answer_tokens,
-            self.stops,
-        )
-        whole_key = (agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)
-        return "ep_" + hashlib.sha256(repr(whole_key).encode("utf-8", "replace")).hexdigest()[:32]
+        asked = (self.input_digest, self.answer_tokens, self.stops)
+        return "ep_" + _sha256(repr((agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)))[:32]
 
 
 def order_of(data: dict[str, Any]) -> Order:
@@ -66,20 +56,28 @@ def order_of(data: dict[str, Any]) -> Order:
     given = data["input"]
     text, parts = given["document"] or (None, [])
     document = None if text is None else Document(text, tuple(Part(*part) for part in parts))
+    asked = Input(Rule(given["rule"]), document, tuple(given["questions"]), given["instructions"])
     return Order(
         model=data["model"],
-        input=Input(Rule(given["rule"]), document, tuple(given["questions"]), given["instructions"]),
+        input=asked,
         draws=Draws(SamplingConfig(**data["sampling"]), data["seed"]),
-        document_digest=digest_of(document),
+        input_digest=digest_of(asked),
         answer_tokens=data["answer_tokens"],
         stops=tuple(data["stops"]),
         request=data["request"],
     )
 
 
-def digest_of(document: Document | None) -> str:
-    """Of its text; empty without one."""
-    return "" if document is None else hashlib.sha256(document.text.encode("utf-8", "replace")).hexdigest()
+def digest_of(given: Input) -> str:
+    """Of all that an agent gets, in time that grows with it; by which rule it was told apart is no part of it."""
+    document = given.document
+    text = "" if document is None else _sha256(document.text)
+    parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
+    return _sha256(repr((text, parts, given.questions, given.instructions)))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def request_key(*parts: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.user_files import text_of
 from palimpsest.errors import DataError
 from palimpsest.serve.agent.agents import Agent, Agents, Draws
+from palimpsest.serve.agent.bodies import Bodies
 from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.inputs import Input, input_of, shown_name
 from palimpsest.serve.agent.order import Order, digest_of, request_key
@@ -26,6 +26,15 @@ _CHARACTERS = 16
 """A token has hardly ever more."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What takes time that grows with a request."""
+
+    input: Input
+    input_digest: str
+    body_digest: str
+
+
 def plain_budget(window: int, limit: int | None) -> int:
     """Tokens of an answer without a document: what is asked for, at most a quarter of the window where nothing is.
 
@@ -35,24 +44,11 @@ def plain_budget(window: int, limit: int | None) -> int:
     return limit if limit is not None else max(1, min(1024, window // 4))
 
 
-_SHORT = 16 << 10
-"""Bytes of a body that is looked at on the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What takes time that grows with a request."""
-
-    input: Input
-    document_digest: str
-    body_digest: str
-
-
 class Orders:
     """Makes orders of requests."""
 
-    def __init__(self, agents: Agents, episodes: Episodes, store: Store | None) -> None:
-        self._agents, self._episodes, self._store = agents, episodes, store
+    def __init__(self, agents: Agents, episodes: Episodes, store: Store | None, bodies: Bodies) -> None:
+        self._agents, self._episodes, self._store, self._bodies = agents, episodes, store, bodies
         self._parsers = Parsers()
 
     async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str]) -> Order:
@@ -65,10 +61,8 @@ class Orders:
         ]
         if names:
             given = await self._parsers.run(shown(", ".join(names)), self._given, ask, agent, body)
-        elif len(body) > _SHORT:
-            given = await asyncio.to_thread(self._given, ask, agent, body)
-        else:  # what takes a millisecond is not to wait until threads that compute let another one run
-            given = self._given(ask, agent, body)
+        else:
+            given = await self._bodies.look(body, lambda: self._given(ask, agent, body))
         key = headers.get("idempotency-key")
         request = request_key("key", key) if key else request_key(given.body_digest)
         again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0
@@ -76,7 +70,7 @@ class Orders:
             model=ask.model,
             input=given.input,
             draws=self._draws(ask, agent, request if again else None),
-            document_digest=given.document_digest,
+            input_digest=given.input_digest,
             answer_tokens=ask.answer_tokens,
             stops=ask.stop,
             request=request,
@@ -96,8 +90,7 @@ class Orders:
         return Draws(sampling, secrets.randbits(62) if before is None else int(before["seed"]))
 
     def _given(self, ask: Ask, agent: Agent, body: bytes) -> _Given:
-        instructions = "\n\n".join(each.text for each in ask.messages if each.role in ("system", "developer"))
-        chat = PlainChat(instructions=instructions.strip())
+        chat = PlainChat(instructions=ask.instructions)
         room = agent.window - plain_budget(agent.window, ask.answer_tokens)
 
         def fits(text: str) -> bool:
@@ -105,7 +98,7 @@ class Orders:
             return all(len(chat.prompt(piece, agent.codec)[0]) <= room for piece in pieces)
 
         given = input_of(ask, self._text, fits)
-        return _Given(given, digest_of(given.document), hashlib.sha256(body).hexdigest())
+        return _Given(given, digest_of(given), hashlib.sha256(body).hexdigest())
 
     def _text(self, part: FilePart) -> tuple[str, str]:
         if part.data is not None:

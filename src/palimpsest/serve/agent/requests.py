@@ -118,6 +118,11 @@ class Ask:
     field: str = "messages"
     """The key of the body in which it was said."""
 
+    @property
+    def instructions(self) -> str:
+        """What system and developer say."""
+        return "\n\n".join(each.text for each in self.messages if each.role in INSTRUCTING).strip()
+
 
 def openai_error(refused: Refused) -> dict[str, Any]:
     """As OpenAI's clients read it.
@@ -225,7 +230,8 @@ def invalid(place: str, said: str) -> Refused:
     return Refused(400, f"{place}: {said}", code="invalid_value", param=place)
 
 
-ROLES = ("system", "developer", "user", "assistant")
+INSTRUCTING = ("system", "developer")
+ROLES = (*INSTRUCTING, "user", "assistant")
 
 
 def message_of(given: Mapping[str, Any], where: str) -> Message:

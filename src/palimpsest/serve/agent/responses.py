@@ -18,7 +18,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from palimpsest.serve.agent.chat import SSE, ReadBody, ended_or_gone, failure_of
+from palimpsest.serve.agent.bodies import Bodies
+from palimpsest.serve.agent.chat import SSE, ended_or_gone, failure_of
 from palimpsest.serve.agent.episode import Episode
 from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.orders import Orders, needed
@@ -62,8 +63,9 @@ class ResponseBody(Strict):
     palimpsest: Own = Field(default_factory=Own)
 
 
-def response_ask(given: ResponseBody) -> Ask:
-    """Raises Refused."""
+def response_ask(body: bytes) -> tuple[ResponseBody, Ask]:
+    """The body of POST /v1/responses, and what it asks. Raises Refused."""
+    given: ResponseBody = checked(ResponseBody, json_object(body), NEUTRAL)
     messages = [Message("system", given.instructions)] if given.instructions else []
     if isinstance(given.input, str):
         messages.append(Message("user", given.input))
@@ -72,7 +74,7 @@ def response_ask(given: ResponseBody) -> Ask:
             if item.get("type", "message") != "message":
                 raise invalid(f"input.{at}.type", f"{shown(item['type'])} is not possible here; items are messages")
             messages.append(message_of(item, f"input.{at}"))
-    return Ask(
+    return given, Ask(
         field="input",
         model=given.model,
         messages=tuple(messages),
@@ -88,17 +90,17 @@ def response_ask(given: ResponseBody) -> Ask:
 class Responses:
     """The routes of /v1/responses."""
 
-    def __init__(self, orders: Orders, episodes: Episodes, read: ReadBody, store: Store | None) -> None:
-        self._orders, self._episodes, self._read, self._store = orders, episodes, read, store
+    def __init__(self, orders: Orders, episodes: Episodes, bodies: Bodies, store: Store | None) -> None:
+        self._orders, self._episodes, self._bodies, self._store = orders, episodes, bodies, store
         self._watching: set[asyncio.Task[None]] = set()
         self._unkept: dict[str, Episode] = {}  # that ended while the store failed, by response
 
     async def create(self, request: Request) -> Response:
-        body = await self._read(request)
-        given: ResponseBody = checked(ResponseBody, json_object(body), NEUTRAL)
+        body = await self._bodies.read(request)
+        given, ask = await self._bodies.look(body, lambda: response_ask(body))
         if given.background and (self._store is None or not given.store):
             raise Refused(400, "background: what runs without a client has to be stored", param="background")
-        order = await self._orders.of(response_ask(given), body, request.headers)
+        order = await self._orders.of(ask, body, request.headers)
         record = _record(given)
         episode = self._episodes.begin(order, record["id"] if given.background else None)
         record["episode"] = episode.id

@@ -1,0 +1,43 @@
+"""Bodies of requests: received within bounds, and looked at where nobody waits behind a long one.
+
+Not covered: one call that doesn't give way, as the parsing of JSON doesn't: .1 s for a body of 64 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from palimpsest.serve.http import body_of
+from palimpsest.serve.reading_threads import ReadingThreads
+
+T = TypeVar("T")
+
+_SHORT = 16 << 10
+"""Bytes of a body that is looked at on the event loop: what takes a millisecond is not to wait until threads that
+compute let another one run."""
+_THREADS = 2
+
+
+class Bodies:
+    """Of one event loop."""
+
+    def __init__(self, *, most: int, seconds: float) -> None:
+        """`most`: bytes; `seconds`: for a body to arrive whole."""
+        self._most, self._seconds = most, seconds
+        self._threads = ReadingThreads(_THREADS, "body")
+
+    async def read(self, request: Request) -> bytes:
+        """Raises Refused."""
+        advice = "send the document as a file, by POST /v1/files"
+        return await body_of(request, most=self._most, seconds=self._seconds, advice=advice)
+
+    async def look(self, body: bytes, work: Callable[[], T]) -> T:
+        """What `work`, which takes time that grows with `body`, gives or raises."""
+        return work() if len(body) <= _SHORT else await self._threads.run(work)
+
+    def close(self) -> None:
+        """What is under way is not waited for."""
+        self._threads.close()
