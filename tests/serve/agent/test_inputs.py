@@ -55,6 +55,12 @@ def test_of_one_message_what_stands_in_tags_is_the_document(fits: bool) -> None:
     assert found.questions == ("Read:\n\nWho?",)
 
 
+def test_tags_that_nothing_closes_are_a_part_of_the_message() -> None:
+    """At once; with a quadratic rule this test would not end for an hour."""
+    message = "<document>" * 200_000
+    assert read(user(message)) == Input(Rule.CHAT, None, (message,))
+
+
 @pytest.mark.parametrize("gap", ["\n\n", "\n"])
 def test_of_a_message_beyond_the_window_the_last_paragraph_is_the_question(gap: str) -> None:
     found = read(user(f"Anna is here.{gap}Bob too.{gap}Who?\n"), fits=False)

@@ -12,7 +12,6 @@ System messages are instructions: they stand before the question, never in the d
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,7 +51,7 @@ class Input:
 
 TextOfFile = Callable[[FilePart], tuple[str, str]]
 """(name, text) of a file. Raises Refused."""
-_TAGGED = re.compile(r"<document>\n?(.*?)\n?</document>", re.DOTALL)
+_BEGIN, _END = "<document>", "</document>"
 
 
 def input_of(ask: Ask, text_of_file: TextOfFile, fits: Callable[[str], bool]) -> Input:
@@ -91,8 +90,8 @@ def _by_rule(
 def _of_one(
     message: str, asked: tuple[str, ...], fits: Callable[[str], bool], field: str
 ) -> tuple[Rule, Document | None, tuple[str, ...]]:
-    if tagged := _TAGGED.findall(message):
-        rest = _TAGGED.sub("", message).strip()
+    tagged, rest = _tagged(message)
+    if tagged:
         return Rule.TAGS, document_of([("document", "\n\n".join(tagged))]), asked or (rest,)
     if asked:
         return Rule.PARAGRAPH, document_of([("message", message)]), asked
@@ -109,6 +108,20 @@ def _of_one(
         code="no_question",
         param=field,
     )
+
+
+def _tagged(message: str) -> tuple[list[str], str]:
+    """What stands between tags, and the rest; in time that grows with the message, whatever it holds.
+
+    >>> _tagged("Read <document>\\nTea.\\n</document> and <document>Ale.</document> Who? <document>")
+    (['Tea.', 'Ale.'], 'Read  and  Who? <document>')
+    """
+    documents, rest, place = list[str](), list[str](), 0
+    while (start := message.find(_BEGIN, place)) >= 0 and (end := message.find(_END, start)) >= 0:
+        rest.append(message[place:start])
+        documents.append(message[start + len(_BEGIN) : end].removeprefix("\n").removesuffix("\n"))
+        place = end + len(_END)
+    return documents, "".join((*rest, message[place:])).strip()
 
 
 def shown_name(name: str) -> str:
