@@ -111,11 +111,8 @@ def _next_question() -> str | None:
 
 def _changes(change: MemoryChange) -> None:
     """The sentences that a turn dropped and added."""
-    from palimpsest.measures.texts import sentences
-
-    before, after = sentences(change.before), sentences(change.memory)
-    lines = [f"  - {printable(each)}" for each in before if each not in after]
-    lines += [f"  + {printable(each)}" for each in after if each not in before]
+    lines = [f"  - {printable(each)}" for each in change.dropped]
+    lines += [f"  + {printable(each)}" for each in change.added]
     if lines:
         place = f"{change.turn + 1}/{change.turns}" if change.turns else str(change.turn + 1)
         Terminal().message("\n".join([f"section {place}", *lines]))

@@ -19,10 +19,11 @@ from palimpsest.jobs.open_agent import OpenAgent, with_agent
 from palimpsest.jobs.playing import Episode, in_words
 from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, model_folder
 from palimpsest.measures.origins import origins
-from palimpsest.measures.texts import Texts
+from palimpsest.measures.texts import Texts, sentences
 from palimpsest.measures.trace import last_memory, readings
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Silent
+from palimpsest.rollout.episode import ANSWER
 from palimpsest.rollout.failures import failure
 from palimpsest.text.answers import extract
 from palimpsest.text.codec import Codec
@@ -57,6 +58,21 @@ class MemoryChange:
     memory: str
     """After it."""
     before: str
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Sentences that are new."""
+        return _without(self.memory, self.before)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Sentences that are gone."""
+        return _without(self.before, self.memory)
+
+
+def _without(text: str, other: str) -> tuple[str, ...]:
+    known = set(sentences(other))
+    return tuple(each for each in sentences(text) if each not in known)
 
 
 OnMemory = Callable[[MemoryChange], None]
@@ -196,29 +212,36 @@ async def _answer(
     prepared = policy.prepare(problem, codec)
     sections = len(getattr(prepared, "chunks", ()))
     with progress.count("sections", max(sections, 1)) as tick:
-        watcher = MemoryWatcher(codec, sections, on_memory, tick)
-        trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=watcher.turn)
+        changes, left = MemoryChanges(codec, sections), iter(range(sections))
+
+        def on_turn(turn: Turn, events: Sequence[Event]) -> None:
+            if turn.name != ANSWER and next(left, None) is not None:
+                tick(1)
+            if on_memory is not None and (change := changes.of(turn, events)) is not None:
+                on_memory(change)
+
+        trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=on_turn)
     return asked_of(agent.config, problem, document, trajectory, codec)
 
 
-class MemoryWatcher:
-    """Tells of each memory as it is written."""
+class MemoryChanges:
+    """Tells what the turns of an episode did to its memory, one after the other."""
 
-    def __init__(self, codec: Codec, sections: int, on_memory: OnMemory | None, tick: Callable[[int], None]) -> None:
-        self._codec, self._sections, self._on_memory, self._tick = codec, sections, on_memory, tick
+    def __init__(self, codec: Codec, sections: int) -> None:
+        self._codec, self._sections = codec, sections
         self._before, self._turns = "", 0
 
-    def turn(self, turn: Turn, events: Sequence[Event]) -> None:
+    def of(self, turn: Turn, events: Sequence[Event]) -> MemoryChange | None:
+        """None where it wrote none."""
         number, self._turns = self._turns, self._turns + 1
-        if turn.name != "answer" and number < self._sections:
-            self._tick(1)
-        if self._on_memory is None or turn.name == "answer":
-            return
+        if turn.name == ANSWER:
+            return None
         alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
         memory = last_memory(alone, Texts(self._codec))
-        if memory is not None:
-            self._on_memory(MemoryChange(number, self._sections, memory.text, self._before))
-            self._before = memory.text
+        if memory is None:
+            return None
+        before, self._before = self._before, memory.text
+        return MemoryChange(number, self._sections, memory.text, before)
 
 
 def asked_of(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:

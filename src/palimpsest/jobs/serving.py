@@ -22,8 +22,8 @@ from palimpsest.data.user_files import Document
 from palimpsest.engines.open import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
-from palimpsest.events import DocumentTruncated
-from palimpsest.jobs.asking import MemoryChange, MemoryWatcher, asked_of
+from palimpsest.events import DocumentTruncated, Event
+from palimpsest.jobs.asking import MemoryChanges, asked_of
 from palimpsest.jobs.blocking import finish
 from palimpsest.jobs.budgets import fitted
 from palimpsest.jobs.composing import weights_fingerprint
@@ -31,7 +31,6 @@ from palimpsest.jobs.lending import Lending, follow
 from palimpsest.jobs.open_agent import OpenAgent, open_agent
 from palimpsest.jobs.serving_page import episode_page
 from palimpsest.jobs.settings import Agent, newest_checkpoint
-from palimpsest.measures.texts import sentences
 from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
@@ -40,7 +39,7 @@ from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import play
 from palimpsest.rollout.failures import failure
 from palimpsest.runs.run_folder import CONFIG
-from palimpsest.serve.agent.agents import Card, Change, Draws, Plan, Told
+from palimpsest.serve.agent.agents import Card, Change, Draws, Plan, Told, Watch
 from palimpsest.serve.agent.app import AgentService, Limits
 from palimpsest.serve.agent.orders import plain_budget
 from palimpsest.serve.agent.plain import PlainChat
@@ -48,7 +47,7 @@ from palimpsest.serve.agent.requests import openai_error
 from palimpsest.serve.agent.store import Store
 from palimpsest.serve.http import Server, bound, check_host
 from palimpsest.text.codec import Codec
-from palimpsest.types import Problem, Question, Trajectory
+from palimpsest.types import Problem, Question, Trajectory, Turn
 
 MAIN = "palimpsest"
 """The run's policy as a model's name; others are `palimpsest/POLICY`."""
@@ -238,13 +237,16 @@ class ServedAgent:
             give_back_freed_memory()
         return Plan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
 
+    def watch(self, plan: Plan) -> Watch:
+        changes = MemoryChanges(self.codec, plan.sections)
+
+        def watched(turn: Turn, events: Sequence[Event]) -> Change | None:
+            change = changes.of(turn, events)
+            return None if change is None else Change(change.turn + 1, change.turns, change.added, change.dropped)
+
+        return watched
+
     async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory:
-        watcher = MemoryWatcher(self.codec, plan.sections, lambda change: told.change(_change(change)), lambda _: None)
-
-        def on_turn(turn: Any, events: Any) -> None:
-            told.turn(turn)
-            watcher.turn(turn, events)
-
         return await play(
             plan.problem,
             policy=plan.policy,
@@ -257,7 +259,7 @@ class ServedAgent:
             timeout_s=timeout_s,
             roles=self._opened.cast.roles,
             prepare=lambda: plan.prepared,
-            on_turn=on_turn,
+            on_turn=told.turn,
             on_token=told.token,
             recorded=told.recorded,
         )
@@ -316,13 +318,3 @@ class ServedAgent:
             longest -= policy.required_context(self.codec) - (policy.window_tokens or 1)
             longest = min(longest, policy.window_tokens or longest)
         return Card(name, kind, self.window, chunk, getattr(policy, "memory_tokens", None), longest)
-
-
-def _change(change: MemoryChange) -> Change:
-    before, after = sentences(change.before), sentences(change.memory)
-    return Change(
-        change.turn + 1,
-        change.turns,
-        tuple(each for each in after if each not in before),
-        tuple(each for each in before if each not in after),
-    )

@@ -80,7 +80,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "rollout": trajectory.rollout,
         "outcome": trajectory.outcome.value,
         "answer": trajectory.answer,
-        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "turns": [turn_to_json(turn) for turn in trajectory.turns],
         "events": [
             {"kind": event.kind, "before_turn": event.before_turn, "detail": dict(event.detail)}
             for event in trajectory.events
@@ -95,7 +95,7 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
         problem_id=data["problem_id"],
         group_id=data["group_id"],
         rollout=data["rollout"],
-        turns=tuple(_turn_from_json(turn) for turn in data["turns"]),
+        turns=tuple(turn_from_json(turn) for turn in data["turns"]),
         outcome=Outcome(data["outcome"]),
         answer=data["answer"],
         events=tuple(Event(event_of(each["kind"], each["detail"]), each["before_turn"]) for each in data["events"]),
@@ -103,7 +103,8 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
     )
 
 
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
+def turn_to_json(turn: Turn) -> dict[str, Any]:
+    """A JSON object for one turn."""
     completion = turn.completion
     return {
         "step": turn.step,
@@ -126,7 +127,8 @@ def _last_version(completion: Completion) -> dict[str, int]:
     return {} if last == completion.policy_version else {"last_policy_version": last}
 
 
-def _turn_from_json(data: Mapping[str, Any]) -> Turn:
+def turn_from_json(data: Mapping[str, Any]) -> Turn:
+    """The inverse of `turn_to_json`. Raises as `trajectory_from_json`."""
     completion = Completion(
         token_ids=tuple(data["token_ids"]),
         logprobs=tuple(data["logprobs"]),

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.user_files import Document
 from palimpsest.engines.protocol import SamplerStats
-from palimpsest.rollout.episode import OnToken
+from palimpsest.events import Event
+from palimpsest.rollout.episode import OnToken, OnTurn
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory, Turn
 
@@ -65,12 +66,15 @@ class Draws:
     seed: int
 
 
+Watch = Callable[[Turn, Sequence[Event]], Change | None]
+"""Is asked of each turn of an episode, in order, what it did to the memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """Who is told, and what is known already."""
 
-    turn: Callable[[Turn], None]
-    change: Callable[[Change], None]
+    turn: OnTurn
     token: OnToken | None
     recorded: Sequence[Turn] = ()
 
@@ -114,6 +118,8 @@ class Agent(Protocol):
         """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError, and PromptTooLong for a
         question or a document beyond what the model takes. Called on a thread."""
         ...
+
+    def watch(self, plan: Plan) -> Watch: ...
 
     async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
 

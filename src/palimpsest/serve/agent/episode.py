@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 SILENCE_S = 5.0
@@ -36,6 +36,10 @@ class Episode:
         self.followers = 0
         self.lingers: asyncio.TimerHandle | None = None
         """Ends it, unless a client comes back before."""
+        self.followed = False
+        """Whether somebody has asked for its news: from then on they are told as they come."""
+        self.catch_up: Callable[[], None] = lambda: None
+        """Tells the news that nobody asked for yet."""
         self._changed = asyncio.Event()
 
     def tell(self, kind: str, text: str) -> None:
@@ -49,7 +53,8 @@ class Episode:
 
     async def follow(self) -> AsyncIterator[News | None]:
         """All news from the first on, until it ends; None where there were none for a while."""
-        place = 0
+        self.followed, place = True, 0
+        self.catch_up()
         while True:
             while place < len(self.news):
                 yield self.news[place]

@@ -12,17 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptTooLong
-from palimpsest.serve.agent.agents import Agent, Agents, Change, Plan, Told
+from palimpsest.events import Event
+from palimpsest.serve.agent.agents import Agent, Agents, Plan, Told
 from palimpsest.serve.agent.answer_text import AnswerText, whole
 from palimpsest.serve.agent.episode import Episode
 from palimpsest.serve.agent.order import Order, order_of
 from palimpsest.serve.agent.store import Store
+from palimpsest.serve.agent.telling import Telling
 from palimpsest.serve.http import Refused
 from palimpsest.serve.reading_threads import ReadingThreads
 from palimpsest.text.rendering import Refusal
@@ -236,21 +238,26 @@ class Episodes:
         )
         recorded = await on_thread(lambda: store.turns(episode.id)) if store is not None and episode.goes_on else []
         text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
+        telling = Telling(episode, agent.watch(plan), text)
         kept = _Kept(store, episode.id, {turn.step for turn in recorded})
-        told = Told(
-            turn=kept.turn,
-            change=lambda change: _tell_change(episode, change),
-            token=(lambda token: episode.tell("content", text.feed((token,)))) if len(wanted.questions) == 1 else None,
-            recorded=recorded,
-        )
+
+        def on_turn(turn: Turn, events: Sequence[Event]) -> None:
+            kept.turn(turn)
+            telling.turn(turn, events)
+
+        told = Told(on_turn, telling.token if len(wanted.questions) == 1 else None, recorded)
         trajectory = await agent.play(plan, order.draws, told, self.bounds.episode_s)
         if kept.broken is not None:
             raise kept.broken
         if trajectory.answer is not None and (cut := whole(trajectory.answer, order.stops))[1]:
             trajectory = replace(trajectory, answer=cut[0], outcome=Outcome.ANSWERED)
-        facts = await on_thread(lambda: agent.facts(plan, wanted.document, trajectory))
+        late = telling.late()
+        news, facts = await on_thread(
+            lambda: ([work() for work in late], agent.facts(plan, wanted.document, trajectory))
+        )
         result = _result(plan, trajectory, facts)
-        episode.tell("content", text.rest(result["content"] or ""))
+        telling.tell(news)
+        telling.end(result["content"] or "")
         for name in ("turns", "tokens_in", "tokens_sampled"):
             self.counts[name] += result[name]
         return result
@@ -309,13 +316,6 @@ def _head(episode: Episode, order: Order) -> dict[str, Any]:
         "top_p": order.draws.sampling.top_p,
         "seed": order.draws.seed,
     }
-
-
-def _tell_change(episode: Episode, change: Change) -> None:
-    episode.place = f"{change.section}/{change.sections}" if change.sections else str(change.section)
-    lines = [f"- {each}" for each in change.dropped] + [f"+ {each}" for each in change.added]
-    of = f" of {change.sections}" if change.sections else ""
-    episode.tell("reasoning", "\n".join([f"section {change.section}{of}", *lines, ""]))
 
 
 def _result(plan: Plan, trajectory: Trajectory, facts: dict[str, Any]) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from typing import Any
 
 import orjson
 
-from palimpsest.rollout.record import trajectory_from_json, trajectory_to_json
+from palimpsest.rollout.record import turn_from_json, turn_to_json
 from palimpsest.runs.lock import FolderLock
 from palimpsest.serve.http import Refused, shown
-from palimpsest.types import Outcome, Trajectory, Turn
+from palimpsest.types import Turn
 
 _ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
 _FOLDERS = ("blobs", "files", "episodes", "documents", "responses")
@@ -150,16 +150,14 @@ class Store:
         self._episode_bytes += len(data)
 
     def append_turn(self, episode: str, turn: Turn) -> None:
-        alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED)
-        self.append(episode, {"turn": trajectory_to_json(alone)["turns"][0]})
+        self.append(episode, {"turn": turn_to_json(turn)})
 
     def turns(self, episode: str) -> list[Turn]:
         """Those taken before, each once."""
         found: dict[int, Turn] = {}
         for line in self.lines(episode):
             if "turn" in line:
-                whole = {"problem_id": "", "group_id": "", "rollout": 0, "outcome": "answered", "answer": None}
-                turn = trajectory_from_json({**whole, "events": [], "turns": [line["turn"]]}).turns[0]
+                turn = turn_from_json(line["turn"])
                 found.setdefault(turn.step, turn)
         return list(found.values())
 
