@@ -94,7 +94,6 @@ def serve_agent(agent: Agent, service: Service, *, version: str, told: Callable[
         store = None if service.store is None else Store(service.store, service.limits.quota)
         if store is not None:
             stack.callback(store.close)
-            store.sweep()
         finish(lambda: _serve(agent, config, service, _Opened(taken, store, version, told)))
 
 

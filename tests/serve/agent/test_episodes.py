@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from palimpsest.errors import SamplerError
 from palimpsest.jobs import serving
 from palimpsest.serve.agent.app import Limits
 from palimpsest.serve.agent.episodes import Bounds
-from palimpsest.serve.agent.store import Store
+from palimpsest.serve.agent.store import Store, StoreFailed
 from support.serving import body, scripted
 
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(12))
@@ -433,16 +434,20 @@ async def test_a_long_text_is_tokenised_beside_other_requests(monkeypatch: pytes
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, line: str, path: Path) -> None:
-    """Have the store fail at lines of that kind, as a full disk does."""
-    append = Store.append
+def failing(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Have the store fail at lines of that kind, as a full disk does, which takes some bytes first."""
+    write, rest = os.write, list[int]()
 
-    def full(self: Store, episode: str, value: dict[str, Any]) -> None:
-        if line in value:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        append(self, episode, value)
+    def full(descriptor: int, data: bytes) -> int:
+        if rest or data.startswith(f'{{"{line}"'.encode()):
+            if not rest:
+                rest.append(write(descriptor, data[:5]))
+                return rest[0]
+            rest.clear()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
 
-    monkeypatch.setattr(Store, "append", full)
+    monkeypatch.setattr(os, "write", full)
 
 
 @pytest.mark.parametrize("line", ["turn", "result"])
@@ -451,7 +456,7 @@ async def test_a_store_that_fails_ends_the_episode_with_an_error(
 ) -> None:
     client, service, _ = scripted(tmp_path)
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)  # a server of this process turns it off
-    failing(monkeypatch, line, tmp_path)
+    failing(monkeypatch, line)
     whole = await asyncio.wait_for(client.post(PATH, json=about("Who?")), 20)
     assert (whole.status_code, whole.json()["error"]["code"]) == (507, "store_failed")
     streamed = await asyncio.wait_for(client.post(PATH, json=about("Who?", stream=True)), 20)
@@ -465,6 +470,31 @@ async def test_a_store_that_fails_ends_the_episode_with_an_error(
         assert str(tmp_path) not in said
     assert "No space left on device" in caplog.text
     assert service.episodes.running == service.episodes.waiting == 0
+    monkeypatch.undo()  # there is room again: what was written in part stands in nobody's way
+    assert (await client.post(PATH, json=about("Who?"))).status_code == 200
+    service.store.close()
+    again, _, _ = scripted(tmp_path)
+    assert (await again.post(PATH, json=about("Who?"))).json()["palimpsest"]["stored"]
+
+
+async def test_a_store_that_fails_at_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _, _ = scripted(tmp_path)
+    failing(monkeypatch, "head")
+    refused = await client.post(PATH, json=about("Who?"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_failed")
+    opened = os.open
+
+    def full(path: Any, *given: Any) -> int:
+        if tmp_path in Path(path).parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *given)
+
+    monkeypatch.setattr(os, "open", full)
+    for asked in ({"files": {"file": b"Anna"}}, {"json": about("Who?")}):
+        path = "/v1/files" if "files" in asked else PATH
+        refused = await client.post(path, **asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_failed")
+    assert not list((tmp_path / "blobs").iterdir())
 
 
 async def test_a_response_whose_end_can_not_be_stored_is_told_from_memory(
@@ -474,10 +504,10 @@ async def test_a_response_whose_end_can_not_be_stored_is_told_from_memory(
     client, _, _ = scripted(tmp_path, gate=gate)
     asked = {"model": "palimpsest", "input": about("Who?")["messages"][0]["content"], "background": True}
     name = (await client.post("/v1/responses", json=asked)).json()["id"]
-    failing(monkeypatch, "turn", tmp_path)
+    failing(monkeypatch, "turn")
 
     def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise StoreFailed(507, "the server can't store it")
 
     monkeypatch.setattr(Store, "put", full)
     gate.set()

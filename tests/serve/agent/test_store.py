@@ -11,6 +11,7 @@ import pytest
 from palimpsest.serve.agent import store as store_module
 from palimpsest.serve.agent.store import Quota, Store
 from palimpsest.serve.http import Refused
+from support.serving import scripted
 
 
 def name(number: int) -> str:
@@ -65,6 +66,22 @@ def test_the_end_is_told_from_the_last_line_alone(tmp_path: Path) -> None:
     )
     assert store.result(name(1)) == {"outcome": "answered"}
     assert store.result(name(2)) is None
+
+
+async def test_what_was_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    client, service, _ = scripted(tmp_path)
+    asked = {"model": "palimpsest", "input": "<document>Anna.</document> Who?"}
+    name = (await client.post("/v1/responses", json=asked)).json()["id"]
+    file = (await client.post("/v1/files", files={"file": ("a", b"Anna")})).json()["id"]
+    service.store.close()
+    for path in tmp_path.glob("*/*.json*"):
+        path.write_bytes(b"\0" * 20 + b"\n")
+    client, _, _ = scripted(tmp_path)
+    for gone in (f"/v1/responses/{name}", f"/v1/files/{file}"):
+        assert (await client.get(gone)).status_code == 404
+    again = await client.post("/v1/responses", json=asked)
+    assert (again.status_code, again.json()["palimpsest"]["stored"]) == (200, False)
+    assert (await client.get(f"/v1/episodes/{again.json()['palimpsest']['episode']}")).json()["result"] is not None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from palimpsest.serve.agent.agents import Agent, Agents, Plan, Told
 from palimpsest.serve.agent.answer_text import AnswerText, whole
 from palimpsest.serve.agent.episode import Episode
 from palimpsest.serve.agent.order import Order, order_of
-from palimpsest.serve.agent.store import Store
+from palimpsest.serve.agent.store import Store, StoreFailed
 from palimpsest.serve.agent.telling import Telling
 from palimpsest.serve.http import Refused
 from palimpsest.serve.reading_threads import ReadingThreads
@@ -188,9 +188,8 @@ class Episodes:
         try:
             result = _without_internals(episode, await self._outcome(episode, order, lease))
             self._keep(episode, result)
-        except OSError:
-            _log.exception("episode %s: the store failed", episode.id)
-            result = _failed("store_failed", "the server can't store the episode; its log says why")
+        except StoreFailed as error:
+            result = _failed("store_failed", str(error))
         except Exception:  # noqa: BLE001  the border around an episode: a defect ends it alone
             _log.exception("episode %s failed", episode.id)
         finally:
@@ -223,7 +222,7 @@ class Episodes:
             return _failed("refused" if refused else "sampler_failed", str(error))
 
     def _keep(self, episode: Episode, result: dict[str, Any]) -> None:
-        """Store how an episode ended. Raises OSError."""
+        """Store how an episode ended. Raises StoreFailed."""
         if self.store is None:
             return
         if not (result["outcome"] == "cancelled" and self.draining):
@@ -268,7 +267,7 @@ class _Kept:
 
     def __init__(self, store: Store | None, episode: str, known: Set[int]) -> None:
         self._store, self._episode, self._known = store, episode, known
-        self.broken: OSError | None = None
+        self.broken: StoreFailed | None = None
         """Why a turn could not be stored: `play` tells it as a failure of the policy."""
 
     def turn(self, turn: Turn) -> None:
@@ -276,7 +275,7 @@ class _Kept:
             return
         try:
             self._store.append_turn(self._episode, turn)
-        except OSError as error:
+        except StoreFailed as error:
             self.broken = error
             raise
 

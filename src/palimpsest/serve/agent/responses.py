@@ -25,7 +25,7 @@ from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.orders import Orders, needed
 from palimpsest.serve.agent.requests import Ask, Message, Own, Strict, checked, invalid, json_object, message_of
 from palimpsest.serve.agent.response_events import events_of, reasoning_of, response_of
-from palimpsest.serve.agent.store import Store
+from palimpsest.serve.agent.store import Store, StoreFailed
 from palimpsest.serve.http import Refused, json_response, shown
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -192,7 +192,7 @@ class Responses:
             store = needed(self._store)
             known = store.get("responses", record["id"])
             if known is not None and not (result["outcome"] == "cancelled" and self._episodes.draining):
-                with suppress(OSError):  # the episode's own log line says that the store fails
+                with suppress(StoreFailed):
                     store.put("responses", record["id"], {**known, "ended": result, "rule": episode.rule})
                     self._unkept.pop(record["id"], None)
                     return

@@ -7,20 +7,23 @@
     responses/ID.json
 
 Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
-line that a kill cut off is left out; the whole stays within `Quota`: of ended episodes the oldest go first, files are
-refused. Beginning an episode, and telling how one ended, takes no longer the more turns or episodes are kept.
+line that a kill cut off, or that something else damaged, is left out; the whole stays within `Quota`: of ended episodes
+the oldest go first, files are refused; what can't be written is a `StoreFailed` and leaves nothing behind. Beginning an
+episode, and telling how one ended, takes no longer the more turns, episodes or files are kept.
 Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import os
 import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,23 @@ _ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
 _FOLDERS = ("blobs", "files", "episodes", "documents", "responses")
 _KEPT = 0.9
 """Of their share, once the oldest episodes have gone: looking for them takes time that grows with their number."""
+
+
+_log = logging.getLogger("uvicorn.error")
+
+
+class StoreFailed(Refused):
+    """The disk takes no more, or fails."""
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raises StoreFailed where the system refuses to write; why is for the log."""
+    try:
+        yield
+    except OSError:
+        _log.exception("the store failed")
+        raise StoreFailed(507, "the server can't store it; its log says why", code="store_failed") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +77,11 @@ class Store:
         self._lock = FolderLock(folder)
         self._files_lock = threading.Lock()
         self._claimed = 0  # bytes of files that are being sent
-        self._blob_bytes = sum(
-            path.stat().st_size for path in (folder / "blobs").iterdir() if path.suffix != ".partial"
-        )
+        known = (self._read("files", path.stem) for path in (folder / "files").glob("file-*.json"))
+        whole = (each for each in known if each is not None and self.blob(each["sha256"]).exists())
+        self._files: dict[str, dict[str, Any]] = {each["id"]: each for each in whole}
+        self._sweep()
+        self._blob_bytes = _size(folder / "blobs")
         self._episode_bytes = _size(folder / "episodes")  # at the most: what is deleted is counted on
 
     def close(self) -> None:
@@ -71,40 +93,40 @@ class Store:
         """Take over a finished upload. The same content under the same name is the same file."""
         size = part.stat().st_size
         file_id = "file-" + hashlib.sha256(f"{digest}\0{name}\0{purpose}".encode()).hexdigest()[:32]
-        known = self._read("files", file_id)
-        if known is not None:
-            part.unlink()
-            return known
-        with self._files_lock:
-            if not self.blob(digest).exists():
-                self._blob_bytes += size
-            os.replace(part, self.blob(digest))
         facts = {"id": file_id, "object": "file", "bytes": size, "created_at": int(time.time()), "filename": name}
         facts |= {"purpose": purpose, "status": "processed", "sha256": digest}
-        self._write("files", file_id, facts)
+        with self._files_lock:
+            if (known := self._files.get(file_id)) is not None:
+                part.unlink()
+                return known
+            self._write("files", file_id, facts)
+            self._blob_bytes += 0 if self.blob(digest).exists() else size
+            os.replace(part, self.blob(digest))
+            self._files[file_id] = facts
         return facts
 
     def file(self, file_id: str) -> dict[str, Any]:
         """Raises Refused for one that isn't there."""
-        found = self._read("files", file_id)
+        found = self._files.get(file_id)
         if found is None:
             raise Refused(404, f"file {shown(file_id)}: no such file", code="file_not_found", param="file_id")
         return found
 
     def files(self) -> list[dict[str, Any]]:
         """Newest first."""
-        found = [orjson.loads(path.read_bytes()) for path in (self.folder / "files").glob("file-*.json")]
-        return sorted(found, key=lambda each: (-each["created_at"], each["id"]))
+        with self._files_lock:
+            return sorted(self._files.values(), key=lambda each: (-each["created_at"], each["id"]))
 
     def blob(self, digest: str) -> Path:
         return self.folder / "blobs" / digest
 
     def delete_file(self, file_id: str) -> None:
         digest = self.file(file_id)["sha256"]
-        self._path("files", file_id).unlink(missing_ok=True)
         with self._files_lock:
+            self._path("files", file_id).unlink(missing_ok=True)
+            del self._files[file_id]
             blob = self.blob(digest)
-            if blob.exists() and not any(each["sha256"] == digest for each in self.files()):
+            if blob.exists() and not any(each["sha256"] == digest for each in self._files.values()):
                 self._blob_bytes -= blob.stat().st_size
                 blob.unlink()
 
@@ -140,13 +162,15 @@ class Store:
         return end > 0
 
     def append(self, episode: str, line: dict[str, Any]) -> None:
-        """Add a line to an episode's log."""
+        """Add a line to an episode's log. Raises StoreFailed."""
         data = orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS) + b"\n"
-        descriptor = os.open(self._path("episodes", episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+        path = self._path("episodes", episode)
+        with writing():
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                _write_whole(descriptor, data)
+            finally:
+                os.close(descriptor)
         self._episode_bytes += len(data)
 
     def append_turn(self, episode: str, turn: Turn) -> None:
@@ -168,13 +192,12 @@ class Store:
             return
         with path.open("rb") as file:
             whole = (line for line in file if line.endswith(b"\n"))
-            for line in whole:
-                yield orjson.loads(line)
+            yield from (known for line in whole if (known := _object(line)) is not None)
 
     def result(self, episode: str) -> dict[str, Any] | None:
         """How it ended, which is the last line; None where it didn't."""
         last, _ = _last_line(self._path("episodes", episode))
-        return orjson.loads(last).get("result") if last else None
+        return (_object(last) or {}).get("result")
 
     def record(self, episode: str) -> dict[str, Any] | None:
         """All that is kept of it; None where nothing is."""
@@ -230,10 +253,12 @@ class Store:
         """A place for what is being sent."""
         return self.folder / "blobs" / f".{os.urandom(16).hex()}.partial"
 
-    def sweep(self) -> None:
+    def _sweep(self) -> None:
         """Remove what broken uploads left."""
-        for path in (self.folder / "blobs").glob(".*.partial"):
-            path.unlink(missing_ok=True)
+        known = {each["sha256"] for each in self._files.values()}
+        for path in (self.folder / "blobs").iterdir():
+            if path.name not in known:
+                path.unlink()
 
     def _path(self, kind: str, name: str) -> Path:
         if not _ID.fullmatch(name):
@@ -242,21 +267,46 @@ class Store:
 
     def _write(self, kind: str, name: str, value: dict[str, Any]) -> None:
         path = self._path(kind, name)
-        partial = path.with_name(f".{path.name}.partial")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(orjson.dumps(value))
-        os.replace(partial, path)
+        partial, data = path.with_name(f".{path.name}.partial"), orjson.dumps(value)
+        with writing():
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(partial, path)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
 
     def _read(self, kind: str, name: str) -> dict[str, Any] | None:
         try:
-            return orjson.loads(self._path(kind, name).read_bytes())  # type: ignore[no-any-return]
+            return _object(self._path(kind, name).read_bytes())
         except FileNotFoundError:
             return None
 
 
 def _size(folder: Path) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    """None for what was damaged."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Add `data` to a file's end, or nothing. A disk that fills up takes the first bytes and refuses the others."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise
 
 
 def _last_line(path: Path) -> tuple[bytes, int]:

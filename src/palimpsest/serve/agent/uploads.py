@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, Response
 
 from palimpsest.serve.agent.inputs import shown_name
 from palimpsest.serve.agent.orders import needed
-from palimpsest.serve.agent.store import Store
+from palimpsest.serve.agent.store import Store, writing
 from palimpsest.serve.http import Refused, json_response, shown
 
 _HEAD = 8 << 10
@@ -172,21 +172,25 @@ class Files:
         store = needed(self._store)
         parts = Multipart(boundary_of(request.headers.get("content-type", "")))
         upload = _Upload(store.draft())
-        descriptor = os.open(upload.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                async for chunk in self._chunks(request):
-                    for part, data in parts.feed(chunk):
-                        self._take(store, upload, part, data, file)
-            if not parts.complete or upload.name is None:
-                raise _broken("it ends before its last boundary" if upload.name else "it holds no file")
-            purpose = bytes(upload.fields.get("purpose", b"user_data")).decode("utf-8", "replace")
-            named = shown_name(upload.name)
-            added = await asyncio.to_thread(store.add_file, upload.path, upload.digest.hexdigest(), named, purpose)
-            return json_response(_shown(added))
+            with writing():
+                return await self._created(request, store, parts, upload)
         finally:
             upload.path.unlink(missing_ok=True)
             store.release(upload.claimed)
+
+    async def _created(self, request: Request, store: Store, parts: Multipart, upload: _Upload) -> Response:
+        descriptor = os.open(upload.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            async for chunk in self._chunks(request):
+                for part, data in parts.feed(chunk):
+                    self._take(store, upload, part, data, file)
+        if not parts.complete or upload.name is None:
+            raise _broken("it ends before its last boundary" if upload.name else "it holds no file")
+        purpose = bytes(upload.fields.get("purpose", b"user_data")).decode("utf-8", "replace")
+        named = shown_name(upload.name)
+        added = await asyncio.to_thread(store.add_file, upload.path, upload.digest.hexdigest(), named, purpose)
+        return json_response(_shown(added))
 
     def _take(self, store: Store, upload: _Upload, part: _Part, data: bytes, file: Any) -> None:
         if part.filename is None and part.name != "file":
