@@ -113,6 +113,15 @@ async def test_equal_requests_are_one_episode_while_it_runs_and_after() -> None:
     assert len(sampler.prompts) == answers[0]["palimpsest"]["turns"]
 
 
+async def test_each_is_told_the_rule_of_its_own_request(tmp_path: Path) -> None:
+    client, _, sampler = scripted(tmp_path)
+    field = body("Who?", palimpsest={"document": "Anna is here."})
+    tags = body("<document>Anna is here.</document> Who?")
+    answers = [(await client.post(PATH, json=each)).json()["palimpsest"] for each in (field, tags)]
+    assert [answer["input"] for answer in answers] == ["palimpsest_field", "document_tags"]
+    assert (answers[0]["episode"], len(sampler.prompts)) == (answers[1]["episode"], answers[0]["turns"])
+
+
 async def test_an_equal_one_that_ended_comes_from_the_store(tmp_path: Path) -> None:
     client, service, sampler = scripted(tmp_path)
     first = (await client.post(PATH, json=about("Who?"))).json()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.errors import SamplerError
+from palimpsest.serve.agent.store import Quota
 from support.serving import scripted
 
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(12))
@@ -119,6 +121,35 @@ async def test_what_ran_in_the_background_goes_on_when_the_server_starts_again(t
     assert [item["content"] for item in again["output"][1:]] == [item["content"] for item in whole["output"][1:]]
     assert again["output"][0]["summary"] == whole["output"][0]["summary"]
     assert len(sampler.prompts) == whole["palimpsest"]["turns"] - taken
+
+
+async def test_with_other_weights_what_ran_in_the_background_is_cancelled(tmp_path: Path) -> None:
+    client, service, _ = scripted(tmp_path, gate=asyncio.Event())
+    begun = (await client.post(PATH, json=about("Who?", background=True))).json()
+    await service.episodes.drain()
+    service.store.close()
+    client, service, sampler = scripted(tmp_path)
+    service.agents.current.__dict__["fingerprint"] = "other weights"
+    service.resume()
+    assert (await client.get(f"{PATH}/{begun['id']}")).json()["status"] == "cancelled"
+    assert (service.store.names("documents"), sampler.prompts) == ([], [])
+    assert service.store.get("responses", begun["id"])["cancelled"]
+
+
+async def test_a_server_starts_whose_store_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client, service, _ = scripted(tmp_path, gate=asyncio.Event())
+    begun = (await client.post(PATH, json=about("Who?", background=True))).json()
+    await service.episodes.drain()
+    service.store.close()
+    client, service, _ = scripted(tmp_path)
+    service.store.quota = Quota(episodes=1)
+    logging.getLogger("uvicorn").propagate, before = True, logging.getLogger("uvicorn").propagate
+    service.resume()
+    logging.getLogger("uvicorn").propagate = before
+    assert f"response {begun['id']} doesn't go on: the store is full" in caplog.text
+    service.store.quota = Quota()
+    service.resume()
+    assert (await ended(client, begun["id"]))["status"] == "completed"
 
 
 async def test_a_failure_is_told_of_a_response_too(tmp_path: Path) -> None:

@@ -30,18 +30,35 @@ def kept(folder: Path) -> list[str]:
 
 def test_beyond_the_quota_the_oldest_ended_episodes_go(tmp_path: Path) -> None:
     store = Store(tmp_path, Quota(episodes=5000))
-    store.begin(name(0), {"created": 0})  # runs on
+    for number in (0, 7):  # they have no end
+        store.begin(name(number), {"created": number})
+        os.utime(tmp_path / "episodes" / f"{name(number)}.jsonl", (0, 0))
     for number in range(1, 6):
         ended(store, number)
-    assert len(kept(tmp_path)) == 6
-    store.begin(name(6), {"created": 6})
+    assert len(kept(tmp_path)) == 7
+    store.begin(name(6), {"created": 6}, running={name(0)})
     assert kept(tmp_path) == [name(n) for n in (0, 2, 3, 4, 5, 6)]  # each has 1,070 bytes
     store.close()
     again = Store(tmp_path, Quota(episodes=10))
     again.forget(name(5))
     with pytest.raises(Refused, match="full of episodes that run"):
-        again.begin(name(7), {})
-    assert kept(tmp_path) == [name(0), name(6)]
+        again.begin(name(7), {}, running={name(0)})
+    assert kept(tmp_path) == [name(0)]
+
+
+def test_responses_and_documents_take_of_the_same_quota(tmp_path: Path) -> None:
+    store, long = Store(tmp_path, Quota(episodes=5000)), {"text": "a" * 2000}
+    ids = [f"resp_{number:032x}" for number in range(4)]
+    records: list[dict[str, Any]] = [{"ended": {}}, {"background": True}, {"background": True, "ended": {}}]
+    for number, record in enumerate(records):
+        store.put("responses", ids[number], {**record, **long})
+        os.utime(tmp_path / "responses" / f"{ids[number]}.json", (number, number))
+    store.begin(name(1), {})
+    assert store.names("responses") == ids[1:3]
+    store.put("documents", name(2), long)
+    store.begin(name(3), {}, running={name(1)})
+    assert store.names("responses") == ids[1:2]
+    assert store.names("documents") == [name(2)]
 
 
 def test_within_the_quota_an_episode_begins_without_a_look_at_the_others(

@@ -32,7 +32,8 @@ class Chat:
     async def completions(self, request: Request) -> Response:
         body = await self._bodies.read(request)
         ask = await self._bodies.look(body, lambda: chat_ask(body))
-        episode = self._episodes.begin(await self._orders.of(ask, body, request.headers))
+        order = await self._orders.of(ask, body, request.headers)
+        episode, rule = self._episodes.begin(order), str(order.input.rule)
         facts = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",
             "created": int(time.time()),
@@ -40,7 +41,7 @@ class Chat:
             "system_fingerprint": self._fingerprint(),
         }
         if ask.stream:
-            events = self._events(ask, episode, {**facts, "object": "chat.completion.chunk"})
+            events = self._events(ask, episode, rule, {**facts, "object": "chat.completion.chunk"})
             return StreamingResponse(events, media_type="text/event-stream", headers=SSE)
         result = await ended_or_gone(request, episode, self._episodes)
         if (failed := failure_of(result)) is not None:
@@ -48,9 +49,9 @@ class Chat:
         message = {"role": "assistant", "content": result["content"], "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
         whole = {"object": "chat.completion", "choices": [choice], "usage": usage(result), "metadata": ask.metadata}
-        return json_response({**facts, **whole, "palimpsest": own_facts(episode, result)})
+        return json_response({**facts, **whole, "palimpsest": own_facts(episode, result, rule)})
 
-    async def _events(self, ask: Ask, episode: Episode, facts: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def _events(self, ask: Ask, episode: Episode, rule: str, facts: dict[str, Any]) -> AsyncIterator[bytes]:
         usage_key = {"usage": None} if ask.include_usage else {}
 
         def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -69,7 +70,7 @@ class Chat:
             if (failed := failure_of(result)) is not None:
                 yield event(openai_error(failed))
             else:
-                yield chunk({}, result["finish_reason"], palimpsest=own_facts(episode, result))
+                yield chunk({}, result["finish_reason"], palimpsest=own_facts(episode, result, rule))
                 if ask.include_usage:
                     yield event({**facts, "choices": [], "usage": usage(result)})
             yield b"data: [DONE]\n\n"
@@ -146,8 +147,8 @@ def usage(result: dict[str, Any]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 
-def own_facts(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
-    """What OpenAI's interface has no place for."""
+def own_facts(episode: Episode, result: dict[str, Any], rule: str) -> dict[str, Any]:
+    """What OpenAI's interface has no place for; `rule`: by which the request said what is document."""
     names = (
         "outcome",
         "turns",
@@ -160,4 +161,4 @@ def own_facts(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
         "truncated",
     )
     told = {name: result[name] for name in names if name in result}
-    return {"episode": episode.id, "input": episode.rule, **told, "stored": episode.stored}
+    return {"episode": episode.id, "input": rule, **told, "stored": episode.stored}

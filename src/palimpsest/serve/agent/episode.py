@@ -16,8 +16,8 @@ News = tuple[str, str]
 class Episode:
     """One that runs, or has ended: what is told of it, and who listens."""
 
-    def __init__(self, name: str, rule: str) -> None:
-        self.id, self.rule = name, rule
+    def __init__(self, name: str) -> None:
+        self.id = name
         self.created = int(time.time())
         self.news: list[News] = []
         self.head: dict[str, Any] = {}

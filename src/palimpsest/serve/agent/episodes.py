@@ -106,18 +106,19 @@ class Episodes:
         if (known := self._running.get(name)) is not None:
             known.holders.add(holder)
             return known
-        data = None if self.store is None else self.store.get("documents", name)
-        if data is None:
+        if self.store is None or (data := self.store.get("documents", name)) is None:
             return None
         order = order_of(data)
-        same = order.model in self.agents.current.cards and order.key(self.agents.current) == name
-        return self._start(name, order, holder) if same else None
+        if order.model not in self.agents.current.cards or order.key(self.agents.current) != name:
+            self.store.delete("documents", name)
+            return None
+        return self._start(name, order, holder)
 
     def _start(self, name: str, order: Order, holder: str | None) -> Episode:
-        episode = Episode(name, str(order.input.rule))
+        episode = Episode(name)
         episode.head = _head(episode, order)
         if self.store is not None:
-            episode.goes_on = self.store.begin(name, episode.head)
+            episode.goes_on = self.store.begin(name, episode.head, self._running)
         self._hold(episode, order, holder)
         self._running[name] = episode
         if self._rest is not None:
@@ -143,7 +144,7 @@ class Episodes:
         result = None if self.store is None else self.store.result(name)
         if result is None or result["outcome"] not in _KEPT:
             return None
-        episode = Episode(name, result["rule"])
+        episode = Episode(name)
         episode.news = [(kind, text) for kind, text in result["news"]]
         episode.result, episode.stored = result, True
         return episode
@@ -228,7 +229,7 @@ class Episodes:
         if not (result["outcome"] == "cancelled" and self.draining):
             self.store.delete("documents", episode.id)
         if result["outcome"] in _KEPT:
-            self.store.append(episode.id, {"result": {**result, "rule": episode.rule, "news": episode.news}})
+            self.store.append(episode.id, {"result": {**result, "news": episode.news}})
 
     async def _played(self, episode: Episode, order: Order, agent: Agent) -> dict[str, Any]:
         store, wanted, on_thread = self.store, order.input, self._threads.run
@@ -308,7 +309,7 @@ def _head(episode: Episode, order: Order) -> dict[str, Any]:
         "created": episode.created,
         "model": order.model,
         "request": order.request,
-        "rule": episode.rule,
+        "rule": order.input.rule,
         "questions": list(order.input.questions),
         "instructions": order.input.instructions,
         "temperature": order.draws.sampling.temperature,

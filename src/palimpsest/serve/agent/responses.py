@@ -7,6 +7,7 @@ the turn that was being taken; what `store` keeps is told after the episode ende
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -22,10 +23,21 @@ from palimpsest.serve.agent.bodies import Bodies
 from palimpsest.serve.agent.chat import SSE, ended_or_gone, failure_of
 from palimpsest.serve.agent.episode import Episode
 from palimpsest.serve.agent.episodes import Episodes
+from palimpsest.serve.agent.order import Order
 from palimpsest.serve.agent.orders import Orders, needed
-from palimpsest.serve.agent.requests import Ask, Message, Own, Strict, checked, invalid, json_object, message_of
+from palimpsest.serve.agent.requests import (
+    Ask,
+    Message,
+    Metadata,
+    Own,
+    Strict,
+    checked,
+    invalid,
+    json_object,
+    message_of,
+)
 from palimpsest.serve.agent.response_events import events_of, reasoning_of, response_of
-from palimpsest.serve.agent.store import Store, StoreFailed
+from palimpsest.serve.agent.store import Store, StoreFailed, ended_or_cancelled
 from palimpsest.serve.http import Refused, json_response, shown
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -40,6 +52,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+_log = logging.getLogger("uvicorn.error")
 _UNKEPT = 1000
 """Responses whose end is told from memory because it could not be stored; the oldest are forgotten first."""
 
@@ -55,7 +68,7 @@ class ResponseBody(Strict):
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    metadata: Metadata | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     background: bool = False
@@ -101,7 +114,7 @@ class Responses:
         if given.background and (self._store is None or not given.store):
             raise Refused(400, "background: what runs without a client has to be stored", param="background")
         order = await self._orders.of(ask, body, request.headers)
-        record = _record(given)
+        record = _record(given, order)
         episode = self._episodes.begin(order, record["id"] if given.background else None)
         record["episode"] = episode.id
         if self._store is not None and given.store:
@@ -150,11 +163,18 @@ class Responses:
             return
         for name in store.names("responses"):
             record = store.get("responses", name)
-            if record is None or not record["background"] or "ended" in record or record.get("cancelled"):
+            if record is None or not record["background"] or ended_or_cancelled(record):
                 continue
-            episode = self._episodes.resume(record["episode"], record["id"])
-            if episode is not None:
-                self._watch(record, episode)
+            try:
+                episode = self._episodes.resume(record["episode"], record["id"])
+                if episode is not None:
+                    self._watch(record, episode)
+                    continue
+                known = self._episode(record)  # the end of the server may have come between the two
+                ended = {"cancelled": True} if known is None else {"ended": known.result}
+                store.put("responses", name, {**record, **ended})
+            except Refused as refused:
+                _log.error("response %s doesn't go on: %s", name, refused)
 
     def _release(self, record: dict[str, Any]) -> None:
         """Of a response that runs: nobody waits for its episode any more."""
@@ -178,7 +198,7 @@ class Responses:
         name = record["episode"]
         found = self._episodes.get(name) or self._episodes.ended(name) or self._unkept.get(record["id"])
         if found is None and "ended" in record:
-            found = Episode(name, record["rule"])
+            found = Episode(name)
             found.result = record["ended"]
         return found
 
@@ -193,7 +213,7 @@ class Responses:
             known = store.get("responses", record["id"])
             if known is not None and not (result["outcome"] == "cancelled" and self._episodes.draining):
                 with suppress(StoreFailed):
-                    store.put("responses", record["id"], {**known, "ended": result, "rule": episode.rule})
+                    store.put("responses", record["id"], {**known, "ended": result})
                     self._unkept.pop(record["id"], None)
                     return
                 if len(self._unkept) > _UNKEPT:
@@ -220,7 +240,7 @@ class Responses:
         return StreamingResponse(lines(), media_type="text/event-stream", headers=SSE)
 
 
-def _record(given: ResponseBody) -> dict[str, Any]:
+def _record(given: ResponseBody, order: Order) -> dict[str, Any]:
     echo = {
         "model": given.model,
         "instructions": given.instructions,
@@ -236,5 +256,6 @@ def _record(given: ResponseBody) -> dict[str, Any]:
         "created_at": int(time.time()),
         "background": given.background,
         "progress": given.palimpsest.progress,
+        "rule": order.input.rule,
         "echo": echo,
     }

@@ -3,13 +3,14 @@
     blobs/SHA256            what a file holds, once however often it was sent
     files/ID.json           its name, purpose, size
     episodes/ID.jsonl       head; a line a turn, written before the next begins; at the end the result
-    documents/ID.json       of an episode that runs in the background, until it ends
+    documents/ID.json       of an episode in the background, until it ends
     responses/ID.json
 
 Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
-line that a kill cut off, or that something else damaged, is left out; the whole stays within `Quota`: of ended episodes
-the oldest go first, files are refused; what can't be written is a `StoreFailed` and leaves nothing behind. Beginning an
-episode, and telling how one ended, takes no longer the more turns, episodes or files are kept.
+line that a kill cut off, or that something else damaged, is left out; the whole stays within `Quota`: of episodes that
+don't run and responses that have ended the oldest go first, files are refused; what can't be written is a `StoreFailed`
+and leaves nothing behind. Beginning an episode, and telling how one ended, takes no longer the more turns, episodes or
+files are kept.
 Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
 """
 
@@ -22,7 +23,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Quota:
 
     files: int = 10 << 30
     episodes: int = 10 << 30
+    """And responses."""
 
 
 class Store:
@@ -82,7 +84,7 @@ class Store:
         self._files: dict[str, dict[str, Any]] = {each["id"]: each for each in whole}
         self._sweep()
         self._blob_bytes = _size(folder / "blobs")
-        self._episode_bytes = _size(folder / "episodes")  # at the most: what is deleted is counted on
+        self._episode_bytes = self._size_of_episodes()  # at the most: what is deleted is counted on
 
     def close(self) -> None:
         self._lock.release()
@@ -149,10 +151,11 @@ class Store:
 
     # ---- episodes
 
-    def begin(self, episode: str, head: dict[str, Any]) -> bool:
-        """Open the log of an episode. True for one that was ended before its end: its log goes on."""
+    def begin(self, episode: str, head: dict[str, Any], running: Collection[str] = ()) -> bool:
+        """Open the log of an episode, beside those that run. True for one that was ended before its end: its log goes
+        on."""
         if self._episode_bytes > self.quota.episodes:
-            self._make_room()
+            self._make_room({episode, *running})
         path = self._path("episodes", episode)
         _, end = _last_line(path)
         if path.exists():
@@ -221,24 +224,35 @@ class Store:
             if "head" in first:
                 yield path.stem, first["head"]
 
-    def _make_room(self) -> None:
-        """Delete the oldest ended episodes until there is room for more than one."""
-        folder, most = self.folder / "episodes", self.quota.episodes
-        size = _size(folder)
-        for path in sorted(folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime) if size > most else ():
+    def _make_room(self, running: Set[str]) -> None:
+        """Delete the oldest episodes and responses until there is room for more than one."""
+        most, size = self.quota.episodes, self._size_of_episodes()
+        kept = [path for kind in ("episodes", "responses") for path in (self.folder / kind).glob("*_*")]
+        for path in sorted(kept, key=lambda path: path.stat().st_mtime) if size > most else ():
             if size <= most * _KEPT:
                 break
-            if self.result(path.stem) is not None:
+            if not self._goes_on(path, running):
                 size -= path.stat().st_size
                 path.unlink(missing_ok=True)
         self._episode_bytes = size
         if size > most:
             raise Refused(507, "the store is full of episodes that run; try again later", code="store_full")
 
+    def _goes_on(self, path: Path, running: Set[str]) -> bool:
+        """Whether an episode or a response runs, or will with the next start of the server."""
+        if path.parent.name == "responses":
+            record = _object(path.read_bytes()) or {}
+            return bool(record.get("background")) and not ended_or_cancelled(record)
+        return path.stem in running or self._path("documents", path.stem).exists()
+
+    def _size_of_episodes(self) -> int:
+        return sum(_size(self.folder / kind) for kind in ("episodes", "documents", "responses"))
+
     # ---- documents, responses
 
     def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        self._write(kind, name, value)
+        """Raises StoreFailed."""
+        self._episode_bytes += self._write(kind, name, value)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         return self._read(kind, name)
@@ -265,7 +279,8 @@ class Store:
             raise Refused(404, f"{shown(name)}: no such id", code="not_found")
         return self.folder / kind / f"{name}.{'jsonl' if kind == 'episodes' else 'json'}"
 
-    def _write(self, kind: str, name: str, value: dict[str, Any]) -> None:
+    def _write(self, kind: str, name: str, value: dict[str, Any]) -> int:
+        """How many bytes. Raises StoreFailed."""
         path = self._path(kind, name)
         partial, data = path.with_name(f".{path.name}.partial"), orjson.dumps(value)
         with writing():
@@ -277,12 +292,18 @@ class Store:
             except OSError:
                 partial.unlink(missing_ok=True)
                 raise
+        return len(data)
 
     def _read(self, kind: str, name: str) -> dict[str, Any] | None:
         try:
             return _object(self._path(kind, name).read_bytes())
         except FileNotFoundError:
             return None
+
+
+def ended_or_cancelled(record: Mapping[str, Any]) -> bool:
+    """Of a response in the background: whether it goes on no more."""
+    return "ended" in record or bool(record.get("cancelled"))
 
 
 def _size(folder: Path) -> int:
