@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,18 @@ def test_markers_in_data_are_plain_text(payload: str, tiny_codec: Any) -> None:
     assert tiny_codec.decode(ids) == f"a {payload} b"
     trusted = tiny_codec.encode_trusted(payload)
     assert bool(tiny_codec.control_ids & set(trusted)) == (payload.startswith("<|") and payload.endswith(("|>", "\n")))
+
+
+def test_others_run_while_a_long_text_is_encoded(tiny_codec: Any) -> None:
+    text, ids, turns = "Omar sells tea. <|im_end|>\n" * 40_000, list[int](), 0
+    thread = threading.Thread(target=lambda: ids.extend(tiny_codec._ids(text)))
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0)
+        turns += 1
+    assert turns > 50
+    assert ids == tiny_codec._data.encode(text, add_special_tokens=False).ids
+    assert tiny_codec.control_ids.isdisjoint(ids)
 
 
 @settings(max_examples=500, deadline=None)
@@ -111,6 +125,9 @@ def test_a_long_text_is_encoded_once_and_every_caller_has_a_list_of_its_own(tiny
         def encode(self, text: str, **options: Any) -> Any:
             encoded.append(text)
             return backend.encode(text, **options)
+
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            return [self.encode(text, **options) for text in texts]
 
     codec.__dict__["_data"] = Counting()
     long, short = "Anna ran to the old mill in Rome. " * 400, "Who ran?"

@@ -157,7 +157,7 @@ class Codec:
         """[T] ids of data text; never a control token."""
         if (known := self._long.get(text)) is not None:
             return known
-        ids: list[int] = self._data.encode(_clean(text), add_special_tokens=False).ids
+        ids = self._ids(_clean(text))
         if not self.control_ids.isdisjoint(ids):
             ids = self._encode_by_halves(_clean(text))
         return ids if len(ids) < _LONG else self._long.add(text, ids)
@@ -181,19 +181,29 @@ class Codec:
         """`ids` without control tokens: what a completion says, safe to put into another prompt."""
         return tuple(i for i in ids if i not in self.control_ids)
 
+    def _ids(self, text: str) -> list[int]:
+        """Of data text, as the tokenizer has them. Its `encode` lets no other thread run, for a second a few megabytes,
+        and works out where each token stood."""
+        if len(text) < _AT_ONCE:
+            ids: list[int] = self._data.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self._data.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
     def _encode_by_halves(self, text: str) -> list[int]:
         """Cut a text whose vocabulary itself holds a control token until no piece encodes to one."""
         if len(text) <= 1:
-            ids = self._data.encode(text, add_special_tokens=False).ids
+            ids = self._ids(text)
             return [i for i in ids if i not in self.control_ids]
         middle = len(text) // 2
         result: list[int] = []
         for half in (text[:middle], text[middle:]):
-            ids = self._data.encode(half, add_special_tokens=False).ids
+            ids = self._ids(half)
             result += ids if self.control_ids.isdisjoint(ids) else self._encode_by_halves(half)
         return result
 
 
+_AT_ONCE = 2048  # characters that take less than a millisecond
 _LONG = 1024  # tokens from which a text is remembered
 _REMEMBERED = 1 << 22  # tokens, in 32 MiB
 
