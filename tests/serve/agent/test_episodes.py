@@ -71,6 +71,14 @@ async def test_the_answer_is_cut_by_max_tokens_and_by_stop() -> None:
     )
 
 
+async def test_more_tokens_than_the_window_has_may_be_asked_for() -> None:
+    client, _, sampler = scripted(None, answer="tea " * 2000)
+    told = (await client.post(PATH, json=body("Who?", max_tokens=1_000_000))).json()
+    assert told["palimpsest"]["input"] == "plain_chat"
+    assert told["choices"][0]["finish_reason"] == "length"
+    assert told["usage"]["total_tokens"] <= sampler.max_context
+
+
 async def test_instructions_stand_before_the_question_and_never_in_the_document() -> None:
     client, _, sampler = scripted(None)
     messages = [

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from palimpsest.serve.agent.requests import chat_ask, openai_error
+from palimpsest.serve.agent.responses import response_ask
 from palimpsest.serve.http import Refused, shown
 from support.serving import body, scripted
 
@@ -54,6 +55,19 @@ def test_what_is_not_possible_is_refused_by_name(key: str, value: Any) -> None:
         ask(**{key: value})
     error = openai_error(refused.value)["error"]
     assert (error["param"], error["code"], error["type"]) == (key, "unsupported_parameter", "invalid_request_error")
+
+
+def test_more_messages_than_any_conversation_has_are_refused() -> None:
+    many = [{"role": "user", "content": "a"}] * 10_001
+    with pytest.raises(Refused, match=r"^messages: List should have at most 10000 items"):
+        chat_ask(orjson.dumps({"model": "palimpsest", "messages": many}))
+    with pytest.raises(Refused, match=r"^input"):
+        response_ask(orjson.dumps({"model": "palimpsest", "input": many}))
+
+
+def test_what_may_be_given_is_told_as_json() -> None:
+    with pytest.raises(Refused, match=r"^logprobs: not possible here; leave it out or give false$"):
+        ask(logprobs=True)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ class Orders:
 
     def _given(self, ask: Ask, agent: Agent, body: bytes) -> _Given:
         chat = PlainChat(instructions=ask.instructions)
-        room = agent.window - plain_budget(agent.window, ask.answer_tokens)
+        usual = plain_budget(agent.window, None)  # more is the most that a client wants, not what has to fit
+        room = agent.window - min(usual, plain_budget(agent.window, ask.answer_tokens))
 
         def fits(text: str) -> bool:
             pieces = dict.fromkeys((text[: _CHARACTERS * agent.window], text))  # of a book its beginning tells

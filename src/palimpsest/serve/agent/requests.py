@@ -48,6 +48,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """What can't be done, and the values that ask for nothing."""
 
 
+MESSAGES = 10_000
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -76,7 +79,7 @@ class StreamOptions(Strict):
 
 class ChatBody(Strict):
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -211,7 +214,7 @@ def checked(
         if name in kept and name not in shape.model_fields:
             value = kept.pop(name)
             if not any((type(value) is type(each) and value == each) or _same_number(value, each) for each in values):
-                allowed = " or ".join(repr(each) for each in values)
+                allowed = " or ".join(orjson.dumps(each).decode() for each in values)
                 raise unsupported(name, f"not possible here; leave it out{allowed and f' or give {allowed}'}")
     try:
         return shape.model_validate(kept)

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from pydantic import Field
@@ -26,6 +26,7 @@ from palimpsest.serve.agent.episodes import Episodes
 from palimpsest.serve.agent.order import Order
 from palimpsest.serve.agent.orders import Orders, needed
 from palimpsest.serve.agent.requests import (
+    MESSAGES,
     Ask,
     Message,
     Metadata,
@@ -63,7 +64,7 @@ class ResponseStreamOptions(Strict):
 
 class ResponseBody(Strict):
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
