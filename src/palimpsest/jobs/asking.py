@@ -248,7 +248,7 @@ def asked_of(config: RunConfig, problem: Problem, document: Document, trajectory
     """What an episode came to, with the places in the document that its last memory is from."""
     texts = Texts(codec)
     read = readings(trajectory, texts)
-    memory = last_memory(trajectory, texts, read)
+    memory = read[-1].memory_after if read else last_memory(trajectory, texts)
     sentences = list(dict.fromkeys(memory.sentences)) if memory is not None else []
     spans = origins(sentences, document.text, read)
     places = [None if span is None else document.place(*span) for span in spans]

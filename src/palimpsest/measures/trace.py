@@ -93,20 +93,20 @@ def readings(trajectory: Trajectory, texts: Texts) -> list[Reading]:
     return result
 
 
-def memories(trajectory: Trajectory, texts: Texts, read: Sequence[Reading] | None = None) -> list[Text]:
+def memories(trajectory: Trajectory, texts: Texts) -> list[Text]:
     """The memories of an episode, one after the other: after each reading turn, or as an agent with tools wrote them.
 
-    Empty for one that wrote none. `read`: its readings, where they are known.
+    Empty for one that wrote none.
     """
     told = [event.what for event in trajectory.events if isinstance(event.what, Pruned | SummedUp)]
     if told:
         return [texts.known(what.memory if isinstance(what, Pruned) else what.text) for what in told]
-    return [reading.memory_after for reading in (readings(trajectory, texts) if read is None else read)]
+    return [reading.memory_after for reading in readings(trajectory, texts)]
 
 
-def last_memory(trajectory: Trajectory, texts: Texts, read: Sequence[Reading] | None = None) -> Text | None:
+def last_memory(trajectory: Trajectory, texts: Texts) -> Text | None:
     """The last of `memories`, None if there is none."""
-    return next(reversed(memories(trajectory, texts, read)), None)
+    return next(reversed(memories(trajectory, texts)), None)
 
 
 def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:
