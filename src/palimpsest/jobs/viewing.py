@@ -48,8 +48,10 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths), wait=asked.follow)
     answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), titles=TITLES)
-    made = ViewerService(answers, token=asked.key, follow=asked.follow)
-    with bound(asked.host, asked.port) as taken, closing(made) as service:
+    with (
+        bound(asked.host, asked.port) as taken,
+        closing(ViewerService(answers, token=asked.key, follow=asked.follow)) as service,
+    ):
         server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
         service.read_ahead()
         on_ready(server.url)
