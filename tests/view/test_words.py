@@ -72,6 +72,24 @@ def test_the_same_ids_are_the_same_word() -> None:
     assert first.words[0] is not second.words[0]
 
 
+def test_a_text_that_has_a_sentence_as_it_stands_is_not_flattened(
+    tiny_codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SpeltTexts(Spelling(tiny_codec)).of(tiny_codec.encode("It rained.\n\n Anna lives in Rome. Bo  ran."))
+    flattened = list[str]()
+
+    def noted(text: str) -> str:
+        flattened.append(text)
+        return flat(text)
+
+    monkeypatch.setattr("palimpsest.measures.texts.flat", noted)
+    assert text.holds("anna lives in rome.")
+    assert not text.holds("anna sings.")
+    assert flattened == []
+    assert text.holds("bo ran.")
+    assert len(flattened) == 1
+
+
 @given(text=st.text("ab Éé.\n-", max_size=30), sentence=st.text("ab é.", min_size=1, max_size=6))
 def test_what_a_spelt_text_holds_is_what_a_text_holds(tiny_codec: Any, text: str, sentence: str) -> None:
     ids, form = tiny_codec.encode(text), flat(sentence)

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from palimpsest.measures.texts import Text, Texts
+from palimpsest.measures.texts import Text, Texts, stands_in
 from palimpsest.text.codec import Codec
 from palimpsest.types import Span
 
@@ -215,8 +215,11 @@ class SpeltText(Text):
             return self._folded
 
     def holds(self, sentence: str) -> bool:
-        """As `Text.holds` says, of a flat sentence; a text that lacks its longest word isn't flattened."""
-        return _longest_word(sentence) in self.folded and Text.holds(self, sentence)
+        """As `Text.holds` says, of a flat sentence; a text that lacks its longest word isn't flattened, nor is one that
+        has the sentence as it stands."""
+        if _longest_word(sentence) not in self.folded:
+            return False
+        return stands_in(sentence, self.folded) or Text.holds(self, sentence)
 
 
 @lru_cache(maxsize=4096)
