@@ -438,6 +438,12 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
     assert told.keys() >= {"recorded", "replayed", "weights", "document", "path"}
     assert lines[-1] == f"palimpsest view {told['path']} --tokenizer {told['model']}"
+    one, other = (sampled(each) for each in played(Path(told["path"])))
+    assert one[0] != other[0]  # what was put in is no reply that was played on
+    assert told["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
+    assert lines[3] == f"turn {told['parts_at']} is the first whose reply isn't the recorded one"
+    same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
+    assert same[3] == "from turn 1 on every reply is the recorded one, token for token"
     assert told["model"].endswith("checkpoints/step-000001")
 
 

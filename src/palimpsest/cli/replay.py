@@ -82,9 +82,9 @@ def _show(played: Replay) -> None:
     for name, end in (("recorded", played.recorded), ("replayed", played.replayed)):
         print(_line(name, end))
     if played.parts_at is None:
-        print("token for token the same")
+        print(f"from turn {played.turn} on every reply is the recorded one, token for token")
     else:
-        print(f"turn {played.parts_at} is the first that says something else")
+        print(f"turn {played.parts_at} is the first whose reply isn't the recorded one")
     command = f"palimpsest view {quote(str(played.path))} --tokenizer {quote(played.model)}"
     print(printable(command), flush=True)
 

@@ -18,6 +18,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Replay:
     """The first turn whose prompt shows `memory`; None where none was given, and for an empty one in the midst of
     other heads."""
     parts_at: int | None
-    """The first turn whose sampled tokens differ; None: all are the same."""
+    """The first of the turns played on whose reply isn't the recorded one; None: all are."""
     weights: str
     model: str
     """The folder they are in, whose tokenizer decodes both."""
@@ -155,7 +156,7 @@ async def _replayed(
     first_seen = None if edit is None else _first_seen(edit, trajectory, first)
     text = None if edit is None else edit.text
     grade = await _graded(problem, trajectory, origin, agent.engine)
-    parts_at = _parts_at(recorded, trajectory)
+    parts_at = _parts_at(recorded, trajectory, first)
     mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, text)
     marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)), rollout=1)
     both = Group(episode.problem, (replace(recorded, rollout=0), marked), (episode.grade, grade))
@@ -255,13 +256,10 @@ async def _graded(problem: Problem, trajectory: Trajectory, origin: Origin, engi
     return await closing(reward, graded(reward if origin.training else reward.answer, problem, trajectory))
 
 
-def _parts_at(recorded: Trajectory, replayed: Trajectory) -> int | None:
-    pairs = zip(recorded.turns, replayed.turns, strict=False)
-    for at, (one, other) in enumerate(pairs):
-        if one.completion.token_ids != other.completion.token_ids:
-            return at
-    shorter = min(len(recorded.turns), len(replayed.turns))
-    return None if len(recorded.turns) == len(replayed.turns) else shorter
+def _parts_at(recorded: Trajectory, replayed: Trajectory, first: int) -> int | None:
+    replies = ([turn.completion.token_ids for turn in each.turns] for each in (recorded, replayed))
+    pairs = list(zip_longest(*replies))
+    return next((at for at in range(first, len(pairs)) if pairs[at][0] != pairs[at][1]), None)
 
 
 def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
