@@ -222,6 +222,6 @@ def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path)
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:
     done = palimpsest("view", str(run), "--export", str(tmp_path / "out.html"), "--only", "1/0")
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r".*out\.html: 1 episodes, 0\.\d MB\n", done.stdout)
+    assert re.fullmatch(r".*out\.html: 1 episode, \d\d+ kB\n", done.stdout)
     assert "7 of the step's 8 episodes are left out" in done.stderr
     assert "give that too" in palimpsest("view", str(run), "--only", "1/0").stderr

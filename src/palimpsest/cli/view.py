@@ -76,13 +76,14 @@ def _export(
 ) -> None:
     from palimpsest.jobs.view_export import export as write
     from palimpsest.progress.terminal import Terminal
+    from palimpsest.text.counting import counted, size_of
     from palimpsest.text.printable import printable
 
     done = Terminal()
     written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
     for line in written.told:
         typer.echo(printable(line), err=True)
-    typer.echo(f"{printable(str(written.path))}: {written.episodes} episodes, {written.size / 1e6:.1f} MB")
+    typer.echo(f"{printable(str(written.path))}: {counted(written.episodes, 'episode')}, {size_of(written.size)}")
 
 
 def _tell(url: str) -> None:
