@@ -3,7 +3,7 @@
 Guaranteed: with a token every path asks for it, unknown ones too; without one only loopback is served, and, where
 `Guard.pages` is False, a page of another site that a browser on this machine shows is refused by Host and Origin;
 a body is bounded in bytes and seconds; every error is JSON, in the form of the server that tells it; SIGTERM, SIGINT
-and SIGHUP let running requests finish, a second one ends at once.
+and SIGHUP let running requests finish, but for clients that don't read their answer, and a second one ends at once.
 Not covered: TLS (put a proxy before it); limits per client.
 """
 
@@ -32,7 +32,7 @@ from starlette.routing import Route
 
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.runs.signals import SIGNALS, end_at_once
-from palimpsest.serve.bounded import BACKLOG, AcceptErrors, ConnectionLimits, with_limits
+from palimpsest.serve.bounded import BACKLOG, AcceptErrors, BoundedProtocol, ConnectionLimits, with_limits
 
 GRACE_SECONDS = 10
 """For running requests, once a signal came."""
@@ -256,6 +256,19 @@ class Server(uvicorn.Server):
     async def serve_here(self) -> None:
         """Serve until a signal, on the running event loop."""
         await self.serve(sockets=[self._taken])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's. Clients that don't read are given up shortly before the grace ends: it would cancel what
+        answers them, and log that as a failure of the application."""
+        grace = self.config.timeout_graceful_shutdown or GRACE_SECONDS
+        giving_up = asyncio.get_running_loop().call_later(max(0.0, grace - 0.4), self._give_up_unread)
+        await super().shutdown(sockets)
+        giving_up.cancel()
+
+    def _give_up_unread(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedProtocol) and connection.transport.get_write_buffer_size():
+                connection.transport.abort()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)

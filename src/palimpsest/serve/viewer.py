@@ -2,11 +2,12 @@
 
     GET  /                  the page, one file (view/inline_page.py)
     GET  /api/...           JSON; the paths stand in view/answers.py
+    HEAD                    of both: the same without a body
 
-Guaranteed: nothing but GET is answered, and no path leads to a file; every answer, errors too, has the page's content
-security policy, by which nothing runs but its own script and no other origin is asked; without a key only loopback is
-served and pages of other sites are refused by Host and Origin, with one every path asks for it; requests are bounded
-(bounded.py), and reading never blocks the event loop or the end.
+Guaranteed: nothing but GET and HEAD is answered, and no path leads to a file; every answer, errors too, has the page's
+content security policy, by which nothing runs but its own script and no other origin is asked; without a key only
+loopback is served and pages of other sites are refused by Host and Origin, with one every path asks for it; requests
+are bounded (bounded.py), and reading never blocks the event loop or the end.
 Not covered: TLS (put a proxy before it).
 """
 
