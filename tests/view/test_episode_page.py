@@ -59,7 +59,7 @@ def at(name: str, turn: int | None = None, step: int = 2) -> str:
 
 def shown(page: Any, turn: int) -> None:
     page.wait_for_function(
-        "(turn) => document.querySelector('.turn-head strong')?.textContent === 'Turn ' + turn", arg=turn
+        "(turn) => document.querySelector('.turn-head h2')?.textContent === 'Turn ' + turn", arg=turn
     )
 
 
@@ -92,6 +92,13 @@ def test_the_difference_that_is_shown_is_the_one_that_was_computed(watched: Watc
         shown(page, turn)
         wanted = [[part["origin"], part["text"].lstrip()] for part in turn_view(group, 0, turn)["diff"]]
         assert page.locator(".memory-text > :is(span, del)").evaluate_all(PARTS) == wanted
+
+
+def test_a_turn_that_writes_no_memory_has_a_heading_too(watched: Watched) -> None:
+    last = len(GROUPS[KINDS.index("overwrite")].trajectories[0].turns) - 1
+    page = watched.go(at("overwrite", last))
+    page.get_by_role("heading", name=f"Turn {last}", exact=True).wait_for()
+    assert page.locator("section.memory").count() == 0
 
 
 def test_turns_change_by_keys_and_stand_in_the_address(watched: Watched) -> None:

@@ -194,6 +194,47 @@ def test_keys_are_told_and_lead_between_steps(watched: Watched) -> None:
     assert "step before" in page.locator("dialog").inner_text()
 
 
+def test_the_list_of_keys_has_those_that_a_part_of_the_screen_takes(watched: Watched) -> None:
+    drawing = {"← → Home End", "Enter"}
+    for place, own in {
+        "#/": {"/", "c"},
+        "#/r/first": {"e", "0"} | drawing,
+        "#/r/first/s/30": {"j", "k", "/", "x"} | drawing,
+        "#/r/first/s/30/e/2/1": {*"jknp[]dbtg/", "Enter", "Shift+Enter"},
+    }.items():
+        page = watched.go(place)
+        page.wait_for_selector("#main svg[role]")
+        page.keyboard.press("?")
+        told = page.locator("dialog kbd").all_inner_texts()
+        assert len(told) == len(set(told))
+        assert set(told) == own | {"Esc", "?"}, place
+        page.get_by_role("button", name="Close").click()
+
+
+def test_a_screen_that_is_left_before_it_is_read_takes_no_keys(watched: Watched) -> None:
+    held: list[Any] = []
+    watched.page.route("**/rollouts/1", lambda route: held.append(route))
+    watched.page.goto(f"{watched.origin}/#/r/first/s/30/e/2/1")
+    watched.page.wait_for_selector(".loading")
+    watched.page.evaluate("location.hash = '#/r/first/s/30/g/2'")
+    page = watched.read()
+    page.wait_for_selector(".matrix")
+    with page.expect_response("**/rollouts/1"):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    page.keyboard.press("?")
+    assert set(page.locator("dialog kbd").all_inner_texts()) == {"j", "k", "[", "]", "Esc", "?"}
+    assert page.title() == "group 2 · step 30 · first · palimpsest"
+
+
+def test_every_column_of_a_table_has_a_name(watched: Watched) -> None:
+    for place in SCREENS:
+        page = watched.go(place)
+        page.wait_for_timeout(200)
+        names = page.locator("th[scope=col], [role=columnheader]").all_inner_texts()
+        assert all(name.strip() for name in names), place
+
+
 def test_two_ticked_evaluations_are_compared_with_their_paired_difference(watched: Watched) -> None:
     page = watched.go("#/")
     for name in ("eval-a", "eval-b"):
@@ -262,28 +303,34 @@ def test_keys_walk_along_a_curve_and_open_a_steps_episodes(watched: Watched) -> 
     page.wait_for_selector("h1:text('Episodes of step 1')")
 
 
-def test_keys_walk_through_the_scatter_and_open_an_episode(watched: Watched) -> None:
+def scatter_at_its_first_point(watched: Watched) -> Any:
+    """Reward over turns, of a step's episodes."""
     page = watched.go("#/r/first/s/30?x=turns")
     scatter = page.locator("[role=slider][aria-label^='reward over turns']")
     scatter.wait_for()
     scatter.focus()
     page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    told = re.fullmatch(r"group (\d+), rollout (\d+): reward 0, turns 2, .*", scatter.get_attribute("aria-valuetext"))
+    return scatter
+
+
+def episode_told(scatter: Any) -> re.Match[str]:
+    """Group and rollout of the point that it stands at."""
+    told = re.match(r"group (\d+), rollout (\d+): reward 0, turns 2, ", scatter.get_attribute("aria-valuetext"))
     assert told is not None
+    return told
+
+
+def test_keys_walk_through_the_scatter_and_open_an_episode(watched: Watched) -> None:
+    scatter, page = scatter_at_its_first_point(watched), watched.page
+    page.keyboard.press("ArrowRight")
+    told = episode_told(scatter)
     page.keyboard.press("Enter")
     page.wait_for_url(lambda url: f"/e/{told[1]}/{told[2]}" in url)
 
 
 def test_a_click_near_a_point_of_the_scatter_opens_its_episode(watched: Watched) -> None:
-    page = watched.go("#/r/first/s/30?x=turns")
-    scatter = page.locator("[role=slider][aria-label^='reward over turns']")
-    scatter.wait_for()
-    scatter.focus()
-    page.keyboard.press("Home")
-    ring = scatter.locator(".ring").bounding_box()
-    told = re.match(r"group (\d+), rollout (\d+): ", scatter.get_attribute("aria-valuetext"))
-    assert told is not None
+    scatter, page = scatter_at_its_first_point(watched), watched.page
+    ring, told = scatter.locator(".ring").bounding_box(), episode_told(scatter)
     page.mouse.move(ring["x"] + ring["width"] / 2 + 1, ring["y"] + ring["height"] / 2)
     assert page.locator(".chart-tip:visible").inner_text().startswith(told[0])
     page.mouse.down()
@@ -305,7 +352,23 @@ def test_a_screen_is_one_page_and_its_answers_asked_at_once(watched: Watched) ->
 def test_a_scatter_has_as_many_elements_for_many_episodes_as_for_few(watched: Watched) -> None:
     page = watched.go("#/r/first/s/30")
     page.wait_for_selector(".dots")
-    assert page.locator(".dots *").count() == 3
+    assert page.locator(".dots *").count() == 4
+
+
+def test_an_ungraded_episode_is_no_wrong_one_in_the_scatter(watched: Watched) -> None:
+    """Of each group two rollouts are right, one is wrong, one has no grade."""
+    page = watched.go("#/r/first/s/30?x=turns&y=sampled_tokens")
+    page.wait_for_selector(".dots")
+    shapes = {kind: page.locator(f".dots .{kind}").get_attribute("d") for kind in ("right", "wrong", "ungraded")}
+    assert {kind: path.count("M") for kind, path in shapes.items()} == {"right": 24, "wrong": 12, "ungraded": 12}
+    scatter = page.locator("[role=slider][aria-label^='tokens sampled over turns']")
+    scatter.focus()
+    kinds = set()
+    for key in ("Home", *["ArrowRight"] * 47):
+        page.keyboard.press(key)
+        told = scatter.get_attribute("aria-valuetext")
+        kinds |= {(rollout, kind) for rollout, kind in re.findall(r"rollout (\d+): .*, (\w+): ", told)}
+    assert kinds == {("0", "wrong"), ("1", "right"), ("2", "right"), ("3", "ungraded")}
 
 
 @pytest.mark.parametrize("width", [1280, 2560])

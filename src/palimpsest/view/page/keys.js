@@ -4,12 +4,22 @@ import { el } from "./dom.js";
 
 let bound = [];
 
-export function on(key, help, action) {
-  bound.push({ key, help, action });
+// While `holder` is on the page: a screen that comes too late has none.
+export function on(holder, key, help, action) {
+  bound.push({ holder, key, help, action });
+}
+
+// A key that `holder` takes by itself while it has the focus: for the list alone.
+export function tell(holder, key, help) {
+  on(holder, key, help, null);
 }
 
 export function forget() {
   bound = [];
+}
+
+function present() {
+  return bound.filter((each) => each.holder.isConnected);
 }
 
 // Boxes, sliders and buttons are inputs too, and take no letters.
@@ -25,7 +35,7 @@ export function listen() {
     if (event.key === "Escape" && typing) event.target.blur();
     if (typing) return;
     if (event.key === "?") return help();
-    const found = bound.find((each) => each.key === event.key);
+    const found = present().find((each) => each.key === event.key && each.action);
     if (found) {
       event.preventDefault();
       found.action(event);
@@ -36,7 +46,8 @@ export function listen() {
 export function help() {
   const open = document.querySelector("dialog.keys");
   if (open) return open.close();
-  const rows = [...bound, { key: "?", help: "this list" }].map((each) =>
+  const several = present().filter((each, at, all) => all.findIndex((other) => other.key === each.key) === at); // drawings have the same
+  const rows = [...several, { key: "Esc", help: "out of a field, so that these keys work again" }, { key: "?", help: "this list" }].map((each) =>
     el("tr", null, el("td", null, el("kbd", null, each.key)), el("td", null, each.help)),
   );
   const shut = el("button", { type: "button", onclick: () => dialog.close() }, "Close");

@@ -6,6 +6,13 @@ import { walk } from "./walk.js";
 
 const HEIGHT = 170, LEFT = 50, RIGHT = 12, TOP = 8, BOTTOM = 28, MOST = 3000, NEAR = 8;
 
+// A disc, a cross, a dash. All of a kind are one path: an element each would be thousands.
+const SHAPES = {
+  right: ({ cx, cy }) => `M${(cx - 2.6).toFixed(1)},${cy.toFixed(1)}a2.6,2.6 0 1 0 5.2,0a2.6,2.6 0 1 0 -5.2,0`,
+  wrong: ({ cx, cy }) => `M${cx.toFixed(1)},${cy.toFixed(1)}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`,
+  ungraded: ({ cx, cy }) => `M${cx.toFixed(1)},${cy.toFixed(1)}m-3,0h6`,
+};
+
 // Back comes draw({rows, x, y, value(row, name), names}); open(row) is called with the episode that is chosen.
 export function scatter(holder, open) {
   const tip = el("div", { class: "chart-tip", hidden: true });
@@ -13,7 +20,7 @@ export function scatter(holder, open) {
 
   function wordsOf(at) {
     const { row, x, y } = points[at];
-    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${row.answer || row.outcome}`;
+    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${kindOf(row)}: ${row.answer || row.outcome}`;
   }
 
   function show(at) {
@@ -81,21 +88,16 @@ function drawn(points, label, width, ring) {
   for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M${LEFT - 4},${py(each)}H${width - RIGHT + 4}` }), svg("text", { x: LEFT - 8, y: py(each) + 4, "text-anchor": "end" }, num(each))));
   for (const each of ticks(x0, x1, Math.max(2, width / 100))) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: HEIGHT - 5, "text-anchor": "middle" }, num(each))));
   points.forEach((point, at) => Object.assign(point, apart(px(point.x), py(point.y), at)));
-  const right = ({ row }) => row.reward !== null && row.reward >= 0.5, wrong = (point) => !right(point);
-  root.append(svg("g", { class: "dots" }, svg("path", { class: "right", d: points.filter(right).map(disc).join("") }), svg("path", { class: "wrong", d: points.filter(wrong).map(cross).join("") }), ring));
+  const shapes = Object.entries(SHAPES).map(([kind, shape]) => svg("path", { class: kind, d: points.filter(({ row }) => kindOf(row) === kind).map(shape).join("") }));
+  root.append(svg("g", { class: "dots" }, shapes, ring));
   return root;
+}
+
+function kindOf({ reward }) {
+  return reward === null ? "ungraded" : reward >= 0.5 ? "right" : "wrong";
 }
 
 // Points that would hide each other stand a little apart.
 function apart(x, y, at) {
   return { cx: x + (((at * 104729) % 17) - 8) * 0.6, cy: y + (((at * 7919) % 13) - 6) * 0.45 };
-}
-
-// All of a kind are one path: an element each would be thousands.
-function disc({ cx, cy }) {
-  return `M${(cx - 2.6).toFixed(1)},${cy.toFixed(1)}a2.6,2.6 0 1 0 5.2,0a2.6,2.6 0 1 0 -5.2,0`;
-}
-
-function cross({ cx, cy }) {
-  return `M${cx.toFixed(1)},${cy.toFixed(1)}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`;
 }

@@ -2,6 +2,7 @@
 // screen readers it is a slider, whose value is the point in words.
 
 import { set } from "./dom.js";
+import { tell } from "./keys.js";
 
 const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10, Home: -Infinity, End: Infinity };
 
@@ -10,6 +11,8 @@ const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp:
 export function walk(area, of) {
   let at = null;
   set(area, { role: "slider", tabindex: 0 });
+  tell(area, "← → Home End", "on a drawing that Tab leads to: from point to point");
+  if (of.open) tell(area, "Enter", "open what the point stands for");
 
   function renew() {
     const last = of.count() - 1;

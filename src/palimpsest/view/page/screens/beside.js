@@ -24,9 +24,9 @@ export async function show(main, place) {
   const said = el("span", { class: "soft", role: "status" });
   const tools = el("div", { class: "tools" }, button("‹", "turn before (k)", () => to(state.turn - 1)), el("label", null, "Turn ", field, el("span", { class: "faint" }, ` to ${last}, from 0`)), button("›", "next turn (j)", () => to(state.turn + 1)), button("First different memory", "n", first), said);
   main.append(el("h1", null, views[0].problem.question), el("p", { class: "soft about" }, "Gold: ", views[0].problem.answers.join(" | ")), tools, el("div", { class: "pair" }, sides.map((each) => each.element)));
-  on("j", "next turn", () => to(state.turn + 1));
-  on("k", "turn before", () => to(state.turn - 1));
-  on("n", "the first turn after which the memories differ", first);
+  on(main, "j", "next turn", () => to(state.turn + 1));
+  on(main, "k", "turn before", () => to(state.turn - 1));
+  on(main, "n", "the first turn after which the memories differ", first);
   await draw();
   return () => sides.forEach((each) => each.bar.stop());
 

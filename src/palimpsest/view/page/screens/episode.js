@@ -5,7 +5,7 @@ import { badge, clear, el, headline, keepFocus, num } from "../dom.js";
 import { get } from "../api.js";
 import { asked, link, titled } from "../place.js";
 import { leads } from "../held.js";
-import { on } from "../keys.js";
+import { on, tell } from "../keys.js";
 import { sign, slug, strip, verdictBadge } from "../strip.js";
 import { blame, counts, difference, pieces, plain } from "../memory.js";
 import { contextBlocks } from "../context.js";
@@ -44,17 +44,19 @@ export async function show(main, place) {
   }
 
   function bind() {
-    on("j", "next turn", () => to(state.turn + 1));
-    on("k", "turn before", () => to(state.turn - 1));
-    on("n", "next turn where something happened to what the answer needs, or was invented", () => toEvent(1));
-    on("p", "the one before", () => toEvent(-1));
-    on("[", "episode before", () => toEpisode(-1));
-    on("]", "next episode", () => toEpisode(1));
-    on("d", "memory as a difference, or plain", () => choose(shown.mode === "diff" ? "plain" : "diff"));
-    on("b", "blame: where each word of the memory came from", () => choose(shown.mode === "blame" ? "diff" : "blame"));
-    on("t", "tokens of the reply", () => pickTab(shown.tab === "tokens" ? "reply" : "tokens"));
-    on("g", "the group", () => (location.hash = link({ ...place, screen: "group" })));
-    on("/", "search in memories", () => search.focus());
+    on(main, "j", "next turn", () => to(state.turn + 1));
+    on(main, "k", "turn before", () => to(state.turn - 1));
+    on(main, "n", "next turn where something happened to what the answer needs, or was invented", () => toEvent(1));
+    on(main, "p", "the one before", () => toEvent(-1));
+    on(main, "[", "episode before", () => toEpisode(-1));
+    on(main, "]", "next episode", () => toEpisode(1));
+    on(main, "d", "memory as a difference, or plain", () => choose(shown.mode === "diff" ? "plain" : "diff"));
+    on(main, "b", "blame: where each word of the memory came from", () => choose(shown.mode === "blame" ? "diff" : "blame"));
+    on(main, "t", "tokens of the reply", () => pickTab(shown.tab === "tokens" ? "reply" : "tokens"));
+    on(main, "g", "the group", () => (location.hash = link({ ...place, screen: "group" })));
+    on(main, "/", "search in memories", () => search.focus());
+    tell(search, "Enter", "in the search: the next turn whose memory holds it");
+    tell(search, "Shift+Enter", "the one before");
     search.addEventListener("keydown", (event) => event.key === "Enter" && find(event.shiftKey ? -1 : 1));
     search.addEventListener("input", () => (state.found = null));
   }
@@ -95,6 +97,7 @@ export async function show(main, place) {
   }
 
   async function draw() {
+    if (!main.isConnected) return null; // another screen came meanwhile
     const mine = ++state.drawn, turn = state.turn;
     bar.mark(turn);
     if (context) context.mark(turn);
@@ -234,7 +237,7 @@ function turnHead(told, view) {
   const marks = told.marks.map((mark) => el("span", { class: "turn-mark turn-mark-" + slug(mark), title: view.states[mark] }, el("span", { "aria-hidden": "true" }, sign(mark) + " "), mark));
   const facts = [told.name, told.role && "role " + told.role, row.chunk === null ? null : "chunk " + row.chunk, row.offset === null ? null : `${num(row.offset)} tokens read before`, `${num(told.prompt_tokens)} in, ${num(told.sampled_tokens)} out`, told.stop_reason === "stop" ? null : "ended by " + told.stop_reason, told.trained ? null : "not trained"].filter(Boolean);
   const lines = [...evidenceLines(row, view), ...told.events.map((event) => el("li", null, event.text))];
-  return el("div", { class: "turn-head" }, el("p", null, el("strong", null, "Turn " + told.turn), marks, el("span", { class: "faint" }, facts.join(" · "))), lines.length ? el("ul", { class: "happened" }, lines) : null);
+  return el("div", { class: "turn-head" }, el("div", { class: "turn-line" }, el("h2", null, "Turn " + told.turn), marks, el("span", { class: "faint" }, facts.join(" · "))), lines.length ? el("ul", { class: "happened" }, lines) : null);
 }
 
 function evidenceLines(row, view) {

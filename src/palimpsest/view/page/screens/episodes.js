@@ -24,10 +24,10 @@ export async function show(main, place) {
   const watcher = new ResizeObserver(pictures);
   watcher.observe(parts.histogram);
   parts.search.value = query.q || "";
-  on("j", "next step", () => beside(1));
-  on("k", "step before", () => beside(-1));
-  on("/", "search in questions and answers", () => parts.search.focus());
-  on("x", "take all filters off", () => set({ outcome: null, from: null, to: null, q: null, group: null }));
+  on(main, "j", "next step", () => beside(1));
+  on(main, "k", "step before", () => beside(-1));
+  on(main, "/", "search in questions and answers", () => parts.search.focus());
+  on(main, "x", "take all filters off", () => set({ outcome: null, from: null, to: null, q: null, group: null }));
   parts.search.addEventListener("input", () => set({ q: parts.search.value || null }));
   parts.outcome.addEventListener("change", () => set({ outcome: parts.outcome.value || null }));
   for (const axis of ["x", "y"]) parts[axis].addEventListener("change", () => set({ [axis]: parts[axis].value }));
@@ -172,7 +172,7 @@ function layout(main, place) {
     el("div", { class: "title" }, el("h1", null, title), parts.steps), parts.notice, parts.torn,
     el("div", { class: "charts two" },
       el("figure", { class: "chart" }, el("div", { class: "chart-title" }, el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint hint" }, "click a bar to filter")), parts.histogram),
-      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, parts.y, el("span", { class: "faint" }, "over"), parts.x), parts.scatter)),
+      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, parts.y, el("span", { class: "faint" }, "over"), parts.x, el("span", { class: "faint hint" }, "● right, × wrong, – ungraded")), parts.scatter)),
     el("div", { class: "tools" }, parts.search, parts.outcome, parts.clear), parts.count, parts.unmeasured, parts.table,
   );
   return parts;

@@ -23,7 +23,7 @@ export async function show(main, place) {
   if (told.unreadable) main.append(el("div", { class: "notice notice-bad" }, `${told.unreadable} lines of the log can't be read; they are left out`));
   main.append(cells(told.cells), el("div", { class: "tools" }, choose, which, search), count, holder);
   const table = virtualTable(holder, { columns: columns(place, told), onsort: (name) => set({ sort: query.sort === "-" + name ? name : "-" + name }), label: "Problems" });
-  on("/", "search", () => search.focus());
+  on(main, "/", "search", () => search.focus());
   draw();
   rest();
 

@@ -13,10 +13,10 @@ const WIDE = 8, LEAST = 690;
 export async function show(main, place) {
   const view = await get(asked(place));
   const to = (by) => place.group + by >= 0 && (location.hash = link({ ...place, group: place.group + by }));
-  on("j", "next group", () => to(1));
-  on("k", "group before", () => to(-1));
-  on("]", "next group", () => to(1));
-  on("[", "group before", () => to(-1));
+  on(main, "j", "next group", () => to(1));
+  on(main, "k", "group before", () => to(-1));
+  on(main, "]", "next group", () => to(1));
+  on(main, "[", "group before", () => to(-1));
   main.append(head(view), el("section", { class: "card" }, el("h2", null, "Rollouts side by side"), parting(view), matrix(view, place)), forestCard(view, place));
 }
 

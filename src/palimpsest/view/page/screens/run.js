@@ -41,8 +41,8 @@ export async function show(main, place) {
   let stopLengths = facts.evaluated ? await lengths(parts.charts, path) : null;
   configuration(parts.rest, facts);
   await events(parts.rest, path);
-  on("e", "episodes of the newest step", () => newest(place, path));
-  on("0", "show all steps again", () => curves.zoom(null));
+  on(main, "e", "episodes of the newest step", () => newest(place, path));
+  on(main, "0", "show all steps again", () => curves.zoom(null));
 
   async function refresh() {
     const [now, steps, metrics, timings, alarms] = await Promise.all([

@@ -13,8 +13,8 @@ export async function show(main, place) {
   const hint = el("span", { class: "faint" }, "tick two to six to compare them");
   main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), holder);
   let runs = null, awaited = [], left = 0;
-  on("/", "filter by name", () => search.focus());
-  on("c", "compare those that are ticked", () => compare.disabled || compare.click());
+  on(main, "/", "filter by name", () => search.focus());
+  on(main, "c", "compare those that are ticked", () => compare.disabled || compare.click());
   search.addEventListener("input", draw);
   async function load() {
     const answer = await get("/api/runs");
@@ -42,7 +42,7 @@ export async function show(main, place) {
     compare.hidden = hint.hidden = !several;
     const focused = holder.contains(document.activeElement) ? document.activeElement : null;
     const shown = runs.filter((run) => run.name.toLowerCase().includes(search.value.toLowerCase()));
-    const head = ["", "Name", "Status", "Step", "Reward or accuracy", "", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 3 || at === 4 ? "number" : "" }, name));
+    const head = [el("span", { class: "hidden" }, "Compare"), "Name", "Status", "Step", "Reward or accuracy", "Reward curve", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 3 || at === 4 ? "number" : "" }, name));
     clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map((run) => row(run, several)))));
     if (left) holder.prepend(el("div", { class: "notice", role: "status" }, `These are the newest ${num(runs.length)}; ${num(left)} older ones are left out. Start the viewer on their folder to see them.`));
     if (focused) refocus(focused);
