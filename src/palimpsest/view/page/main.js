@@ -2,7 +2,7 @@
 
 import { clear, el } from "./dom.js";
 import { exported, following, get } from "./api.js";
-import { asked, link, parse, titled } from "./place.js";
+import { asked, besides, link, parse, titled } from "./place.js";
 import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
 import { show as showRun } from "./screens/run.js";
@@ -71,7 +71,7 @@ async function resolved(place) {
 
 // Run and step of what a screen shows episodes of.
 function shownEpisodes(place) {
-  if (place.screen === "beside") return [place.query.a, place.query.b].map((text) => text.split(",")).map(([run, step]) => ({ run, step }));
+  if (place.screen === "beside") return besides(place);
   return ["group", "episode"].includes(place.screen) ? [place] : [];
 }
 

@@ -74,6 +74,15 @@ export function asked({ run, step, group, rollout }) {
   return "/api" + parts.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) => `/${name}/${encodeURIComponent(value)}`).join("");
 }
 
+// The two episodes of #/beside?a=RUN,STEP,GROUP,ROLLOUT&b=...&t=TURN
+export function besides(place) {
+  return [place.query.a, place.query.b].map((text) => {
+    const [run, step, group, rollout] = (text || "").split(",");
+    if (!/^\d+$/.test(group || "") || !/^\d+$/.test(rollout || "")) throw new Error("name both episodes: a=RUN,STEP,GROUP,ROLLOUT and b=...");
+    return { run, step, group: Number(group), rollout: Number(rollout) };
+  });
+}
+
 // What the window is called: the nearest thing first.
 export function titled(place) {
   const keys = (place.query.keys || "").split(",").filter(Boolean).join(" and ");

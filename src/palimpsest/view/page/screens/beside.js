@@ -1,21 +1,14 @@
 // Two episodes of one problem beside each other, turn by turn: what each held in its memory after the same turn.
 
-import { badge, clear, el, num } from "../dom.js";
+import { badge, clear, el, headline, num } from "../dom.js";
 import { get } from "../api.js";
-import { asked, link, replaceQuery } from "../place.js";
+import { asked, besides, link, replaceQuery } from "../place.js";
 import { on } from "../keys.js";
 import { counts, difference } from "../memory.js";
 import { strip } from "../strip.js";
 
-// #/beside?a=RUN,STEP,GROUP,ROLLOUT&b=...&t=TURN
-function episodeOf(text) {
-  const [run, step, group, rollout] = (text || "").split(",");
-  if (!/^\d+$/.test(group || "") || !/^\d+$/.test(rollout || "")) throw new Error("name both episodes: a=RUN,STEP,GROUP,ROLLOUT and b=...");
-  return { run, step, group: Number(group), rollout: Number(rollout) };
-}
-
 export async function show(main, place) {
-  const places = [place.query.a, place.query.b].map(episodeOf);
+  const places = besides(place);
   const views = await Promise.all(places.map((each) => get(asked(each))));
   const last = Math.max(...views.map((view) => view.turns.length)) - 1;
   const state = { turn: Math.min(last, Math.max(0, Number(place.query.t) || 0)), drawn: 0 };
@@ -23,7 +16,7 @@ export async function show(main, place) {
   const field = el("input", { type: "number", min: 0, max: last, "aria-label": "Turn", onchange: () => to(Number(field.value)) });
   const said = el("span", { class: "soft", role: "status" });
   const tools = el("div", { class: "tools" }, button("‹", "turn before (k)", () => to(state.turn - 1)), el("label", null, "Turn ", field, el("span", { class: "faint" }, ` to ${last}, from 0`)), button("›", "next turn (j)", () => to(state.turn + 1)), button("First different memory", "n", first), said);
-  main.append(el("h1", null, views[0].problem.question), el("p", { class: "soft about" }, "Gold: ", views[0].problem.answers.join(" | ")), tools, el("div", { class: "pair" }, sides.map((each) => each.element)));
+  main.append(headline(views[0].problem.question), el("p", { class: "soft about" }, "Gold: ", views[0].problem.answers.join(" | ")), tools, el("div", { class: "pair" }, sides.map((each) => each.element)));
   on(main, "j", "next turn", () => to(state.turn + 1));
   on(main, "k", "turn before", () => to(state.turn - 1));
   on(main, "n", "the first turn after which the memories differ", first);
@@ -48,7 +41,7 @@ export async function show(main, place) {
   async function draw() {
     const mine = ++state.drawn, turn = state.turn;
     field.value = turn;
-    const told = await Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${asked(each)}/turns/${turn}`).catch((error) => ({ error })) : null)));
+    const told = await both(turn);
     if (mine !== state.drawn) return;
     told.forEach((each, at) => {
       if (views[at].turns[turn]) sides[at].bar.mark(turn);
@@ -56,12 +49,16 @@ export async function show(main, place) {
     });
   }
 
+  // A turn of each side: null where it has none, {error} where it can't be had.
+  function both(turn) {
+    return Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${asked(each)}/turns/${turn}`).catch((error) => ({ error })) : null)));
+  }
+
   // Turn by turn until the two memories aren't the same text.
   async function first() {
     clear(said).append("looking…");
     for (let turn = 0; turn <= last; turn += 1) {
-      const told = await Promise.all(places.map((each, at) => (views[at].turns[turn] ? get(`${asked(each)}/turns/${turn}`).catch(() => null) : null)));
-      const texts = told.map((each) => (each && each.memory ? each.memory.after : null));
+      const texts = (await both(turn)).map((each) => (each && each.memory ? each.memory.after : null));
       if (texts[0] !== texts[1]) {
         clear(said).append(`after turn ${turn}`);
         return to(turn);
