@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Two-sided 95 % quantile of Student's t by the number of seeds."""
 
 
@@ -37,10 +37,9 @@ def cell(values: Sequence[float]) -> str:
 
 
 def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of Markdown. Raises SystemExit for runs of several methods."""
+    """Lines of Markdown. Raises SystemExit for runs that aren't seeds of one experiment."""
+    _refuse_others(summaries)
     first = summaries[0]
-    if len({summary["method"] for summary in summaries}) > 1:
-        sys.exit("the runs are of several methods: give those of one at a time")
     points = list(first["accuracy"][next(iter(first["accuracy"]))])
     chunks = first.get("planned_chunks")  # of which points are multiples
     head = [f"{int(p) * chunks:,} chunks ({p}x)" if chunks else f"{p} questions" for p in points]
@@ -56,6 +55,20 @@ def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     minutes = ", ".join(f"{s['wall_s'] / 60:.1f}" for s in summaries)
     seeds = ", ".join(str(s["seed"]) for s in summaries)
     return [*lines, "", f"Seeds {seeds}. Minutes: {minutes}. {_notes(summaries)}".rstrip()]
+
+
+def _refuse_others(summaries: Sequence[Mapping[str, Any]]) -> None:
+    if len({summary["method"] for summary in summaries}) > 1:
+        sys.exit("the runs are of several methods: give those of one at a time")
+    planned = ("planned_chunks", "planned_objectives")
+    if (
+        len({str([s.get(key) for key in planned] + [[n, *row] for n, row in s["accuracy"].items()]) for s in summaries})
+        > 1
+    ):
+        sys.exit("the runs were trained or evaluated on other sizes, or with other policies: give those of one recipe")
+    seeds = [summary["seed"] for summary in summaries]
+    if len(set(seeds)) < len(seeds) or len(seeds) > max(T_95):
+        sys.exit(f"seeds {', '.join(map(str, seeds))}: give each once, {max(T_95)} at the most")
 
 
 def _rows(what: str, figures: Sequence[Mapping[str, Any]], shown: Any) -> list[str]:

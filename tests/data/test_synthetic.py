@@ -11,6 +11,7 @@ import pytest
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic import SyntheticSource, make_problem
 from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS
+from palimpsest.errors import DataError
 from palimpsest.imitate.skills import Skills
 from support.facts import answer_by_reading, read_facts
 
@@ -75,6 +76,19 @@ def test_a_hundred_thousand_chunks_are_made_and_hold_their_evidence() -> None:
     assert problem.context is not None
     assert problem.context.count("\n") == 99_999
     assert problem.metadata["evidence"][0] in problem.context
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        ({}, 0, "synthetic documents of 0 chunks: give 1 to 100,000"),
+        ({}, 10**9, "1,000,000,000 chunks"),
+        ({"hops": 2, "facts_per_chunk": 1}, 1, "raise data.synthetic.facts_per_chunk"),
+    ],
+)
+def test_a_size_that_no_document_has_is_refused(options: dict[str, Any], size: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        SyntheticSource(SyntheticConfig(**options), seed=0).problems(step=0, count=1, size=size)
 
 
 def test_values_tell_their_relation() -> None:

@@ -19,12 +19,16 @@ def test_a_probe_counts_every_read_and_foretells_every_length() -> None:
     assert "expected accuracy" in repr(probe)
 
 
-def test_what_writes_no_memory_is_refused_with_what_to_probe_instead() -> None:
-    with pytest.raises(ConfigError, match=r"full_context.*overwrite or recall"):
-        palimpsest.probe("embedded", policy="full_context", chunks=2, limit=2, quiet=True)
+@pytest.mark.parametrize("policy", ["full_context", "prune", "closed_book"])
+def test_what_writes_no_memory_is_refused_with_what_to_probe_instead(policy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{policy}.*overwrite or recall"):
+        palimpsest.probe("embedded", policy=policy, chunks=2, limit=2, quiet=True)
 
 
-@pytest.mark.parametrize("wrong", [{"chunks": 0}, {"limit": 0}, {"lengths": []}, {"lengths": [4, -1]}])
-def test_sizes_below_one_are_refused_by_name(wrong: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [{"chunks": 0}, {"limit": 0}, {"lengths": []}, {"lengths": [4, -1]}, {"chunks": 10**9}, {"lengths": [4, 10**9]}],
+)
+def test_sizes_that_no_document_has_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         palimpsest.probe("embedded", quiet=True, **wrong)

@@ -52,12 +52,33 @@ def test_the_command_offers_every_method_and_each_has_its_recipe_and_labels() ->
         ("memact", "data={source: synthetic}", "quickstart asks more and more questions, so it needs synthetic_search"),
         ("memact", "evaluation.objectives=[2, 25]", r"evaluation.objectives=\[2, 25\].* at most 24"),
         ("memact", "evaluation.objectives=[]", r"evaluation.objectives=\[\]"),
+        ("memact", "evaluation.objectives=[2, 2]", "give each number once"),
+        ("memagent", "evaluation.multiples=[]", r"evaluation.multiples=\[\]: give numbers from 1 to 25,000"),
+        ("memagent", "evaluation.multiples=[0, 1]", r"evaluation.multiples=\[0, 1\]"),
+        ("memagent", "evaluation.multiples=[1, 1]", "give each number once"),
+        ("rememr1", "evaluation.multiples=[12501]", "100,000 chunks at the most, and training comes to 8 chunks"),
+        ("memagent", "data.curriculum.chunks=[4, 100001]", "data.curriculum.chunks.* 100,000 at the most"),
     ],
 )
 def test_data_that_does_not_grow_along_the_methods_axis_is_refused(method: str, setting: str, message: str) -> None:
     gone = ["data.curriculum=null", "data.search=null", "cold_start=null"] if setting.startswith("data=") else []
     with pytest.raises(ConfigError, match=message):
         quickstart_config(method, [*gone, setting], 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "message"),
+    [
+        ("memact", "evaluation.baselines.prune={name: tool_window}", "baselines.prune: the agent has this name"),
+        ("memact", "evaluation.rivals.prune_before={name: prune}", "the agent before training has this name"),
+        ("rememr1", "evaluation.baselines.overwrite={name: recall}", "evaluation.rivals.overwrite has this name"),
+        ("memagent", "evaluation.rivals.after={name: overwrite}", "rivals.after: can't be the name of its folder"),
+        ("memagent", 'evaluation.rivals={"../x": {name: overwrite}}', "can't be the name of its folder"),
+    ],
+)
+def test_a_name_stands_for_one_policy_and_a_rivals_for_a_folder(method: str, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quickstart_config(method, [setting], 0)
 
 
 def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:

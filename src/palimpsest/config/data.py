@@ -37,6 +37,9 @@ FORMATS = (
 )
 """The shipped ones, by columns."""
 
+LONGEST = 100_000
+"""Chunks of a synthetic document at the most."""
+
 
 Number = TypeVar("Number", int, float)
 OneOrMore = Annotated[
@@ -119,7 +122,7 @@ class StartsConfig(Strict):
 class SyntheticConfig(Strict):
     """The shipped synthetic documents: templated facts, distractors and near misses."""
 
-    chunks: int = Field(4, ge=1, le=100_000)
+    chunks: int = Field(4, ge=1, le=LONGEST)
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     hops: Literal[1, 2] = 1
@@ -330,6 +333,8 @@ class DataConfig(Strict):
             raise ValueError(
                 f"data.curriculum.{self.curriculum.unit} doesn't fit data.source: set data.curriculum.{unit} instead"
             )
+        if unit == "chunks" and max(self.curriculum.sizes) > LONGEST:
+            raise ValueError(f"data.curriculum.chunks={list(self.curriculum.sizes)}: give {LONGEST:,} at the most")
         search = self.search or SearchDataConfig()
         if self.source == "synthetic_search" and max(self.curriculum.sizes) * search.hops > search.people:
             raise ValueError(

@@ -20,10 +20,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from palimpsest.config.data import SyntheticConfig
+from palimpsest.config.data import LONGEST, SyntheticConfig
 from palimpsest.data.placing import Order, ordered, spaced
 from palimpsest.data.starts import started
 from palimpsest.data.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Relation
+from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
 
@@ -175,9 +176,20 @@ class SyntheticSource:
     split: str = "train"
 
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-        """`count` problems for (step, round); `size` chunks instead of the configured document length."""
+        """`count` problems for (step, round); `size` chunks instead of the configured document length.
+
+        Raises DataError for a size that no document has, or that leaves no room for the evidence.
+        """
+        size = self.config.chunks if size is None else size
+        if not 1 <= size <= LONGEST:
+            raise DataError(f"synthetic documents of {size:,} chunks: give 1 to {LONGEST:,}")
+        if size * self.config.facts_per_chunk < self.config.hops:
+            raise DataError(
+                f"synthetic documents of one sentence have no room for data.synthetic.hops={self.config.hops}: raise "
+                "data.synthetic.facts_per_chunk, or the chunks"
+            )
         start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
-        return [self._problem(start + i, size or self.config.chunks) for i in range(count)]
+        return [self._problem(start + i, size) for i in range(count)]
 
     def _problem(self, index: int, chunks: int) -> Problem:
         config = self.config

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, ClassVar, Protocol
 
-from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.data import LONGEST, SearchDataConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.search_synthetic import SOURCE
 from palimpsest.data.source import build_source
@@ -82,7 +82,13 @@ class Lengths:
     words: ClassVar[Words] = DOCUMENTS
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
-        return config.evaluation.multiples
+        asked, most = config.evaluation.multiples, LONGEST // self.planned(config)
+        if not asked or min(asked) < 1 or max(asked) > most:
+            raise ConfigError(
+                f"evaluation.multiples={list(asked)}: give numbers from 1 to {most:,}, e.g. [1, 16]; a document has "
+                f"{LONGEST:,} chunks at the most, and training comes to {counted(self.planned(config), 'chunk')}"
+            )
+        return _each_once("multiples", asked)
 
     def problems(self, config: RunConfig, point: int) -> list[Problem]:
         source = build_source(config.data, split="eval")
@@ -123,7 +129,7 @@ class Objectives:
                 f"evaluation.objectives={list(asked)}: give numbers of at least 1, with hops={search.hops} at most "
                 f"{search.people // search.hops}; a problem is about data.search.people={search.people}"
             )
-        return asked
+        return _each_once("objectives", asked)
 
     def problems(self, config: RunConfig, point: int) -> list[Problem]:
         source = build_source(config.data, split="eval")
@@ -144,6 +150,13 @@ class Objectives:
 
     def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
         return point + 1  # a search a question, and the answer
+
+
+def _each_once(key: str, points: tuple[int, ...]) -> tuple[int, ...]:
+    """`points`. Raises ConfigError where one is asked for twice: its problems would be played under one name."""
+    if len(set(points)) < len(points):
+        raise ConfigError(f"evaluation.{key}={list(points)}: give each number once")
+    return points
 
 
 def _reading_figures(agent: str, summaries: Summaries) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.config.data import LONGEST
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.source import build_source
@@ -23,7 +24,7 @@ from palimpsest.jobs.settings import Agent, Model, Recipe, Remote, evaluation_co
 from palimpsest.jobs.table import Table
 from palimpsest.measures.hazards import Hazards, Holds, Sight, near_miss_share
 from palimpsest.measures.texts import Texts
-from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress
 from palimpsest.reward.compose import build_reward
@@ -121,16 +122,17 @@ async def probe_async(
     for name, numbers in (("chunks", (chunks,)), ("lengths", lengths), ("limit", (limit,))):
         if not numbers or any(type(number) is not int or number < 1 for number in numbers):
             raise ConfigError(f"probe: {name}={list(numbers)}: expected whole numbers of at least 1")
+        if name != "limit" and max(numbers) > LONGEST:
+            raise ConfigError(f"probe: {name}={list(numbers)}: a document has {LONGEST:,} chunks at the most")
     remote = Remote.named(base_url, api_key_env, tokenizer)
     config = evaluation_config(Agent(model, policy, recipe, overrides, seed, remote), data="synthetic", limit=limit)
+    if not policy_class(config.policy.name).reads_documents:
+        raise _nothing_to_count(config)
     source = build_source(config.data, split="eval")
     problems = source.problems(step=0, count=limit, size=chunks)
     counted, values, played = await _play(config, problems, progress or suitable_progress(quiet=quiet))
     if not counted.transitions:
-        raise ConfigError(
-            f"policy.name={config.policy.name}: wrote no memory while reading, so there is nothing to count; "
-            "probe a policy that reads section by section, such as overwrite or recall"
-        )
+        raise _nothing_to_count(config)
     hops = config.data.synthetic.hops
     expected = tuple(
         (
@@ -143,6 +145,13 @@ async def probe_async(
 
 
 probe = blocking(probe_async)
+
+
+def _nothing_to_count(config: RunConfig) -> ConfigError:
+    return ConfigError(
+        f"policy.name={config.policy.name}: writes no memory while reading, so there is nothing to count; "
+        "probe a policy that reads section by section, such as overwrite or recall"
+    )
 
 
 async def _play(

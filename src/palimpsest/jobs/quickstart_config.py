@@ -66,11 +66,28 @@ def _checked(config: RunConfig, method: Method) -> RunConfig:
             "palimpsest train takes any file"
         )
     axis.points(config)
+    _check_names(config, method)
     policy_of(config)
     build_evaluated(config.policy)
     for policy in other_policies(config):
         build_policy(policy)
     return config
+
+
+def _check_names(config: RunConfig, method: Method) -> None:
+    """Refuse names under which two policies would be played, or that are no folder of the run's."""
+    taken = {method.agent: "the agent", method.before: "the agent before training"}
+    for key, named in (("rivals", config.evaluation.rivals), ("baselines", config.evaluation.baselines)):
+        for name in named:
+            if name in taken:
+                raise ConfigError(f"evaluation.{key}.{name}: {taken[name]} has this name in the report; give another")
+            if key == "rivals" and (name in _FOLDERS or name != Path(name).name):
+                raise ConfigError(f"evaluation.rivals.{name}: can't be the name of its folder; give a plain one")
+            taken[name] = f"evaluation.{key}.{name}"
+
+
+_FOLDERS = ("", "..", "before", "after")
+"""Under evaluations/, whose these are, and above it."""
 
 
 def other_policies(config: RunConfig) -> list[PolicyConfig]:
