@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from palimpsest.config.load import dump_config, load_recipe
+from palimpsest.errors import ConfigError
+from palimpsest.jobs.several_agents import names_of
 from support.command import Run
 
 READS = ("--set", "question_tokens=200", "--set", "chunk_size=128")
@@ -63,6 +65,14 @@ def test_one_command_plays_several_agents_and_their_baselines_and_reports_them_t
     page = (tmp_path / "out" / "compare.html").read_text()
     assert all(name in page for name in (*sides, "closed book"))
     assert "1 of 1 episodes" in palimpsest(*words, "--set", "reward.name=fraction", "--no-baselines").stderr
+
+
+def test_every_model_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert names_of([".", "runs/a", "../b"]) == ["here", "a", "b"]
+    with pytest.raises(ConfigError, match="--model runs/a is given twice"):
+        names_of(["runs/a", "b", "runs/a"])
 
 
 @pytest.mark.slow

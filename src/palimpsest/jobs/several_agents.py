@@ -40,7 +40,8 @@ def names_of(models: Sequence[Model]) -> list[str]:
     >>> names_of(["runs/a", "runs/b", "embedded"]), names_of(["runs/a/checkpoints/step-1", "b/checkpoints/step-1"])
     (['a', 'b', 'embedded'], ['a-checkpoints-step-1', 'b-checkpoints-step-1'])
     """
-    paths = [[part for part in Path(model).parts if part not in ("/", "..")] for model in models]
+    given = [Path(model) if Path(model).name.strip(".") else Path(model).resolve() for model in models]
+    paths = [[part for part in path.parts if part not in ("/", "..")] for path in given]
     for count in range(1, max(map(len, paths)) + 1):
         names = ["-".join(path[-count:]) for path in paths]
         if len(set(names)) == len(names):
