@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from palimpsest.evaluation.asked import AskedSet, write_asked
 from palimpsest.events import Event, Plain
 from palimpsest.rollout.record import encode_groups
 from palimpsest.runs.lock import FolderLock
@@ -425,6 +426,18 @@ def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> 
     page.get_by_label("Which problems").select_option("disagree")
     told = page.locator(".about").inner_text()
     assert told.startswith("2 of 10 problems · 0 of 2 episodes were recorded (evaluation.record=all")
+
+
+def test_episodes_that_were_not_asked_for_last_are_counted_above_the_others(browser: Any, tmp_path: Path) -> None:
+    evaluation = evaluation_folder(tmp_path / "eval", [sample("4 chunks", f"p{n}", 1.0) for n in range(5)])
+    write_asked(evaluation, {"4 chunks": AskedSet(1, ["p0", "p3"])})
+    with viewer(evaluation) as url:
+        watched = Watched(browser, url)
+        page = watched.go("#/r/eval/items")
+        page.wait_for_selector(".vrow")
+        assert page.locator(".about").inner_text().startswith("2 of 2 problems")
+        assert page.get_by_text("3 episodes of earlier calls stay in the log and are in no figure").count() == 1
+        watched.close()
 
 
 def test_newest_episodes_are_those_of_the_newest_step_that_has_a_record(browser: Any, tmp_path: Path) -> None:

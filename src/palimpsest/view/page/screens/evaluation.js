@@ -21,6 +21,7 @@ export async function show(main, place) {
   const holder = el("div", null);
   main.append(el("h1", null, "Problems of " + place.run));
   if (told.unreadable) main.append(el("div", { class: "notice notice-bad" }, `${told.unreadable} lines of the log can't be read; they are left out`));
+  if (told.not_asked) main.append(el("p", { class: "soft" }, `${told.not_asked} episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them`));
   main.append(cells(told.cells), el("div", { class: "tools" }, choose, which, search), count, holder);
   const table = virtualTable(holder, { columns: columns(place, told), onsort: (name) => set({ sort: query.sort === "-" + name ? name : "-" + name }), label: "Problems" });
   on(main, "/", "search", () => search.focus());
