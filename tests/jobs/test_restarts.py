@@ -12,7 +12,7 @@ import pytest
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.protocol import Objective
-from palimpsest.errors import EngineError
+from palimpsest.errors import CheckpointError, EngineError
 from palimpsest.jobs import composing
 from palimpsest.jobs.training import train
 from palimpsest.runs.rows import read_rows
@@ -104,3 +104,14 @@ def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
     events = read_rows(tmp_path / "run/events.jsonl")
     told = [event["message"] for event in events if "a server" in event.get("message", "")]
     assert told == [f"a server left at {number}" for number in range(3)]
+
+
+def test_ranks_that_cant_take_up_what_one_process_saved_say_so_and_the_run_goes_on_as_it_was(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    train("memagent-quickstart", small_run(tiny_model_folder, steps=1), out=tmp_path, quiet=True)
+    before = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match=r"was saved by engine\.name=embedded; resume with that"):
+        train(resume=tmp_path, overrides={"engine.name": "ray", "train.steps": 2}, quiet=True)
+    assert (tmp_path / "config.yaml").read_bytes() == before
+    assert train(resume=tmp_path, overrides={"train.steps": 2}, quiet=True).steps == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -87,6 +88,15 @@ def check_models(config: RunConfig) -> None:
     if not isinstance(config.engine, OwnEngineConfig | EndpointEngineConfig):
         for path in _models(config):
             check_name(path, SHIPPED)
+
+
+def check_state(config: RunConfig, checkpoint: Path) -> None:
+    """Refuse at once an engine that can't take up what another saved in `checkpoint`. Raises CheckpointError."""
+    from palimpsest.engines.embedded.facts import facts_of_shares
+
+    if isinstance(config.engine, RayEngineConfig):
+        with suppress(OSError, ValueError):  # it is damaged: the one before it may be taken up
+            facts_of_shares(checkpoint)
 
 
 def _models(config: RunConfig) -> list[str]:

@@ -12,7 +12,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.file_source import FileSource
 from palimpsest.data.mixing import MixedSource
 from palimpsest.data.source import ProblemSource, build_source, left_out, rows_left_out
-from palimpsest.engines.open import check_models, using
+from palimpsest.engines.open import check_models, check_state, using
 from palimpsest.errors import EngineError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.jobs.blocking import blocking
@@ -27,6 +27,7 @@ from palimpsest.progress.choose import suitable_progress
 from palimpsest.progress.progress import Progress, Silent
 from palimpsest.reward.compose import build_reward, layers_told
 from palimpsest.reward.grading import Grades, closing
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.run_folder import RunFolder, open_run
@@ -82,6 +83,8 @@ async def run_training(
     config: RunConfig, out: Path, *, resume: bool, force: bool, progress: Progress, stop: GracefulStop
 ) -> Finished:
     """`train` of a configuration."""
+    if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
+        check_state(config, saved[-1])  # a resume that is refused changes nothing
     prepared = await asyncio.to_thread(
         prepare, config, out
     )  # before the folder: a mistake corrected is a run begun, not one to resume

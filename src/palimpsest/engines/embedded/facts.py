@@ -7,6 +7,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from palimpsest.errors import CheckpointError
+from palimpsest.model_files.manifest import STATE_FOLDER
+
 FACTS = "learner.json"
 ONE_FILE, SHARES = 1, 2
 """Formats of the tensors: optimizer.safetensors, or the shares of ranks (shares.py)."""
@@ -39,3 +42,14 @@ def read_facts(folder: Path) -> Facts:
     if stored["format"] not in (ONE_FILE, SHARES):
         raise ValueError(f"{folder / FACTS} has format {stored['format']}, this version reads {ONE_FILE} and {SHARES}")
     return Facts(**stored)
+
+
+def facts_of_shares(checkpoint: Path) -> Facts:
+    """Of a checkpoint that ranks can take up. Raises CheckpointError for one that they can't, else as `read_facts`."""
+    facts = read_facts(checkpoint / STATE_FOLDER)
+    if facts.format != SHARES:
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: was saved by engine.name=embedded; resume with that, or begin a run from it "
+            f"with model.path={checkpoint}"
+        )
+    return facts

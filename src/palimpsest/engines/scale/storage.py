@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from palimpsest import files
 from palimpsest.config.schema import ModelConfig
-from palimpsest.engines.embedded.facts import FACTS, SHARES, Facts, read_facts
+from palimpsest.engines.embedded.facts import FACTS, Facts, facts_of_shares
 from palimpsest.engines.embedded.handover import untied
 from palimpsest.engines.embedded.lora import merged_weights, sort_targets
 from palimpsest.engines.embedded.model import DTYPES
@@ -94,12 +94,7 @@ def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
     """Fill masters and moments from `learner/`. Raises CheckpointError."""
     inner = folder / STATE_FOLDER
     try:
-        facts = read_facts(inner)
-        if facts.format != SHARES:
-            raise CheckpointError(
-                f"checkpoint {folder}: was saved by engine.name=embedded; resume with that, or begin a run from it "
-                f"with model.path={folder}"
-            )
+        facts = facts_of_shares(folder)
         if origin is not None and facts.reference != origin:
             raise CheckpointError(
                 f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; restore "
