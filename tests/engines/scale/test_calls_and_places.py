@@ -219,11 +219,36 @@ async def test_gpus_that_this_machine_lacks_are_told_before_a_run_folder_is_made
     overrides: list[str], needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: needed - 1)
     with pytest.raises(EngineError, match=f"the cluster has {needed - 1} GPUs, this run needs {needed} of them"):
         open_engine(config, objective="policy")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: needed)
     await open_engine(config, objective="policy").close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "left"), [(None, 1, "0,2,3"), ("4,5,6,7", 6, "4,5,7"), ("4,5,6,7", 0, "4,5,6,7")]
+)
+async def test_ray_has_none_of_the_gpus_of_servers(
+    visible: str | None, device: int, left: str, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setenv("CUDA_VISIBLE_DEVICES", "")
+    if visible is None:
+        environment.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        environment.setenv("CUDA_VISIBLE_DEVICES", visible)
+    seen: list[str | None] = []
+    environment.setattr(ray, "init", lambda **_: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    environment.setattr(torch.cuda, "device_count", lambda: 4)
+    served = ("sampler.name=vllm", f"sampler.devices=[{device}]", "sampler.python=/bin/true")
+    group_of(*served)._connect(tmp_path, "mark")
+    assert seen == [left]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    ranks = ("cluster.gpus_per_learner=1", f"cluster.learners={len(left.split(',')) + 1}")
+    config = load_recipe("memagent-quickstart", ["engine.name=ray", *served, *ranks])
+    with pytest.raises(EngineError, match=f"has {len(left.split(','))} GPUs, this run needs"):
+        open_engine(config, objective="policy")
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------

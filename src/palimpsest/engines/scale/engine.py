@@ -128,7 +128,7 @@ class RayEngine:
             told = "no folder that can be written to; make it, or name another"
             raise ConfigError(f"cluster.folder={cluster.folder}: {told}")
         copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
-        check_gpus(cluster, cluster.learners if objective else 0, copies)
+        check_gpus(config, cluster.learners if objective else 0, copies)
         self.codec = Codec.load(config.model)
         model = skeleton(source_of(config.model))
         context, vocab = context_of(model), int(model.get_output_embeddings().weight.shape[0])

@@ -29,7 +29,6 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines import guard
 from palimpsest.engines.protocol import Objective
@@ -42,6 +41,7 @@ _HEAD_S = 30.0  # for a connection to the head of a cluster
 TRIES = "RAY_gcs_server_port_wait_time_s"
 """How often Ray asks the head of a cluster for itself."""
 _TRY_S = 36.0  # that Ray takes to find out once that what answers there is no head
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SIGACTION = 1024  # bytes, more than any system's struct sigaction
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = threading.Lock()  # ray.init is of the whole process
@@ -130,7 +130,8 @@ class Group:
         }
         for left in range(_STARTS - 1, -1, -1):
             try:
-                ray.init(**options)
+                with _hidden(self._config.sampler.devices):
+                    ray.init(**options)
                 return
             except Exception as error:  # noqa: BLE001  a border: where a node takes 30 s, Ray raises this very class
                 guard.end(mark)  # what the attempt has started
@@ -241,12 +242,34 @@ def _check_head(address: str, timeout: float) -> None:
         return
 
 
-def check_gpus(cluster: ClusterConfig, learners: int, copies: int) -> None:
+def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
     """Raise EngineError where a cluster of ours is to have GPUs that this machine lacks, before any of it starts."""
+    cluster = config.cluster
     shares = learners * cluster.gpus_per_learner + copies * cluster.gpus_per_sampler
     needed = max(learners, copies) if cluster.placement == "colocated" else shares
     if cluster.address is None and needed:
-        _check_room([{"GPU": float(needed)}], {"GPU": float(torch.cuda.device_count())})
+        _check_room([{"GPU": float(needed)}], {"GPU": float(len(_gpus_but(config.sampler.devices)))})
+
+
+def _gpus_but(servers: Sequence[int]) -> list[str]:
+    """GPUs of this machine, by the names that CUDA has for them, without those of servers of vLLM."""
+    count, named = torch.cuda.device_count(), os.environ.get(_VISIBLE)
+    visible = [str(number) for number in range(count)] if named is None else named.split(",")[:count]
+    return [gpu for gpu in visible if gpu not in map(str, servers)]
+
+
+@contextmanager
+def _hidden(servers: Sequence[int]) -> Iterator[None]:
+    """Have Ray hand out none of the GPUs of servers of vLLM: it begins with the first, whoever has it."""
+    before = os.environ.get(_VISIBLE)
+    if servers:
+        os.environ[_VISIBLE] = ",".join(_gpus_but(servers))
+    try:
+        yield
+    finally:
+        os.environ.pop(_VISIBLE, None)
+        if before is not None:
+            os.environ[_VISIBLE] = before
 
 
 def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
