@@ -101,10 +101,16 @@ def _runs(kept: Sequence[Sequence[str]], document: str, span: Span) -> Iterator[
     grams = {
         length: _grams(kept, length) for length in sorted({min(RUN, len(words)) for words in kept if len(words) > 1})
     }
+    wanted = {word for words in kept for word in words}
     window: deque[tuple[str, int, int]] = deque(maxlen=RUN)
     open_runs: dict[tuple[int, int], _Run] = {}  # by (sentence, its next word)
     for found in _WORD.finditer(document, *span):
         word = found.group().casefold()
+        if word not in wanted:  # most words: it ends what is open, and no run holds it
+            yield from ((number, run) for (number, _), run in open_runs.items())
+            open_runs.clear()
+            window.clear()
+            continue
         window.append((word, found.start(), found.end()))
         going: dict[tuple[int, int], _Run] = {}
         for (number, following), run in open_runs.items():
@@ -118,8 +124,7 @@ def _runs(kept: Sequence[Sequence[str]], document: str, span: Span) -> Iterator[
                 for number, following in places.get(tuple(each[0] for each in recent), ()):
                     going.setdefault((number, following), _Run(length, recent[0][1], found.end()))
         open_runs = going
-    for (number, _), run in open_runs.items():
-        yield number, run
+    yield from ((number, run) for (number, _), run in open_runs.items())
 
 
 def _grams(kept: Sequence[Sequence[str]], length: int) -> Mapping[tuple[str, ...], list[tuple[int, int]]]:
