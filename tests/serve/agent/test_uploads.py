@@ -63,6 +63,13 @@ async def test_a_file_is_kept_once_read_by_its_id_and_deleted(tmp_path: Path) ->
     ).status_code == 404
 
 
+async def test_of_several_files_in_a_request_none_is_kept(tmp_path: Path) -> None:
+    client, _, _ = scripted(tmp_path)
+    refused = await client.post("/v1/files", files=[("file", ("a", b"Anna")), ("file", ("a", b" is Bob"))])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "file")
+    assert not list((tmp_path / "blobs").iterdir())
+
+
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "a\0b", "..", "x" * 999, "C:\\a\\b.txt"])
 async def test_a_name_is_never_a_path(tmp_path: Path, name: str) -> None:
     client, _, _ = scripted(tmp_path / "store")

@@ -27,7 +27,7 @@ _HEAD = 8 << 10
 _FIELD = 1 << 10
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
     name: str
     filename: str | None
@@ -154,7 +154,8 @@ class _Upload:
     """A file as it comes: its place, its hash, and the fields beside it."""
 
     path: Path
-    name: str | None = None
+    part: _Part | None = None
+    """The one that is the file."""
     size: int = 0
     claimed: int = 0
     """Bytes of the store's quota."""
@@ -185,10 +186,10 @@ class Files:
             async for chunk in self._chunks(request):
                 for part, data in parts.feed(chunk):
                     self._take(store, upload, part, data, file)
-        if not parts.complete or upload.name is None:
-            raise _broken("it ends before its last boundary" if upload.name else "it holds no file")
+        if not parts.complete or upload.part is None:
+            raise _broken("it ends before its last boundary" if upload.part else "it holds no file")
         purpose = bytes(upload.fields.get("purpose", b"user_data")).decode("utf-8", "replace")
-        named = shown_name(upload.name)
+        named = shown_name(upload.part.filename or "file.txt")
         added = await asyncio.to_thread(store.add_file, upload.path, upload.digest.hexdigest(), named, purpose)
         return json_response(_shown(added))
 
@@ -196,7 +197,9 @@ class Files:
         if part.filename is None and part.name != "file":
             _take_field(upload, part, data)
             return
-        upload.name = part.filename or "file.txt"
+        if upload.part not in (None, part):
+            raise Refused(400, "file: several; send one a request", code="invalid_multipart", param="file")
+        upload.part = part
         if upload.size + len(data) > self._most or not store.claim(len(data)):
             room = min(self._most, upload.size + store.room())
             said = f"file: beyond the {room} bytes that are left for it; delete files"
