@@ -50,3 +50,4 @@ class ReadingThreads:
                     future.set_result(work())
                 except BaseException as error:  # noqa: BLE001  it is raised again where it is awaited
                     future.set_exception(error)
+            del asked, future, work  # what they hold, a document say, isn't kept until there is more to do

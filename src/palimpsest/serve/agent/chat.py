@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from palimpsest.serve.agent.bodies import Bodies
 from palimpsest.serve.agent.episode import SILENCE_S, Episode
 from palimpsest.serve.agent.episodes import Episodes
+from palimpsest.serve.agent.order import Order
 from palimpsest.serve.agent.orders import Orders
 from palimpsest.serve.agent.requests import Ask, chat_ask, openai_error
 from palimpsest.serve.http import Refused, json_response
@@ -30,9 +31,7 @@ class Chat:
         self._orders, self._episodes, self._bodies, self._fingerprint = orders, episodes, bodies, fingerprint
 
     async def completions(self, request: Request) -> Response:
-        body = await self._bodies.read(request)
-        ask = await self._bodies.look(body, lambda: chat_ask(body))
-        order = await self._orders.of(ask, body, request.headers)
+        ask, order = await self._ordered(request)
         episode, rule = self._episodes.begin(order), str(order.input.rule)
         facts = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",
@@ -50,6 +49,11 @@ class Chat:
         choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
         whole = {"object": "chat.completion", "choices": [choice], "usage": usage(result), "metadata": ask.metadata}
         return json_response({**facts, **whole, "palimpsest": own_facts(episode, result, rule)})
+
+    async def _ordered(self, request: Request) -> tuple[Ask, Order]:
+        body = await self._bodies.read(request)
+        ask = await self._bodies.look(body, lambda: chat_ask(body))
+        return ask, await self._orders.of(ask, body, request.headers)
 
     async def _events(self, ask: Ask, episode: Episode, rule: str, facts: dict[str, Any]) -> AsyncIterator[bytes]:
         usage_key = {"usage": None} if ask.include_usage else {}

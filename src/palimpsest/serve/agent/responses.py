@@ -110,11 +110,7 @@ class Responses:
         self._unkept: dict[str, Episode] = {}  # that ended while the store failed, by response
 
     async def create(self, request: Request) -> Response:
-        body = await self._bodies.read(request)
-        given, ask = await self._bodies.look(body, lambda: response_ask(body))
-        if given.background and (self._store is None or not given.store):
-            raise Refused(400, "background: what runs without a client has to be stored", param="background")
-        order = await self._orders.of(ask, body, request.headers)
+        given, order = await self._ordered(request)
         record = _record(given, order)
         episode = self._episodes.begin(order, record["id"] if given.background else None)
         record["episode"] = episode.id
@@ -128,6 +124,13 @@ class Responses:
             if (failed := failure_of(result, "input")) is not None:
                 raise failed
         return json_response(response_of(record, episode, reasoning_of(episode, record["progress"])))
+
+    async def _ordered(self, request: Request) -> tuple[ResponseBody, Order]:
+        body = await self._bodies.read(request)
+        given, ask = await self._bodies.look(body, lambda: response_ask(body))
+        if given.background and (self._store is None or not given.store):
+            raise Refused(400, "background: what runs without a client has to be stored", param="background")
+        return given, await self._orders.of(ask, body, request.headers)
 
     def get(self, request: Request) -> Response:
         record = self._known(request)
