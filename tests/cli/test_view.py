@@ -75,25 +75,15 @@ def test_a_file_that_takes_forever_holds_up_no_end(again: bool, tmp_path: Path) 
 
 def test_a_client_that_does_not_read_is_given_up_at_the_end_without_a_word(tmp_path: Path) -> None:
     """Its next answer waits for room, and would be cancelled when the grace is over."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "palimpsest.cli.main", "view", str(run_folder(tmp_path / "first")), "--port", "0"],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout
-        url = httpx.URL(child.stdout.readline().removeprefix("viewer at ").strip())
+    words = ["view", str(run_folder(tmp_path / "first")), "--port", "0"]
+    with serving_process(words, "/", stderr=subprocess.PIPE) as (address, child):
+        url = httpx.URL(address)
         with socket.create_connection((url.host, url.port)) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 200)
             time.sleep(1)
             child.send_signal(signal.SIGINT)
             assert child.wait(timeout=30) == 0
         assert child.communicate()[1] == ""
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_head_is_answered_as_get_without_a_body(tmp_path: Path) -> None:

@@ -14,12 +14,16 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 @contextmanager
-def serving_process(words: Sequence[str], path: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address that its first line names before `path`, and the process, which is killed at the end."""
+def serving_process(
+    words: Sequence[str], path: str, stderr: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address that its first line names before `path`, and the process, which is killed at the end. `stderr` as
+    Popen has it."""
     child = subprocess.Popen(
         [sys.executable, "-m", "palimpsest.cli.main", *words],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
     try:
