@@ -1,17 +1,10 @@
-"""Ranks of a learner in processes of their own, without Ray: gloo on loopback."""
+"""What ranks of a learner compute in processes of their own."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -19,7 +12,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from palimpsest.config.engine import RayEngineConfig
 from palimpsest.config.schema import RunConfig
@@ -28,43 +20,6 @@ from palimpsest.engines.protocol import Objective, StepBatch
 from palimpsest.engines.scale.batch import Part, plan
 from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import RunError
-
-
-def run_ranks(count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
-    """Call `work(rank, *arguments)` in `count` processes; raises what one of them raised."""
-    meeting = Path(mkdtemp(prefix="meeting-", dir=folder)) / "at"
-    spawn(_rank, (count, str(meeting), work, arguments), nprocs=count)
-
-
-def _rank(rank: int, count: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=timedelta(seconds=60)
-    )
-    try:
-        work(rank, *arguments)
-    except BaseException:
-        dist.destroy_process_group()
-        raise
-    done = [Path(f"{meeting}-done-{each}") for each in range(count)]
-    done[rank].touch()
-    deadline = time.monotonic() + 60
-    while not all(path.exists() for path in done) and time.monotonic() < deadline:
-        time.sleep(0.01)  # no barrier: gloo may abort a rank that still waits in one when the other has left it
-    sys.stdout.flush()
-    os._exit(0)  # without taking down connections whose other end may be gone, which may abort too
-
-
-@contextmanager
-def one_rank(folder: Path) -> Iterator[None]:
-    """While this process is the only rank."""
-    meeting = f"file://{folder}/meeting-alone"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1, timeout=timedelta(seconds=60))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
 
 SCORED = (5, 90, 31, 7, 40, 11)
 """Ids that every rank scores at the end."""
@@ -104,8 +59,11 @@ def micro_batch(config: RunConfig) -> int:
     return config.engine.micro_batch_tokens
 
 
-def compute(rank: int, cases: dict[str, Case], out: Path) -> None:
-    """Gradients of the first step of each case, then all its updates, into OUT/CASE.safetensors; its checkpoint."""
+def compute(rank: int, cases: dict[str, Case], out: Path, saves: bool = True) -> None:
+    """Gradients of the first step of each case, then all its updates, into OUT/CASE.safetensors; its checkpoint.
+
+    `norms` [ranks, steps] are the gradients' as each rank clipped by them.
+    """
     for name, case in cases.items():
         learner = RankLearner(case.config, case.objective)
         mine = [update[rank // case.config.cluster.tensor_parallel] for update in case.parts]
@@ -115,11 +73,14 @@ def compute(rank: int, cases: dict[str, Case], out: Path) -> None:
         steps = [first, *(step for part in mine for step in learner.update(part))]
         losses = torch.tensor([step.loss for step in steps], dtype=torch.float64) / case.config.cluster.tensor_parallel
         dist.all_reduce(losses)
-        (out / name).mkdir(exist_ok=True)
-        written = learner.save(out / name)
-        (out / f"{name}-{rank}.json").write_text(json.dumps(dict(written)))
-        scores = torch.tensor(learner.score(SCORED))
-        found = {**gradients, **held(learner), "losses": losses, "scores": scores}
+        norms = torch.zeros(dist.get_world_size(), len(steps) - 1, dtype=torch.float64)
+        norms[rank] = torch.tensor([step.grad_norm for step in steps[1:]], dtype=torch.float64)
+        dist.all_reduce(norms)
+        if saves:
+            (out / name).mkdir(exist_ok=True)
+            (out / f"{name}-{rank}.json").write_text(json.dumps(dict(learner.save(out / name))))
+        scores = torch.tensor(learner.score(SCORED), dtype=torch.float64)
+        found = {**gradients, **held(learner), "losses": losses, "norms": norms, "scores": scores}
         if rank == 0:
             save_file(found, out / f"{name}.safetensors")
 

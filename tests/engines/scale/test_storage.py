@@ -15,7 +15,7 @@ from palimpsest.engines.embedded.facts import Facts
 from palimpsest.engines.scale import storage
 from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import CheckpointError
-from support.ranks import one_rank
+from support.processes import one_rank
 
 FACTS = Facts(2, version=1, grad_skipped=0, reference=None)
 TENSORS = {"master/a": torch.arange(8.0), "exp_avg/a": torch.ones(8)}

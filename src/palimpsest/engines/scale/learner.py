@@ -8,8 +8,6 @@ Not covered: a rank that fails alone. Its peers wait in their next collective un
 from __future__ import annotations
 
 import hashlib
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,14 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from palimpsest import files
 from palimpsest.config.cluster import ClusterConfig
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.clipping import total_norm
 from palimpsest.engines.embedded.facts import SHARES, Facts
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
 from palimpsest.engines.embedded.learner import check_savable
@@ -34,6 +30,7 @@ from palimpsest.engines.embedded.shares import fingerprint
 from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.scale.batch import Part
+from palimpsest.engines.scale.clipping import clip_by_mesh
 from palimpsest.engines.scale.shard import ForestModel, checked_copy, shard, source_of
 from palimpsest.engines.scale.storage import load_state, save_state, write_model
 from palimpsest.errors import RunError
@@ -141,25 +138,3 @@ class RankLearner:
             self._model.disable_adapter() if self._config.model.lora is not None else nullcontext()
         )
         return without
-
-
-def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
-    """`clip_grad_norm` over parameters that are sharded in different ways; the norm before."""
-    alike: dict[Any, list[Tensor]] = {}
-    for grad in (p.grad for p in parameters if p.grad is not None):
-        alike.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(grad)
-    norm = math.sqrt(sum(float(_squared_norm(grads)) for grads in alike.values()))
-    scale = min(1.0, bound / (norm + 1e-6))
-    for grad in itertools.chain(*alike.values()):
-        grad.mul_(scale)
-    return norm
-
-
-def _squared_norm(grads: list[Tensor]) -> Tensor:
-    """[] float64, of gradients that are sharded alike, over all ranks."""
-    squared = total_norm([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]).double().square()
-    first = grads[0]
-    if not isinstance(first, DTensor):
-        return squared
-    added = [Partial() if placement.is_shard() else Replicate() for placement in first.placements]
-    return DTensor.from_local(squared, first.device_mesh, added).full_tensor()

@@ -1,0 +1,12 @@
+"""The norm of gradients of which ranks hold shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.clipped import clip_divided
+from support.processes import run_ranks
+
+
+def test_gradients_of_layers_that_ranks_divide_are_clipped_by_the_norm_of_all(tmp_path: Path) -> None:
+    run_ranks(4, tmp_path, clip_divided)

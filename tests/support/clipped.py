@@ -1,0 +1,36 @@
+"""What ranks make of the norm of gradients that they hold shares of; imports nothing that takes long."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from palimpsest.engines.scale.clipping import clip_by_mesh
+
+
+def clip_divided(rank: int) -> None:
+    """Clip gradients of layers that two ranks divide and two pairs of them share, and compare with the whole."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 8), nn.LayerNorm(8))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    for p in model.parameters():
+        p.grad = p.detach().clone()
+    before = [_whole(p.grad) for p in model.parameters()]
+    wanted = float(torch.cat([grad.double().flatten() for grad in before]).norm())
+    norm = clip_by_mesh(list(model.parameters()), 0.5)
+    assert math.isclose(norm, wanted, rel_tol=1e-6), f"rank {rank} clips by {norm}, all of it is {wanted}"
+    for p, grad in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(_whole(p.grad), grad * 0.5 / wanted)
+
+
+def _whole(grad: torch.Tensor | None) -> torch.Tensor:
+    assert isinstance(grad, DTensor)
+    return grad.full_tensor()
