@@ -51,6 +51,10 @@ from palimpsest.errors import ConfigError
         ),
         (["engine.name=ray", 'cluster.folder="a\\0b"'], "holds a NUL character"),
         (["engine.name=ray", "model.lora={}", "cold_start={}"], "set cold_start=null"),
+        (
+            ["engine.name=ray", "model.lora={}", "cold_start=null", "cluster={learners: 4, tensor_parallel: 2}"],
+            "cluster.tensor_parallel=2 can't divide adapters: set cluster.tensor_parallel=1",
+        ),
         (["engine.name=rai"], "did you mean ray"),
         (["engine.name=ray", "cluster.learner=2"], "did you mean"),
     ],

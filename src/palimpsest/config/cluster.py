@@ -98,6 +98,11 @@ def check_cluster(config: RunConfig) -> None:
             "engine.name=ray can't begin with an adapter, which a cold_start with model.lora ends with: set "
             "cold_start=null, or model.lora=null"
         )
+    if cluster.tensor_parallel > 1 and config.model.lora is not None:
+        raise ValueError(
+            f"cluster.tensor_parallel={cluster.tensor_parallel} can't divide adapters: set cluster.tensor_parallel=1, "
+            "or model.lora=null"
+        )
     device = config.model.device
     if device.startswith("cuda") and (device != "cuda" or not cluster.gpus_per_learner):
         raise ValueError(
