@@ -20,7 +20,7 @@ os.environ.update(
 
 def drive(engine: Any, plan: list[list[tuple[list[int], int]]], round_name: str) -> float:
     """Seconds until every turn is sampled; a turn is added as soon as the one before it is done."""
-    from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
+    from vllm import SamplingParams, TokensPrompt
 
     position = {}
 

@@ -35,6 +35,7 @@ OWN_ARGS = (
     "trust-remote-code",
     "enable-prompt-tokens-details",
     "disable-uvicorn-access-log",
+    "weight-transfer-config",
     "config",
 )
 """Options of a server that follow from the run, under each of their names; and a file, which could hold any of them."""
@@ -67,7 +68,7 @@ option before it or the model."""
 _ADDRESS = re.compile(r"http://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::([0-9]+))?/?", re.IGNORECASE | re.ASCII)
 PYTHON = "PALIMPSEST_VLLM_PYTHON"
 """Environment variable that names the Python of servers where `sampler.python` doesn't."""
-STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "args", "start_timeout_s")
+STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "publish", "args", "start_timeout_s")
 """Keys of the servers that palimpsest starts."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -94,7 +95,8 @@ class SamplerConfig(Strict):
     max_context: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
     publish: Literal["safetensors", "nccl", "ipc"] = "safetensors"
-    """How new weights reach the servers: safetensors, by files. nccl and ipc are refused: nobody has run them yet."""
+    """How new weights reach the servers: by safetensors files; from the learner's GPUs to those of sampler.devices by
+    nccl; to one server on the learner's own GPU by ipc. No GPU has run the last two yet (docs/vllm.md)."""
     folder: str | None = None
     """Where the files of new weights are written, e.g. /dev/shm; null: the run folder."""
     max_in_flight: int = Field(128, ge=1, le=16_384)
@@ -124,8 +126,6 @@ class SamplerConfig(Strict):
         changed = self.changed()
         if self.name == "embedded" and changed:
             raise ValueError(f"sampler.{changed[0]} is for servers: set sampler.name=vllm, or leave it out")
-        if self.publish != "safetensors":
-            raise ValueError(f"sampler.publish={self.publish} is not there yet: set sampler.publish=safetensors")
         if self.api_key_env and not self.urls:
             raise ValueError("sampler.api_key_env is for servers that you run: set sampler.urls, or leave it out")
         if self.urls and (theirs := [name for name in changed if name in STARTED]):
@@ -216,6 +216,7 @@ def check_served(config: RunConfig) -> None:
         raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
     if own := [name for name, role in config.roles.items() if role.model is not None]:
         raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
+    check_publish(config)
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
     if cut and (loss.old_logprobs != "recompute" or loss.tis_cap is not None):
         raise ValueError(
@@ -223,3 +224,28 @@ def check_served(config: RunConfig) -> None:
             "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.tis_cap=null, which need none, "
             "or sampling.top_p=1"
         )
+
+
+def check_publish(config: RunConfig) -> None:
+    """Refuse ways of publishing that the processes of a run can't go."""
+    settings, cluster = config.sampler, config.cluster
+    way, on_ray = f"sampler.publish={settings.publish}", config.engine.name == "ray"
+    if settings.publish == "safetensors":
+        return
+    if config.model.device == "cpu":
+        raise ValueError(f"{way} goes from GPU to GPU: set sampler.publish=safetensors, for model.device says cpu")
+    if settings.publish == "ipc":
+        if on_ray:
+            raise ValueError(f"{way}: Ray's ranks and servers have different GPUs: set sampler.publish=nccl")
+        if settings.servers * settings.tensor_parallel > 1:
+            raise ValueError(
+                f"{way}: a server copies from the GPU that it shares with the learner, so there is one, on one GPU: "
+                "set sampler.servers=1 and sampler.tensor_parallel=1, or sampler.publish=nccl"
+            )
+        return
+    if not settings.devices:
+        raise ValueError(f"{way}: name the servers' GPUs by sampler.devices, none of which is the learner's")
+    if on_ray and not cluster.gpus_per_learner:
+        raise ValueError(f"{way} goes from GPU to GPU: set cluster.gpus_per_learner=1, or sampler.publish=safetensors")
+    if cluster.address is not None:
+        raise ValueError(f"{way} stays on one machine: leave out cluster.address, or set sampler.publish=safetensors")

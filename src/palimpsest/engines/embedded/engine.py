@@ -26,6 +26,7 @@ from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.embedded.thread import ComputeThread, set_threads
+from palimpsest.engines.embedded.transfer import IpcSender, LocalSender, NcclSender
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
@@ -93,6 +94,11 @@ class EmbeddedLearner:
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
         return await self._thread.run(self._learner.score, ids)
+
+    def sender(self, publish: str) -> LocalSender:
+        """Takes the weights to servers by `publish`: nccl or ipc."""
+        kind = NcclSender if publish == "nccl" else IpcSender
+        return LocalSender(kind(self._learner.whole_weights, self._learner.device), self._thread)
 
     async def publish(self) -> int:
         """See `Learner.publish`."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
 from palimpsest.engines.embedded.handover import write_untied
 from palimpsest.engines.embedded.heap import keep_freed_memory
-from palimpsest.engines.embedded.lora import save_adapter
+from palimpsest.engines.embedded.lora import merged_weights, save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.embedded.shares import fingerprint, read_shares
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
@@ -134,10 +134,17 @@ class ForestLearner:
         """Write what another process samples from; see `write_untied`."""
         write_untied(self._model, folder)
 
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What servers sample from, by name: adapters merged, the output projection even where it is tied."""
+        return merged_weights(self._model, self._model.dtype, tied=True)
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
-        device = self._model.get_input_embeddings().weight.device
-        return scores_of(ids, partial(self._forward, temperature=1.0), self.max_context, device)
+        return scores_of(ids, partial(self._forward, temperature=1.0), self.max_context, self.device)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, or ranks did; raises CheckpointError where a file is missing or belongs to another
@@ -167,10 +174,11 @@ class ForestLearner:
         return fingerprint(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
 
     def _lay_out(self, batch: StepBatch) -> list[Forest]:
-        device = self._model.get_input_embeddings().weight.device
         chosen = with_signal(batch.segments) if self._skips_silent else None
         exact = torch.promote_types(self._model.dtype, torch.float32)
-        return build_forests(batch.segments, self._micro_batch_tokens, self.max_context, device, chosen, dtype=exact)
+        return build_forests(
+            batch.segments, self._micro_batch_tokens, self.max_context, self.device, chosen, dtype=exact
+        )
 
     def _before(self, batch: StepBatch) -> OldLogprobs:
         return logprobs_of(self._lay_out(batch), self._forward)

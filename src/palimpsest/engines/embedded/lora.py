@@ -102,8 +102,9 @@ def merged_weights(
     for name, weight in model.named_parameters(remove_duplicate=not tied):
         if ".lora_" in name:
             continue
-        value = whole(weight).to(torch.promote_types(weight.dtype, torch.float32))
+        value = whole(weight)
         if name.endswith(".base_layer.weight"):
+            value = value.to(torch.promote_types(weight.dtype, torch.float32))
             layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
             a, b = (whole(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
             value = value + layer.scaling[key] * (b @ a)

@@ -23,7 +23,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.model import load_model, pick_device
 from palimpsest.engines.embedded.sampling.batch import Batch, Counters, Request
 from palimpsest.engines.embedded.thread import set_threads
-from palimpsest.engines.protocol import Objective, UpdateStats
+from palimpsest.engines.protocol import Objective, UpdateStats, WeightsDescription
 from palimpsest.engines.scale.batch import Part
 from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import CheckpointError, RunError, SamplerError
@@ -85,6 +85,19 @@ class Rank:
     def publish(self, folder: Path) -> None:
         check_seen(folder, "sampler.folder")
         self._learner.publish(folder)
+
+    def describe(self) -> WeightsDescription:
+        """This and what follows: see `NcclSender`."""
+        return self._learner.sender.description
+
+    def invite(self) -> str:
+        return self._learner.sender.invite()
+
+    def join(self, invitation: str, size: int) -> None:
+        self._learner.sender.join(invitation, size)
+
+    def send(self) -> None:
+        self._learner.sender.send()
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         return self._learner.score(ids)

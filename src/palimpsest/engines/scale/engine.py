@@ -21,7 +21,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.engine import check_vocabulary
 from palimpsest.engines.embedded.forest.gradients import skips_silent
-from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
+from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats, WeightsDescription
 from palimpsest.engines.scale.batch import Plan, merged, plan
 from palimpsest.engines.scale.group import Group, check_gpus
 from palimpsest.engines.scale.sampler import Samplers
@@ -108,6 +108,11 @@ class RayLearner:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
         return tuple((await self._all("score", ids, timeout=self._cluster.publish_timeout_s))[0])
 
+    def sender(self, publish: str) -> RaySender:
+        """Takes the weights to servers by `publish`, which is nccl."""
+        assert publish == "nccl"
+        return RaySender(self._group, self._cluster.publish_timeout_s)
+
     async def _all(self, method: str, argument: Any, timeout: float | None = None) -> list[Any]:
         def call() -> list[Any]:
             self._group.start()
@@ -115,6 +120,35 @@ class RayLearner:
             return self._group.call(self._group.ranks, method, argument, timeout=limit)
 
         return await asyncio.to_thread(call)
+
+
+class RaySender:
+    """The ranks' senders. Satisfies `palimpsest.engines.vllm.transfer.Broadcasts`."""
+
+    def __init__(self, group: Group, timeout: float) -> None:
+        self._group, self._timeout = group, timeout
+
+    async def describe(self) -> WeightsDescription:
+        """Collective, as sending is."""
+        described: list[WeightsDescription] = await self._ask(None, "describe")
+        return described[0]
+
+    async def invite(self) -> str:
+        return str((await self._ask(1, "invite"))[0])
+
+    async def join(self, invitation: str, size: int) -> None:
+        await self._ask(1, "join", invitation, size)
+
+    async def send(self) -> None:
+        await self._ask(None, "send")
+
+    async def abort(self) -> None:
+        """End all ranks: one that waits for a server hears nothing else."""
+        await asyncio.to_thread(self._group.close)
+
+    async def _ask(self, ranks: int | None, method: str, *arguments: Any) -> list[Any]:
+        actors = self._group.ranks[:ranks]
+        return await asyncio.to_thread(self._group.call, actors, method, *arguments, timeout=self._timeout)
 
 
 class RayEngine:

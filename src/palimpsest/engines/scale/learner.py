@@ -8,8 +8,9 @@ Not covered: a rank that fails alone. Its peers wait in their next collective un
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.facts import SHARES, Facts
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
 from palimpsest.engines.embedded.learner import check_savable
-from palimpsest.engines.embedded.model import pick_device
+from palimpsest.engines.embedded.lora import merged_weights
+from palimpsest.engines.embedded.model import DTYPES, pick_device
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.embedded.shares import fingerprint
 from palimpsest.engines.embedded.thread import set_threads
+from palimpsest.engines.embedded.transfer import NcclSender
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.scale.batch import Part
 from palimpsest.engines.scale.clipping import clip_by_mesh
 from palimpsest.engines.scale.shard import ForestModel, checked_copy, shard, source_of
-from palimpsest.engines.scale.storage import load_state, save_state, write_model
+from palimpsest.engines.scale.storage import full, load_state, save_state, write_model
 from palimpsest.errors import RunError
 from palimpsest.text.codec import Codec
 
@@ -107,6 +110,15 @@ class RankLearner:
         from its embeddings, since servers that reload weights may not tie them again."""
         self._root.reshard()
         write_model(self._model, folder, self._config.model, self._codec, whole=True)
+
+    @cached_property
+    def sender(self) -> NcclSender:
+        """Takes the weights that `publish` writes to servers by NCCL; collective but for what the first rank does."""
+        return NcclSender(self._whole_weights, self._device, rank=dist.get_rank())
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._root.reshard()
+        return merged_weights(self._model, DTYPES[self._config.model.dtype], whole=full, tied=True)
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1; the same on all ranks."""

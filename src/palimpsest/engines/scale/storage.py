@@ -124,7 +124,7 @@ def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, 
     if adapted and not whole:
         weights = _adapters(model)
     else:
-        weights = merged_weights(model, DTYPES[config.dtype], whole=_full, tied=whole)
+        weights = merged_weights(model, DTYPES[config.dtype], whole=full, tied=whole)
     before = set(folder.rglob("*")) if first else set()
     names = _write(weights, folder, "adapter_model" if adapted and not whole else "model", first)
     if not first:
@@ -151,14 +151,15 @@ def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, 
         base.generation_config.save_pretrained(folder)
 
 
-def _full(weight: Tensor) -> Tensor:
+def full(weight: Tensor) -> Tensor:
+    """The whole of a weight of which there are shares; collective."""
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
 
 
 def _adapters(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            yield name.replace(f".{model.active_adapter}.", "."), _full(weight)
+            yield name.replace(f".{model.active_adapter}.", "."), full(weight)
 
 
 def _write(weights: Iterator[tuple[str, Tensor]], folder: Path, stem: str, first: bool) -> dict[str, list[str]]:

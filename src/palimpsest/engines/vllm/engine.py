@@ -1,6 +1,7 @@
 """An engine whose learner is another engine's and whose sampler is a pool of vLLM servers.
 
     publish: the learner's weights -> a folder of a new name -> every server -> the folder before it is deleted
+             or, by sampler.publish=nccl or ipc, -> every server that is up, without a folder
 
 Guaranteed: a version is written once, however often it is published; no weights stay on their way once the engine is
 closed, or its process is killed (engines/guard.py).
@@ -15,16 +16,19 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from palimpsest.config.sampler import logprobs_mode
+from palimpsest.config.sampler import SamplerConfig, logprobs_mode
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines import guard
-from palimpsest.engines.protocol import Engine, Learner, Limits, StepBatch, UpdateStats
+from palimpsest.engines.protocol import Engine, Learner, Limits, StepBatch, UpdateStats, WeightsDescription
 from palimpsest.engines.vllm.process import check_python
 from palimpsest.engines.vllm.sampler import VllmSampler
-from palimpsest.errors import ConfigError
+from palimpsest.engines.vllm.transfer import OverIpc, OverNccl, Transfer
+from palimpsest.errors import ConfigError, SamplerError
+from palimpsest.model_files.weights import check_weights
 
 FOLDER = "servers"
 """In the run folder: what servers print, and weights on their way to them."""
@@ -41,16 +45,27 @@ class WritesWeights(Learner, Protocol):
         """[T - 1] nats of each of `ids` after those before it, by the present weights, at temperature 1."""
         ...
 
+    def sender(self, publish: str) -> Any:
+        """A `Broadcasts` for nccl, an `Exposes` for ipc (transfer.py)."""
+        ...
+
 
 class ServedLearner:
     """A learner that publishes to servers. Satisfies `palimpsest.engines.protocol.Learner`."""
 
-    def __init__(self, learner: WritesWeights, sampler: VllmSampler, handover: Path) -> None:
-        """`handover` is where weights lie on their way."""
+    def __init__(
+        self, learner: WritesWeights, sampler: VllmSampler, handover: Path, transfer: Transfer | None = None
+    ) -> None:
+        """`handover` is where weights lie on their way; with `transfer` those alone that a server starts with."""
         self._learner, self._sampler, self._handover = learner, sampler, handover
+        self._transfer = transfer
+        if transfer is not None:
+            sampler.take_over(transfer)
         self._published: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._count = 0
+        self._written: Path | None = None
+        """The last folder that is whole."""
 
     @property
     def version(self) -> int:
@@ -82,14 +97,31 @@ class ServedLearner:
             self._handover.mkdir(mode=0o700, parents=True)
         self._count += 1
         folder = self._handover / f"{self._count}-version-{self.version}"
-        await self._learner.write_weights(folder)
+        write = partial(self._write, folder, self.version)
+        if self._transfer is None:
+            await write()
         probe = self._sampler.probe(await self._learner.score(self._sampler.probe_ids))
-        await self._sampler.load_weights(folder, self.version, probe)
+        await self._sampler.load_weights(folder, self.version, probe, write if self._transfer else None)
         self._published = self.version
         for other in self._handover.iterdir():
             if other != folder:
                 await asyncio.to_thread(shutil.rmtree, other)
         return self.version
+
+    async def _write(self, folder: Path, version: int) -> None:
+        """Write the weights of `version`, unless they are there. Raises SamplerError if the learner has left them."""
+        if folder == self._written:
+            return
+        if self.version != version:
+            raise SamplerError(
+                f"no server is left with weights of version {version}, and the learner has those of {self.version} by "
+                "now; resume the run"
+            )
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # what an attempt has left
+        await self._learner.write_weights(folder)
+        if self._transfer is not None:
+            check_names(await self._transfer.describe(), folder)
+        self._written = folder
 
     def clear(self) -> None:
         """Delete what lies on the way; a second call does nothing."""
@@ -114,7 +146,7 @@ class ServedEngine:
         mode, dtype = logprobs_mode(config.sampling), config.model.dtype
         self._inner, self.codec = inner, inner.codec
         self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs)
-        self.learner = ServedLearner(learner, self.sampler, handover)
+        self.learner = ServedLearner(learner, self.sampler, handover, _transfer(learner, settings))
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
         note = "; ".join(filter(None, (inner.limits.note, f"sampled by {who}")))
         self.limits = replace(inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=note)
@@ -126,3 +158,21 @@ class ServedEngine:
         finally:
             await asyncio.to_thread(self.learner.clear)
             await self._inner.close()
+
+
+def check_names(described: WeightsDescription, folder: Path) -> None:
+    """Raise ConfigError where what is sent without a file isn't what the files of the same weights hold: vLLM knows
+    weights by the names in files, from which those of some classes differ."""
+    sent = dict(zip(described.names, described.shapes, strict=True))
+    if wrong := sorted(sent.items() ^ check_weights(str(folder), folder).items()):
+        raise ConfigError(
+            f"sampler.publish: files of this model don't name its weights as its class does ({wrong[0][0]}): set "
+            "sampler.publish=safetensors"
+        )
+
+
+def _transfer(learner: WritesWeights, settings: SamplerConfig) -> Transfer | None:
+    if settings.publish == "safetensors":
+        return None
+    sender = learner.sender(settings.publish)
+    return OverNccl(sender, settings.tensor_parallel) if settings.publish == "nccl" else OverIpc(sender)

@@ -1,8 +1,11 @@
 """The servers of a run: which of them a request goes to, which have left, and how all come to new weights.
 
     admitted ---> the server of the request's group, another where that is busy
-    load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
-                      be as sure of some ids as the learner
+    load_weights ---> every server: pause, take them, empty the prefix cache, set the version and read it back, resume,
+                      and be as sure of some ids as the learner
+
+Weights come by a folder, or where the pool has a `Transfer` from the learner itself; a server that starts reads the
+folder in any case.
 
 Guaranteed: nothing is asked of a server that hasn't the weights published last; `load_weights` returns once every
 server that is left has the new ones, and raises where none is; a server that ends, fails or doesn't answer is asked no
@@ -15,7 +18,7 @@ import asyncio
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +27,15 @@ from time import perf_counter
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.engines.vllm.client import Client, ServerFailed
 from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.engines.vllm.transfer import Transfer
 from palimpsest.engines.vllm.weights import Probe, Scored, is_tied
 from palimpsest.errors import SamplerError
 
 _LOOK_S = 60.0  # for a server to say that it lives: it may be starved, and a start takes as long
 _POLL_S = 0.2  # between two looks at one that starts
+
+
+Write = Callable[[], Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -75,6 +82,8 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Published:
     folder: Path
+    write: Write | None
+    """Makes the folder be there; None: it is."""
     version: int
     tag: str
     """What servers say of their weights: another word in every run, for a server may have served another."""
@@ -86,6 +95,10 @@ class Pool:
 
     def __init__(self, members: Iterable[Member], settings: SamplerConfig, *, mode: LogprobsMode, window: int) -> None:
         """`window`: tokens that each must take."""
+        self.transfer: Transfer | None = None
+        """Takes weights to servers that are up; None: all read the folder."""
+        self._failed = ""
+        """Why it took nothing to any the last time."""
         self._members = list(members)
         self._settings, self._mode, self._window = settings, mode, window
         self._homes: dict[str, Member] = {}
@@ -171,12 +184,12 @@ class Pool:
 
     # ---- weights --------------------------------------------------------------------------------------------
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None, write: Write | None = None) -> None:
         """See `VllmSampler.load_weights`."""
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
-                self.published = Published(folder.resolve(), version, tag, probe)
+                self.published = Published(folder.resolve(), write, version, tag, probe)
                 self._homes.clear()
                 await self._bring_up()
         finally:
@@ -192,8 +205,12 @@ class Pool:
             self._room.set()
 
     async def _bring_up(self) -> None:
-        assert self.published is not None
-        await asyncio.gather(*(self._bring(member, self.published) for member in self._members))
+        published = self.published
+        assert published is not None
+        there = await self._carried(published) if self.transfer is not None else []
+        if published.write is not None and len(there) < len(self._members):
+            await published.write()
+        await asyncio.gather(*(self._bring(member, published, member in there) for member in self._members))
         self._attempts += 1
         if not any(member.usable for member in self._members):
             raise SamplerError(self._why())
@@ -201,8 +218,42 @@ class Pool:
     def _why(self) -> str:
         return "no server is left: " + "; ".join(member.reason for member in self._members)
 
-    async def _bring(self, member: Member, published: Published) -> None:
-        """Have one server sample from the published weights, or leave."""
+    async def _carried(self, published: Published) -> list[Member]:
+        """Have servers that are up take the published weights from the learner; those that did, paused. What fails on
+        the way leaves, and is started on the folder: in a group none knows what it has. Raises SamplerError."""
+        assert self.transfer is not None
+        up = [member for member in self._members if member.usable]
+        paused = dict(zip(up, await asyncio.gather(*map(self._paused, up)), strict=True))
+        clients = {member: client for member, client in paused.items() if client is not None}
+        if not clients:
+            return []
+        way = f"sampler.publish={self._settings.publish}"
+        try:
+            async with time_limit(self._settings.publish_timeout_s, way):
+                await self.transfer.carry(list(clients.values()))
+        except ServerFailed as error:
+            if self._failed:
+                raise SamplerError(f"{way} failed twice: {error}; set sampler.publish=safetensors") from None
+            self._failed = str(error)
+            for member in clients:
+                self._leave(member, f"new weights did not reach it: {error}")
+            return []
+        self._failed = ""
+        return list(clients)
+
+    async def _paused(self, member: Member) -> Client | None:
+        """The server, which samples no more; None: it left."""
+        assert member.client is not None
+        try:
+            async with time_limit(self._settings.publish_timeout_s, member.client.name):
+                await member.client.pause()
+            return member.client
+        except SamplerError as error:
+            self._leave(member, str(error))
+            return None
+
+    async def _bring(self, member: Member, published: Published, there: bool) -> None:
+        """Have one server sample from the published weights, or leave; `there`: it has taken them."""
         known, member.sound = member.usable, False
         try:
             if member.process is not None and not known:
@@ -210,7 +261,10 @@ class Pool:
             else:
                 assert member.client is not None
                 async with time_limit(self._settings.publish_timeout_s, member.client.name):
-                    await member.client.load(published.folder, published.tag)
+                    if there:
+                        await member.client.go_on(published.tag)
+                    else:
+                        await member.client.load(published.folder, published.tag)
                     if not known:
                         await self._admit(member.client)
                     await self._check_weights(member, member.client, published)

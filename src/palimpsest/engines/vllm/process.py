@@ -9,11 +9,13 @@ Not covered: other users with the rights of this one.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from palimpsest.config.extras import install_line
@@ -99,6 +101,7 @@ class ServerProcess:
             *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
             *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
             *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+            *_transfer_args(settings.publish),
             *("--tensor-parallel-size", str(settings.tensor_parallel)),
             *("--gpu-memory-utilization", str(settings.memory)),
             *(*(_CPU_ARGS if self._cpu else ()), *settings.args),
@@ -118,6 +121,10 @@ class ServerProcess:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
+        if settings.publish == "nccl":
+            environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        if settings.publish == "ipc":  # handles are a pickle; whoever reaches the socket may have code run anyway
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self._cpu:
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # bound, servers would share the first cores
@@ -128,6 +135,10 @@ class ServerProcess:
         if _python(settings):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
+
+
+def _transfer_args(publish: str) -> tuple[str, ...]:
+    return () if publish == "safetensors" else ("--weight-transfer-config", json.dumps({"backend": publish}))
 
 
 def _inductor_cache() -> str:
@@ -141,8 +152,19 @@ def _python(settings: SamplerConfig) -> str | None:
 
 
 def check_python(settings: SamplerConfig) -> None:
-    """Raise ConfigError unless `sampler.python` is a Python with vLLM."""
-    _torch_of(settings)
+    """Raise ConfigError unless `sampler.python` is a Python with vLLM, and one that `sampler.publish` works with."""
+    torch = _torch_of(settings)
+    if settings.publish != "safetensors":
+        check_transfer(settings, torch)
+
+
+def check_transfer(settings: SamplerConfig, torch: str) -> None:
+    """Raise ConfigError where weights can't go to servers, of this version of torch, without a file."""
+    way, otherwise = f"sampler.publish={settings.publish}", "or set sampler.publish=safetensors"
+    if torch.endswith("+cpu"):
+        raise ConfigError(f"{way}: vLLM's build there computes on a CPU; name another by sampler.python, {otherwise}")
+    if settings.publish == "nccl" and find_spec("vllm") is None:
+        raise ConfigError(f"{way}: the learner sends by vLLM, too: {install_line('vllm')}, {otherwise}")
 
 
 def _torch_of(settings: SamplerConfig) -> str:

@@ -15,8 +15,9 @@ from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.endpoints import token_from
 from palimpsest.engines.protocol import CompletionDelta, Counts, Limits, SamplerStats, check_prompt
 from palimpsest.engines.vllm.client import Client
-from palimpsest.engines.vllm.pool import Member, Pool, time_limit
+from palimpsest.engines.vllm.pool import Member, Pool, Write, time_limit
 from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.engines.vllm.transfer import Transfer
 from palimpsest.engines.vllm.weights import Probe, probe_ids
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams
@@ -59,14 +60,21 @@ class VllmSampler:
         """Requests that the servers take at once."""
         return self._settings.max_in_flight * len(self._pool)
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
+    def take_over(self, transfer: Transfer) -> None:
+        """Have servers that are up get their weights by `transfer` from now on."""
+        self._pool.transfer = transfer
+
+    async def load_weights(
+        self, folder: Path, version: int, probe: Probe | None = None, write: Write | None = None
+    ) -> None:
         """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
         name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
-        again. `probe`: what the learner says of `probe_ids`, which every server must say too.
+        again. `probe`: what the learner says of `probe_ids`, which every server must say too. `write`: called before a
+        server reads the folder, which isn't there yet.
 
         Raises SamplerError if no server is left.
         """
-        await self._pool.load_weights(folder, version, probe)
+        await self._pool.load_weights(folder, version, probe, write)
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None

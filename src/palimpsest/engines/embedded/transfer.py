@@ -1,0 +1,234 @@
+"""The learner's end of weights that go to servers of vLLM without a file: broadcast by NCCL, or read by CUDA IPC.
+
+    nccl    the first rank makes an id, joins the servers' workers by it, and broadcasts one weight after the other
+            through vLLM's own trainer engine; further ranks take part in gathering each
+    ipc     handles of weights on the GPU that learner and server share, which the server copies from
+
+Weights go by the names that their class has for them, adapters merged, the output projection besides the embeddings.
+
+Guaranteed: nothing is unpickled here. NCCL's peers meet by an id that servers are told over their own socket; vLLM's
+other way is a TCP store without a key, through which whoever is first could hand out a pickle.
+Not covered: a peer that is lost while weights are on their way, which whoever watches ends by `abort`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import cached_property, partial
+from pickle import dumps
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palimpsest.engines.embedded.thread import ComputeThread
+from palimpsest.engines.protocol import WeightsDescription
+from palimpsest.errors import ConfigError, EngineError
+
+Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+"""Whole weights in the servers' dtype, always in the same order; collective where ranks share them."""
+
+
+class Described:
+    """Weights, and what they are called."""
+
+    def __init__(self, weights: Weights, device: torch.device) -> None:
+        """`device`: the GPU that they are sent from; they may lie elsewhere. Raises ConfigError for a CPU."""
+        check_gpu(device)
+        self._weights, self._device = weights, device
+
+    @cached_property
+    def description(self) -> WeightsDescription:
+        """Of all weights in the order in which they go. Gathers them once, as sending does."""
+        with torch.no_grad():
+            described = [(name, str(value.dtype), tuple(value.shape)) for name, value in self._weights()]
+        names, dtypes, shapes = zip(*described, strict=True)
+        return WeightsDescription(names, tuple(dtype.removeprefix("torch.") for dtype in dtypes), shapes)
+
+    def _on_gpu(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, value.to(self._device)) for name, value in self._weights())
+
+
+def check_gpu(device: torch.device) -> None:
+    """Raise ConfigError for a device that has neither NCCL nor IPC."""
+    if device.type != "cuda":
+        raise ConfigError(
+            f"sampler.publish: the learner computes on {device}, and only a GPU sends weights without a file: set "
+            "sampler.publish=safetensors"
+        )
+
+
+class NcclSender(Described):
+    """One a rank. Every rank describes and sends; the first one alone invites and joins."""
+
+    def __init__(self, weights: Weights, device: torch.device, *, rank: int = 0) -> None:
+        super().__init__(weights, device)
+        self._rank = rank
+        self._engine: Any = None
+
+    def invite(self) -> str:
+        """An id by which peers meet, in base64."""
+        _quiet()
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+        return base64.b64encode(bytes(NCCLLibrary().ncclGetUniqueId().internal)).decode()
+
+    def join(self, invitation: str, size: int) -> None:
+        """Meet the servers' workers, `size` - 1 of them; returns once all are there. Raises EngineError."""
+        from vllm.distributed.weight_transfer import nccl_common
+
+        self.abort()
+        engine = self._trainer_engine()
+        with _telling("joining the servers"), self._on_device():
+            key = base64.b64decode(invitation)
+            engine.model_update_group = nccl_common.uid_init_process_group(key, 0, size, self._device.index or 0)
+        self._engine = engine
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Broadcast every weight to the workers that were joined. Raises EngineError."""
+        if self._rank:
+            for _ in self._weights():  # the others' part in gathering
+                pass
+            return
+        if self._engine is None:
+            raise EngineError("weights can't be broadcast: no server has joined")
+        with _telling("broadcasting weights"), self._on_device():
+            self._engine.send_weights()
+
+    def abort(self) -> None:
+        """Part from the workers, from whatever thread: a broadcast in progress ends with an error."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+    def _trainer_engine(self) -> Any:
+        """vLLM's; what it would ask of servers is asked of them elsewhere, over their sockets."""
+        from vllm.distributed.weight_transfer.base import ParamMeta
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+        told = self.description
+        each = zip(told.names, told.dtypes, told.shapes, strict=True)
+        metas = [ParamMeta(name, getattr(torch, dtype), shape) for name, dtype, shape in each]
+        return NCCLTrainerWeightTransferEngine(client=_Elsewhere(), source=_Source(self._on_gpu, metas), packed=False)
+
+    def _on_device(self) -> Any:
+        return torch.cuda.device(self._device)
+
+
+class LocalSender:
+    """One of the above, asked from an event loop. Satisfies `Broadcasts` or `Exposes` of engines/vllm/transfer.py."""
+
+    def __init__(self, sender: Any, thread: ComputeThread) -> None:
+        """`thread` is where the weights are computed."""
+        self._sender, self._thread = sender, thread
+
+    async def describe(self) -> WeightsDescription:
+        return await self._thread.run(getattr, self._sender, "description")
+
+    async def invite(self) -> str:
+        return await asyncio.to_thread(self._sender.invite)
+
+    async def join(self, invitation: str, size: int) -> None:
+        await _beside(partial(self._sender.join, invitation, size))
+
+    async def send(self) -> None:
+        await _beside(self._sender.send)
+
+    async def abort(self) -> None:
+        await asyncio.to_thread(self._sender.abort)
+
+    async def expose(self) -> str:
+        return await self._thread.run(self._sender.expose)
+
+    async def release(self) -> None:
+        await self._thread.run(self._sender.release)
+
+
+async def _beside(call: Callable[[], None]) -> None:
+    """Call in a thread that may wait for ever: neither the learner's work nor the end of the process waits for it."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001  whoever awaits has it
+            done.set_exception(error)
+
+    Thread(target=run, name="palimpsest-transfer", daemon=True).start()
+    await asyncio.wrap_future(done)
+
+
+class _Source:
+    """vLLM's `WeightSource`."""
+
+    def __init__(self, weights: Weights, metas: list[Any]) -> None:
+        self._weights, self._metas = weights, metas
+
+    def metadata(self) -> list[Any]:
+        return self._metas
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._weights()
+
+
+class _Elsewhere:
+    """vLLM's `VLLMWeightSyncClient` for one whose servers somebody else asks at the same time (engines/vllm)."""
+
+    def init_weight_transfer_engine(self, init_info: object) -> None: ...
+    def start_weight_update(self) -> None: ...
+    def update_weights(self, update_info: object) -> None: ...
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+
+
+class IpcSender(Described):
+    """Of a learner of one process."""
+
+    def __init__(self, weights: Weights, device: torch.device) -> None:
+        super().__init__(weights, device)
+        self._held: list[Tensor] = []
+
+    @torch.no_grad()
+    def expose(self) -> str:
+        """CUDA IPC handles of all weights by the GPU's UUID, as vLLM takes them: pickled, in base64. What they point
+        to stays until `release`."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
+        self._held = [value.contiguous() for _, value in self._on_gpu()]
+        handles = [{uuid: reduce_tensor(value)[1]} for value in self._held]
+        torch.cuda.synchronize(self._device)
+        return base64.b64encode(dumps(handles)).decode()
+
+    def release(self) -> None:
+        """Let go of what was exposed; a second call does nothing."""
+        self._held = []
+        torch.cuda.ipc_collect()
+
+
+def _quiet() -> None:
+    """Before vLLM is imported here: it would take over this process's log. NCCL's sockets stay on this machine."""
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+class _telling:
+    """NCCL's and CUDA's errors as ours."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, RuntimeError | ValueError):
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise EngineError(f"{self._doing}: {line:.300}") from error
