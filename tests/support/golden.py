@@ -3,9 +3,10 @@
     PYTHONPATH=tests python -m support.golden [NAME...]     # records them anew in tests/golden
 
 Each run goes through the command line, on the model inside the package. A record holds one JSON line an episode:
-tokens of every turn, how turns and episodes ended, answers, kinds of events in their order, rewards. Tokens are
-compared one by one, log-probabilities closely: processors differ in the last bits of a sum. Weights are not
-recorded; those of one step show in the log-probabilities of the next. When a record may change: CONTRIBUTING.md.
+tokens of every turn, how turns and episodes ended, answers, kinds of events in their order, rewards: all of that
+has to be the same. Log-probabilities have to be close (`ROUNDED`): processors differ in the last bits of a sum.
+Weights are not recorded; those of one step show in the log-probabilities of the next. When a record may change:
+CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -38,6 +39,18 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Recipe and overrides of each run."""
+
+CLOSE, FAR = 5e-5, 1e-2
+"""Nats: two log-probabilities no further apart than the first are the same; as far as the second, they never are."""
+ROUNDED = {"rememr1": 0.1}
+"""Of the log-probabilities of a run, the share that may lie between: 0 where nothing is said.
+
+AdamW makes a step of the whole rate of a gradient that is 0 but for rounding; after the 60 steps of a cold start sums
+of AVX-512 and of AVX2 leave weights of `rememr1` 1.2e-7 apart on average and 1e-5 at most, after one step of training
+1e-4. Of its 1,995 log-probabilities 50 are then more than `CLOSE` apart, the furthest 1.3e-3; between AVX-512 and SSE
+43, 1.4e-3. A learning rate 1 % higher puts 479 of them apart, one of the cold start 0.1 % higher 1,449, both with
+other tokens.
+"""
 
 Episode = dict[str, Any]
 _COMMAND = "from palimpsest.cli.main import main; main()"
@@ -84,31 +97,37 @@ def golden(name: str) -> list[Episode]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines()]
 
 
-def differences(recorded: Sequence[Episode], played: Sequence[Episode]) -> list[str]:
-    """Where two lists of episodes differ, in words; empty where they agree."""
+def differences(recorded: Sequence[Episode], played: Sequence[Episode], rounded: float = 0.0) -> list[str]:
+    """Where two lists of episodes differ, in words; `rounded`: the share of log-probabilities that may be only near."""
     keys = [[(episode["group"], episode["rollout"]) for episode in episodes] for episodes in (recorded, played)]
     if keys[0] != keys[1]:
         return [f"other episodes: {sorted(set(keys[0]) ^ set(keys[1]))[:4]}"]
-    return [
-        f"{old['group']}#{old['rollout']}: {path}: recorded {a!r:.80}, played {b!r:.80}"
+    unequal = [
+        (f"{old['group']}#{old['rollout']}: {path}: recorded {a!r:.80}, played {b!r:.80}", _gap(path, a, b))
         for old, new in zip(recorded, played, strict=True)
         for path, a, b in _unequal("", old, new)
     ]
+    near = [text for text, gap in unequal if gap < FAR]
+    if len(near) <= rounded * sum(len(turn["logprobs"]) for episode in recorded for turn in episode["turns"]):
+        return [text for text, gap in unequal if gap >= FAR]
+    return [text for text, _ in unequal]
 
 
 def _unequal(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(place, recorded, played) of all that isn't equal; of floats, all that isn't close."""
+    """(place, recorded, played) of all that isn't equal; of log-probabilities, all that isn't close."""
     if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
         for key in old:
             yield from _unequal(f"{path}.{key}".lstrip("."), old[key], new[key])
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (a, b) in enumerate(zip(old, new, strict=True)):
             yield from _unequal(f"{path}[{index}]", a, b)
-    elif isinstance(old, float) and isinstance(new, float):
-        if not math.isclose(old, new, rel_tol=1e-4, abs_tol=5e-5):
-            yield path, old, new
-    elif old != new:
+    elif old != new and _gap(path, old, new) > CLOSE:
         yield path, old, new
+
+
+def _gap(path: str, old: Any, new: Any) -> float:
+    """Nats between two log-probabilities; of anything else, that it is never near."""
+    return abs(old - new) if ".logprobs[" in path else math.inf
 
 
 def record(name: str) -> None:
