@@ -23,14 +23,30 @@ CHECK = (
 
 
 def main(folder: Path, *options: str) -> None:
-    """Raises CalledProcessError where a step fails; pip has told why."""
-    venv.create(folder, with_pip=True)
+    """Ends with exit status 1 and one line where a step fails."""
+    try:
+        venv.create(folder, with_pip=True)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {folder}: no environment can be made there: {_line(str(error))}")
     python = str(folder / "bin" / "python")
     for package in (TORCH, VLLM):
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *options, package], check=True)
-    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *BROKEN], check=True)
-    subprocess.run([python, "-c", CHECK], check=True)
+        _run(f"pip can't install {package}", python, "-m", "pip", "install", "--quiet", *options, package)
+    _run("pip can't remove what is broken", python, "-m", "pip", "uninstall", "--quiet", "--yes", *BROKEN)
+    _run(f"vLLM can't be used in {folder}", python, "-c", CHECK)
     print(f"export PALIMPSEST_VLLM_PYTHON={python}")
+
+
+def _run(failed: str, *command: str) -> None:
+    ran = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if ran.returncode:
+        sys.exit(f"error: {failed}: {_line(ran.stderr) or f'exit status {ran.returncode}'}")
+
+
+def _line(told: str) -> str:
+    """Pip's last error, or else the last line."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or [""])[-1][:500]
 
 
 if __name__ == "__main__":
