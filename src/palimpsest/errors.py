@@ -39,12 +39,21 @@ class CheckpointError(PalimpsestError):
     """No checkpoint verifies, or one does not belong to this run."""
 
 
+class NotWritten(PalimpsestError):
+    """A disk did not take what it was given. Who knows what for says how much room that needs."""
+
+
 class PromptTooLong(PalimpsestError):
     """A prompt plus its completion budget exceeds the model's context window."""
 
 
 class EngineError(PalimpsestError):
-    """Processes of an engine were lost or did not answer in time; a resumed run goes on from its newest checkpoint."""
+    """An engine can't start, or can't go on; a resumed run goes on from its newest checkpoint."""
+
+
+class ProcessesLost(EngineError):
+    """Processes of an engine ended or did not answer in time, which may pass: a training goes on by itself
+    `cluster.max_restarts` times."""
 
 
 class SamplerError(PalimpsestError):

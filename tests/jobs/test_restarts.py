@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.protocol import Objective
-from palimpsest.errors import CheckpointError, EngineError
+from palimpsest.errors import CheckpointError, ConfigError, EngineError, ModelError, PalimpsestError, ProcessesLost
 from palimpsest.jobs import composing
+from palimpsest.jobs.run import Run
 from palimpsest.jobs.training import train
 from palimpsest.runs.rows import read_rows
 from palimpsest.types import Completion
@@ -21,62 +24,106 @@ from support.small_run import small_run
 
 
 class Lossy(EmbeddedEngine):
-    """Loses its processes, as it were, when it publishes for the third time or samples after that (`at`), and as often
-    after it as `losses` says."""
+    """Loses its processes, as it were: the first engine of a test after so many publications as the first of `losses`
+    says, by its error, and so on; where it publishes next, or where it samples next (`at`)."""
 
     at: ClassVar[str] = "publish"
-    published: ClassVar[int] = 0
-    losses: ClassVar[int] = 0
+    losses: ClassVar[list[tuple[int, PalimpsestError]]] = []
     folders: ClassVar[list[Path | None]] = []
 
     def __init__(self, config: RunConfig, *, objective: Objective | None, folder: Path | None) -> None:
         super().__init__(config, objective=objective)
+        losses = Lossy.losses[len(Lossy.folders) :][:1]
         Lossy.folders.append(folder)
-        learner = self.learner
-        assert learner is not None
-        publish, generate = learner.publish, self.sampler.generate
-        lost = False
+        assert self.learner is not None
+        publish, generate, published = self.learner.publish, self.sampler.generate, 0
 
-        def lose() -> None:
-            nonlocal lost
-            if Lossy.published >= 3 and Lossy.losses and not lost:
-                Lossy.losses -= 1
-                lost = True
-            if lost:
-                raise EngineError("a process was lost")
+        def lose(at: str) -> None:
+            for most, error in losses:
+                if at == Lossy.at and published > most:
+                    raise type(error)(*error.args)
 
-        async def published() -> int:
-            Lossy.published += 1
-            if Lossy.at == "publish":
-                lose()
+        async def publishing() -> int:
+            nonlocal published
+            published += 1
+            lose("publish")
             return await publish()
 
-        async def generated(*arguments: Any, **options: Any) -> Completion:
-            if Lossy.at == "generate":
-                lose()
+        async def generating(*arguments: Any, **options: Any) -> Completion:
+            lose("generate")
             return await generate(*arguments, **options)
 
-        learner.publish = published  # type: ignore[method-assign]
-        self.sampler.generate = generated  # type: ignore[method-assign]
+        self.learner.publish = publishing  # type: ignore[method-assign]
+        self.sampler.generate = generating  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("losses", "ends"), [(1, True), (3, False)])
-@pytest.mark.parametrize("at", ["publish", "generate"])
-def test_lost_processes_are_started_again_so_many_times(
-    at: str, losses: int, ends: bool, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def lossy(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Train six steps with so many restarts at the most, where these are the losses."""
     monkeypatch.setattr(composing, "open_engine", Lossy)
-    Lossy.at, Lossy.published, Lossy.losses, Lossy.folders = at, 0, losses, []
-    settings: dict[str, Any] = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": 2}
-    if ends:
-        run = train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
-        assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
-        assert "a process was lost; going on from the newest checkpoint" in (tmp_path / "run/events.jsonl").read_text()
-    else:
-        with pytest.raises(EngineError, match="a process was lost"):
-            train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
-    assert Lossy.folders == [tmp_path / "run"] * len(Lossy.folders)
-    assert len(Lossy.folders) == (2 if ends else 3)
+
+    def run(losses: list[tuple[int, PalimpsestError]], *, restarts: int, at: str = "publish") -> Run:
+        Lossy.at, Lossy.losses, Lossy.folders = at, losses, []
+        settings = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": restarts}
+        try:
+            return train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+        finally:
+            assert Lossy.folders == [tmp_path / "run"] * len(Lossy.folders)
+
+    return run
+
+
+def lost(number: int = 1) -> ProcessesLost:
+    return ProcessesLost(f"process {number} was lost")
+
+
+@pytest.mark.parametrize("at", ["publish", "generate"])
+def test_lost_processes_are_started_again_so_many_times(at: str, lossy: Callable[..., Run]) -> None:
+    run = lossy([(3, lost(1)), (3, lost(2))], restarts=2, at=at)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+    told = [
+        event["message"] for event in read_rows(run.folder / "events.jsonl") if "restart" in event.get("message", "")
+    ]
+    assert told == [
+        f"process {number} was lost; that is now, restart {number} of 2 (cluster.max_restarts)" for number in (1, 2)
+    ]
+
+
+def test_restarts_end(lossy: Callable[..., Run]) -> None:
+    with pytest.raises(ProcessesLost, match="process 3 was lost"):
+        lossy([(3, lost(1)), (3, lost(2)), (3, lost(3))], restarts=2)
+    assert len(Lossy.folders) == 3
+
+
+@pytest.mark.parametrize("at", ["publish", "generate"])
+@pytest.mark.parametrize("made", [0, 3])
+def test_a_restart_that_leads_to_no_step_is_the_last_and_the_first_reason_is_told(
+    made: int, at: str, lossy: Callable[..., Run]
+) -> None:
+    with pytest.raises(ProcessesLost, match="process 1 was lost") as caught:
+        lossy([(made, lost(1)), (0, lost(2)), (3, lost(3))], restarts=50, at=at)
+    assert caught.value.__notes__ == ["it was started again, and ended before another step: process 2 was lost"]
+    assert len(Lossy.folders) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [EngineError("no room for 8 GPUs"), ModelError("no weights"), CheckpointError("full")]
+)
+def test_what_no_restart_mends_ends_the_run(error: PalimpsestError, lossy: Callable[..., Run]) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        lossy([(3, error)], restarts=3)
+    assert len(Lossy.folders) == 1
+
+
+def test_what_no_restart_mends_and_came_of_one_tells_why_that_was(lossy: Callable[..., Run]) -> None:
+    with pytest.raises(ModelError, match="no weights") as caught:
+        lossy([(3, lost()), (3, ModelError("no weights"))], restarts=3)
+    assert caught.value.__notes__ == ["this came as it was started again, after: process 1 was lost"]
+
+
+def test_more_restarts_than_have_a_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.max_restarts.*100"):
+        load_recipe("memagent-quickstart", ["cluster.max_restarts=101"])
 
 
 class Warns(EmbeddedEngine):

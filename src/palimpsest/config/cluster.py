@@ -47,8 +47,10 @@ class ClusterConfig(Strict):
     """Until ranks that wait for each other give up."""
     publish_timeout_s: float = Field(300.0, ge=1, le=MAX_WAIT_S)
     """Until every sampler must sample from new weights."""
-    max_restarts: int = Field(0, ge=0)
-    """Times that a training whose processes were lost goes on from its newest checkpoint by itself."""
+    max_restarts: int = Field(0, ge=0, le=100)
+    """Times that a training whose processes were lost goes on from its newest checkpoint by itself; a restart that
+    leads to no step is the last. More than 100 are refused: what is lost that often has a cause that no restart
+    mends."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterConfig:

@@ -13,12 +13,12 @@ from palimpsest.data.file_source import FileSource
 from palimpsest.data.mixing import MixedSource
 from palimpsest.data.source import ProblemSource, build_source, left_out, rows_left_out
 from palimpsest.engines.open import check_models, check_state, using
-from palimpsest.errors import EngineError
 from palimpsest.evaluation.run import EvalSet, summaries_of
 from palimpsest.jobs.blocking import blocking
 from palimpsest.jobs.cold_start import run_cold_start
 from palimpsest.jobs.composing import Evaluator, Parts, build_parts, policy_of
 from palimpsest.jobs.gains import report_training
+from palimpsest.jobs.restarting import restarting
 from palimpsest.jobs.resuming import Resume, asked_run, resumable
 from palimpsest.jobs.run import Run
 from palimpsest.jobs.settings import Recipe
@@ -92,20 +92,14 @@ async def run_training(
         open_run(out, config, resume=resume, force=force, on_warning=progress.message) as folder,
         resumable(out, progress),
     ):
-        finished = await _restarting(Training(folder, progress, stop), config, prepared)
+        training = Training(folder, progress, stop)
+
+        async def attempt(again: bool) -> Finished:
+            return await training.run(config, await asyncio.to_thread(prepare, config, out) if again else prepared)
+
+        finished = await restarting(folder, config.cluster.max_restarts, attempt)
         await asyncio.to_thread(report_training, out)
         return finished
-
-
-async def _restarting(training: Training, config: RunConfig, prepared: Prepared) -> Finished:
-    """Train, and go on from the newest checkpoint as often as `cluster.max_restarts` says if processes were lost."""
-    for left in range(config.cluster.max_restarts, 0, -1):
-        try:
-            return await training.run(config, prepared)
-        except EngineError as error:
-            training.folder.warn(f"{error}; going on from the newest checkpoint, as {left - 1} more times if need be")
-            prepared = await asyncio.to_thread(prepare, config, training.folder.path)
-    return await training.run(config, prepared)
 
 
 @dataclass(frozen=True, slots=True)
