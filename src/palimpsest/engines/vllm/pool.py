@@ -260,7 +260,7 @@ class Pool:
                 await self._start(member, member.process, published)
             else:
                 assert member.client is not None
-                async with time_limit(self._settings.publish_timeout_s, member.client.name):
+                async with time_limit(self._settings.publish_timeout_s, member.client.name, "publish_timeout_s"):
                     if there:
                         await member.client.go_on(published.tag)
                     else:
@@ -280,7 +280,7 @@ class Pool:
         if member.client is not None:
             await member.client.close()
         member.client = client = process.start(published.folder)
-        async with time_limit(self._settings.start_timeout_s, client.name):
+        async with time_limit(self._settings.start_timeout_s, client.name, "start_timeout_s"):
             while True:
                 process.check()
                 try:
@@ -324,10 +324,11 @@ class Pool:
 
 
 class time_limit:
-    """`asyncio.timeout` whose end is the failure of the server called `name`."""
+    """`asyncio.timeout` whose end is the failure of the server called `name`; `key` of `sampler` has the seconds."""
 
-    def __init__(self, seconds: float, name: str) -> None:
-        self._timeout, self._told = asyncio.timeout(seconds), f"{name}: no answer within {seconds:g} s"
+    def __init__(self, seconds: float, name: str, key: str | None = None) -> None:
+        fix = "" if key is None else f"; raise sampler.{key}"
+        self._timeout, self._told = asyncio.timeout(seconds), f"{name}: no answer within {seconds:g} s{fix}"
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()

@@ -85,7 +85,7 @@ class VllmSampler:
         with self._counts.counted():
             async with self._pool.admitted(group) as (client, tag):
                 version = self.version
-                async with time_limit(self._settings.request_timeout_s, client.name):
+                async with time_limit(self._settings.request_timeout_s, client.name, "request_timeout_s"):
                     answer = await client.generate(prompt_ids, params, version=tag, seeded=self._settings.seeded)
             if max(answer.token_ids) >= self._vocab:
                 raise SamplerError(f"{client.name}: sampled an id outside the vocabulary of {self._vocab}")
@@ -109,7 +109,7 @@ class VllmSampler:
         self._check(prompt_ids, len(ids) + 1)  # a server samples one more
         self._check(ids, 1)
         limit = self._settings.request_timeout_s
-        async with self._pool.admitted(None) as (client, tag), time_limit(limit, client.name):
+        async with self._pool.admitted(None) as (client, tag), time_limit(limit, client.name, "request_timeout_s"):
             return await client.score(prompt_ids, ids, version=tag)
 
     def stats(self) -> SamplerStats:
