@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.errors import CheckpointError
+from palimpsest.errors import CheckpointError, NotWritten
 from palimpsest.model_files.manifest import FORMAT, MANIFEST, read_manifest, sealed, verify_files
 
 Write = Callable[[Path], Awaitable[Mapping[str, str]]]
@@ -82,7 +82,7 @@ class Checkpoints:
         except Exception as error:  # whatever it was, no half checkpoint stays behind
             size = _size(hidden)
             shutil.rmtree(hidden, ignore_errors=True)
-            if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            if not isinstance(error, OSError | NotWritten) and type(error).__name__ != "SafetensorError":
                 raise
             raise CheckpointError(self._no_room(path, size, error)) from error
         if name is None:

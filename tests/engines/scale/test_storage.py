@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.facts import Facts
 from palimpsest.engines.scale import storage
 from palimpsest.engines.scale.learner import RankLearner
-from palimpsest.errors import CheckpointError
+from palimpsest.errors import CheckpointError, NotWritten
+from palimpsest.runs.checkpoint import Checkpoints
 from support.processes import one_rank
 
 FACTS = Facts(2, version=1, grad_skipped=0, reference=None)
@@ -74,3 +78,51 @@ def test_a_model_too_large_for_one_file_is_written_into_several_and_opens(
     wanted = source.state_dict()
     assert opened.state_dict().keys() == wanted.keys()
     assert all(torch.equal(weight, wanted[name]) for name, weight in opened.state_dict().items())
+
+
+@contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """As a disk that is full: nothing is written behind so many bytes of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [2_000, 100_000])
+def test_a_checkpoint_or_a_publication_for_which_a_disk_has_no_room_is_told_so(
+    size: int, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """`size`: of which a share is larger, or the model alone."""
+    settings: dict[str, Any] = {"model": {"path": str(tiny_model_folder)}, "engine": {"name": "ray"}}
+    (tmp_path / "published").mkdir()
+    with one_rank(tmp_path):
+        learner = RankLearner(RunConfig.model_validate(settings), "policy")
+        if size > 2_000:
+            learner._optimizer.live = dict  # type: ignore[method-assign]  # nothing to share
+        with no_file_over(size), pytest.raises(NotWritten, match="File too large"):
+            learner.save(tmp_path)
+        with no_file_over(size), pytest.raises(NotWritten, match="File too large"):
+            learner.publish(tmp_path / "published")
+
+
+async def test_what_ranks_cant_write_says_how_much_room_there_is(tmp_path: Path) -> None:
+    saving = Checkpoints(tmp_path, identity="a", keep=2)
+
+    async def whole(folder: Path) -> dict[str, str]:
+        (folder / "model").write_bytes(bytes(1000))
+        return files.hashes(folder)
+
+    async def part(folder: Path) -> dict[str, str]:
+        (folder / "model").write_bytes(bytes(10))
+        raise NotWritten("No space left on device")
+
+    await saving.save(1, whole, {})
+    told = (
+        r"step-000002 can't be written \(No space left on device\): 10 bytes were, about 1,\d\d\d bytes are needed, \d"
+    )
+    with pytest.raises(CheckpointError, match=told + r"[\d,]+ are free on the disk$"):
+        await saving.save(2, part, {})
+    assert [path.name for path in saving.paths()] == ["step-000001"]

@@ -35,7 +35,7 @@ from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.scale.batch import Part
 from palimpsest.engines.scale.clipping import clip_by_mesh
 from palimpsest.engines.scale.shard import ForestModel, checked_copy, shard, source_of
-from palimpsest.engines.scale.storage import full, load_state, save_state, write_model
+from palimpsest.engines.scale.storage import full, load_state, on_disk, save_state, write_model
 from palimpsest.errors import RunError
 from palimpsest.text.codec import Codec
 
@@ -94,11 +94,13 @@ class RankLearner:
         ]
 
     def save(self, folder: Path) -> Mapping[str, str]:
-        """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote."""
+        """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote. Raises
+        NotWritten."""
         self._root.reshard()
         facts = Facts(SHARES, self._optimizer.steps, self._optimizer.skipped, self._origin)
-        written = save_state(folder, self._optimizer.live(), facts)
-        return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
+        with on_disk():
+            written = save_state(folder, self._optimizer.live(), facts)
+            return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, on however many ranks. Raises CheckpointError."""
@@ -107,9 +109,10 @@ class RankLearner:
 
     def publish(self, folder: Path) -> None:
         """Write, on rank 0, the whole present model into an empty folder: adapters merged, its output projection apart
-        from its embeddings, since servers that reload weights may not tie them again."""
+        from its embeddings, since servers that reload weights may not tie them again. Raises NotWritten."""
         self._root.reshard()
-        write_model(self._model, folder, self._config.model, self._codec, whole=True)
+        with on_disk():
+            write_model(self._model, folder, self._config.model, self._codec, whole=True)
 
     @cached_property
     def sender(self) -> NcclSender:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,20 @@ from palimpsest.engines.embedded.handover import untied
 from palimpsest.engines.embedded.lora import merged_weights, sort_targets
 from palimpsest.engines.embedded.model import DTYPES
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.errors import CheckpointError
+from palimpsest.errors import CheckpointError, NotWritten
 from palimpsest.model_files.manifest import STATE_FOLDER
 from palimpsest.text.codec import Codec
 
 FILE_BYTES = 4 << 30  # of the model's files at most, all of which rank 0 holds at once
+
+
+@contextmanager
+def on_disk() -> Iterator[None]:
+    """Have what a disk refuses raised as NotWritten, which reaches the driver as it is."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise NotWritten(str(error) or type(error).__name__) from None
 
 
 def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Facts) -> dict[str, str]:
@@ -51,6 +61,9 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Facts) -> dic
     try:
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(inner), save_distributed=True))
     except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError | SafetensorError):
+                raise NotWritten(str(failure)) from None
         raise CheckpointError(f"{inner} can't be written: {_reason(error)}") from error
     mine = sorted(inner.glob(f"shard-{rank + 1:05d}-*.safetensors"))
     if rank == 0:

@@ -229,7 +229,7 @@ class Pool:
             return []
         way = f"sampler.publish={self._settings.publish}"
         try:
-            async with time_limit(self._settings.publish_timeout_s, way):
+            async with time_limit(self._settings.publish_timeout_s, way, "publish_timeout_s"):
                 await self.transfer.carry(list(clients.values()))
         except ServerFailed as error:
             if self._failed:
@@ -245,7 +245,7 @@ class Pool:
         """The server, which samples no more; None: it left."""
         assert member.client is not None
         try:
-            async with time_limit(self._settings.publish_timeout_s, member.client.name):
+            async with time_limit(self._settings.publish_timeout_s, member.client.name, "publish_timeout_s"):
                 await member.client.pause()
             return member.client
         except SamplerError as error:
