@@ -35,6 +35,8 @@ class ClusterRun:
     steps: int = 2
     tag: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
+    apart: bool = False
+    """Its standard error isn't in its output."""
     pids: list[int] = field(default_factory=list)
     """Of all that were started."""
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="t", dir="/tmp")))
@@ -53,7 +55,7 @@ class ClusterRun:
             [sys.executable, "-m", "palimpsest", *words, *more],
             env=environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if self.apart else subprocess.STDOUT,
             text=True,
         )
         self.pids.append(self.process.pid)

@@ -25,9 +25,11 @@ if find_spec("ray") is None:
     pytest.skip("needs the extra ray", allow_module_level=True)
 
 import ray
+import ray._private.worker as rays
 from ray._private import services
 
 from palimpsest.engines.scale.group import TRIES, Group
+from palimpsest.engines.scale.ray_itself import PRINTS, said_as_warnings
 
 tries: list[str] = []
 """How often Ray was to ask a head, at each time that it was called."""
@@ -160,13 +162,24 @@ def test_ray_itself_is_started_again_and_nothing_is_left(monkeypatch: pytest.Mon
     try:
         group.start()
         assert not late
-        (copy,) = group.call(group.samplers, "pid", timeout=60)
+        (copy,) = group.call(group.samplers, "pid", limit=group.limit("start_timeout_s"))
         assert psutil.Process(copy).nice() == psutil.Process().nice()
     finally:
         group.close()
     assert not ray.is_initialized()
     assert not group.folder.exists()
     assert not [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_ray_prints_by_itself_is_a_warning_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def say(text: str) -> None:
+        getattr(rays, PRINTS)({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+
+    with said_as_warnings(), pytest.warns(UserWarning, match=r"^Ray: A worker died\.$"):
+        say("\nA worker died.\nIts log follows.")
+    assert capsys.readouterr() == ("", "")
+    say("a line of Ray's for a Ray of somebody else")
+    assert "of somebody else" in capsys.readouterr().out
 
 
 JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(lambda: 42).remote()))"

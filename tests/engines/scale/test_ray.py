@@ -18,8 +18,11 @@ from transformers import AutoModelForCausalLM
 
 from palimpsest.config.load import load_recipe
 from palimpsest.config.models import model_path
+from palimpsest.config.schema import RunConfig
 from palimpsest.engines import guard
 from palimpsest.engines.open import open_engine
+from palimpsest.errors import CheckpointError, EngineError
+from palimpsest.runs.checkpoint import Checkpoints
 from support.cluster import ON_RAY, ClusterRun, settings
 from support.command import Run
 from support.models import nats_by
@@ -159,18 +162,83 @@ def strangers(run: ClusterRun) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: ClusterRun) -> None:
-    run.steps = 6
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ray::Rank", "was lost (ActorDiedError"),
+        ("gcs_server", "was lost (Ray's gcs_server ended)"),
+        ("raylet", "was lost (Ray's raylet ended)"),
+    ],
+)
+def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: ClusterRun, name: str, told: str) -> None:
+    run.steps, run.apart = 6, True
     process = run.start()
     run.wait_for_step(2)
-    rank = next(each for each in run.processes() if "ray::Rank" in " ".join(each.cmdline()))
-    rank.kill()
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, output
-    assert "a process of engine.name=ray was lost" in output
+    next(each for each in run.processes() if name in Path(each.cmdline()[0]).name).kill()
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 2, errors
+    assert not output  # Ray prints there what it finds
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert told in last
+    assert last.endswith("; the run goes on from its newest checkpoint when it is resumed")
+    assert name == "gcs_server" or "warning: Ray: " in (run.out / "events.jsonl").read_text() + errors
     assert run.gone()
     run.finish()
     assert len(run.rows()) == 6
+
+
+@pytest.mark.slow
+def test_a_run_whose_gcs_server_dies_goes_on_by_itself(run: ClusterRun) -> None:
+    run.steps = 6
+    process = run.start("cluster.max_restarts=1")
+    run.wait_for_step(2)
+    next(each for each in run.processes() if each.name() == "gcs_server").kill()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert output.count("Ray's gcs_server ended") == 1
+    assert [json.loads(row)["step"] for row in run.rows()] == [1, 2, 3, 4, 5, 6]
+    assert run.gone()
+    assert not run.folders_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (
+            "save",
+            r"step-000001 can't be written \(.*File too large.*\): [\d,]+ bytes were, [\d,]+ are free on the disk$",
+        ),
+        (
+            "publish",
+            r"at: weights can't be written \(.*File too large.*\): [\d,]+ bytes were, {size:,} are needed, [\d,]+ are free",
+        ),
+    ],
+)
+async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_path: Path, of: str, told: str) -> None:
+    config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY])
+    engine = open_engine(config, objective="policy")
+    learner: Any = engine.learner
+    weights = load_file(Path(model_path(config.model)) / "model.safetensors").values()
+    size = 4 * (sum(weight.numel() for weight in weights) + learner.limits.vocab * weights_width(config))
+    try:
+        await learner.publish()
+        group = learner._group
+        for pid in group.call(group.ranks, "pid", limit=group.limit("start_timeout_s")):
+            psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (50_000, -1))  # as a disk that is full
+        with pytest.raises((CheckpointError, EngineError), match=told.format(size=size)):
+            if of == "save":
+                await Checkpoints(tmp_path, identity="a").save(1, learner.save, {})
+            else:
+                await learner.write_weights(tmp_path / "at")
+    finally:
+        await engine.close()
+
+
+def weights_width(config: RunConfig) -> int:
+    """Of the output projection, which is apart from the embeddings where servers read it."""
+    return int(json.loads((Path(model_path(config.model)) / "config.json").read_text())["hidden_size"])
 
 
 @pytest.mark.slow

@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.model import Dtype
 from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.engine import check_vocabulary
 from palimpsest.engines.embedded.forest.gradients import skips_silent
+from palimpsest.engines.embedded.model import DTYPES
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats, WeightsDescription
+from palimpsest.engines.scale.answers import line_of
 from palimpsest.engines.scale.batch import Plan, merged, plan
 from palimpsest.engines.scale.group import Group, check_gpus
 from palimpsest.engines.scale.sampler import Samplers
 from palimpsest.engines.scale.shard import skeleton, source_of
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, EngineError, NotWritten
 from palimpsest.text.codec import Codec
 
 
@@ -34,9 +37,17 @@ class RayLearner:
     """Satisfies `palimpsest.engines.protocol.Learner`."""
 
     def __init__(
-        self, config: RunConfig, objective: Objective, group: Group, samplers: Samplers | None, limits: Limits
+        self,
+        config: RunConfig,
+        objective: Objective,
+        group: Group,
+        samplers: Samplers | None,
+        limits: Limits,
+        whole_bytes: int,
     ) -> None:
+        """`whole_bytes`: of the weights as samplers read them."""
         self._config, self._cluster, self._group, self._samplers = config, config.cluster, group, samplers
+        self._whole_bytes = whole_bytes
         self._skips_silent = skips_silent(objective, config.loss)
         self.limits = limits
         self.version = self._updates = 0
@@ -69,7 +80,7 @@ class RayLearner:
         size = self._cluster.tensor_parallel
         calls = [rank.update.remote(dealt.parts[number // size]) for number, rank in enumerate(self._group.ranks)]
         passes = max(1, int(dealt.parts[0].passes.sum()))  # a limit for each time that ranks wait for each other
-        return self._group.collect(calls, self._cluster.collective_timeout_s * passes, "update")
+        return self._group.collect(calls, self._group.limit("collective_timeout_s", passes), "update")
 
     async def save(self, folder: Path) -> Mapping[str, str]:
         """See `Learner.save`; each rank writes its share of the state, the first one the model's files."""
@@ -100,24 +111,38 @@ class RayLearner:
         return self.version
 
     async def write_weights(self, folder: Path) -> None:
-        """Write the whole present model, adapters merged and its output projection apart, as samplers read it."""
-        folder.mkdir()
-        await self._all("publish", folder.resolve(), timeout=self._cluster.publish_timeout_s)
+        """Write the whole present model, adapters merged and its output projection apart, as samplers read it.
+
+        Raises EngineError where there is no room for it.
+        """
+        try:
+            folder.mkdir()
+            await self._all("publish", folder.resolve(), key="publish_timeout_s")
+        except (OSError, NotWritten) as error:
+            raise EngineError(self._no_room(folder, error)) from None
+
+    def _no_room(self, folder: Path, error: Exception) -> str:
+        key = "cluster.folder" if folder.parent == self._group.folder else "sampler.folder"
+        written = sum(file.stat().st_size for file in folder.glob("*"))
+        free = shutil.disk_usage(folder.parent).free
+        return (
+            f"{folder}: weights can't be written ({line_of(error)}): {written:,} bytes were, {self._whole_bytes:,} are "
+            f"needed, {free:,} are free on the disk; free some room, or set {key} to a folder of a larger one"
+        )
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
-        return tuple((await self._all("score", ids, timeout=self._cluster.publish_timeout_s))[0])
+        return tuple((await self._all("score", ids, key="publish_timeout_s"))[0])
 
     def sender(self, publish: str) -> RaySender:
         """Takes the weights to servers by `publish`, which is nccl."""
         assert publish == "nccl"
-        return RaySender(self._group, self._cluster.publish_timeout_s)
+        return RaySender(self._group)
 
-    async def _all(self, method: str, argument: Any, timeout: float | None = None) -> list[Any]:
+    async def _all(self, method: str, argument: Any, key: str = "start_timeout_s") -> list[Any]:
         def call() -> list[Any]:
             self._group.start()
-            limit = timeout or self._cluster.start_timeout_s
-            return self._group.call(self._group.ranks, method, argument, timeout=limit)
+            return self._group.call(self._group.ranks, method, argument, limit=self._group.limit(key))
 
         return await asyncio.to_thread(call)
 
@@ -125,8 +150,8 @@ class RayLearner:
 class RaySender:
     """The ranks' senders. Satisfies `palimpsest.engines.vllm.transfer.Broadcasts`."""
 
-    def __init__(self, group: Group, timeout: float) -> None:
-        self._group, self._timeout = group, timeout
+    def __init__(self, group: Group) -> None:
+        self._group = group
 
     async def describe(self) -> WeightsDescription:
         """Collective, as sending is."""
@@ -147,8 +172,8 @@ class RaySender:
         await asyncio.to_thread(self._group.close)
 
     async def _ask(self, ranks: int | None, method: str, *arguments: Any) -> list[Any]:
-        actors = self._group.ranks[:ranks]
-        return await asyncio.to_thread(self._group.call, actors, method, *arguments, timeout=self._timeout)
+        actors, limit = self._group.ranks[:ranks], self._group.limit("publish_timeout_s")
+        return await asyncio.to_thread(self._group.call, actors, method, *arguments, limit=limit)
 
 
 class RayEngine:
@@ -173,15 +198,25 @@ class RayEngine:
             notes.append(risk_of(cluster.address))
         self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
         self._group = Group(config, objective, copies)
-        self.sampler = Samplers(self._group, copies, context, vocab, cluster.publish_timeout_s)
+        self.sampler = Samplers(self._group, copies, context, vocab)
         self.learner: RayLearner | None = None
         if objective is not None:
             samples = self.sampler if copies else None
-            self.learner = RayLearner(config, objective, self._group, samples, self.limits)
+            self.learner = RayLearner(
+                config, objective, self._group, samples, self.limits, size_of(model, config.model.dtype)
+            )
 
     async def close(self) -> None:
         await asyncio.to_thread(self._group.close)
         await self.sampler.close()
+
+
+def size_of(model: Any, dtype: Dtype) -> int:
+    """Bytes of all weights of `model`, its output projection apart, as `dtype`."""
+    weights = {id(weight): weight.numel() for weight in model.parameters()}
+    output = model.get_output_embeddings().weight
+    tied = output.numel() if output is model.get_input_embeddings().weight else 0
+    return int((sum(weights.values()) + tied) * DTYPES[dtype].itemsize)
 
 
 def risk_of(address: str) -> str:

@@ -1,8 +1,8 @@
 """Ray, the ranks and the copies of the sampler: started together, called with time limits, ended together.
 
 Guaranteed: nothing is started before it is first needed; whatever one process raises, or a time limit that passes, ends
-all of them, for the others would wait for it in their next collective; nothing is left once the driver is gone, by
-whatever end (engines/guard.py).
+all of them, for the others would wait for it in their next collective; in a cluster of ours so does the end of one of
+Ray's own processes; nothing is left once the driver is gone, by whatever end (engines/guard.py).
 Not covered: one process started again alone. A run whose processes were lost resumes from its newest checkpoint.
 """
 
@@ -16,16 +16,15 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,7 +32,9 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines import guard
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.scale.actors import Rank, SamplerCopy
-from palimpsest.errors import EngineError, PalimpsestError
+from palimpsest.engines.scale.answers import GOES_ON, Answers, Limit, line_of
+from palimpsest.engines.scale.ray_itself import needed_of, said_as_warnings, watch
+from palimpsest.errors import EngineError, PalimpsestError, ProcessesLost
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
 _STARTS = 3  # of Ray: it gives itself 30 s each, too little where a machine is busy
@@ -59,6 +60,10 @@ class Group:
         """Where weights lie on their way to the samplers."""
         self._guard: Any = None
         self._owns_ray = False
+        self._said = ExitStack()
+        """While it is open, what Ray says is a warning."""
+        self._ended = threading.Event()
+        self._answers = Answers()
         self._placed: list[PlacementGroup] = []
         self._up = threading.RLock()
         self._state = "new"
@@ -69,6 +74,7 @@ class Group:
         """Start everything, if it isn't there yet. Raises EngineError, ModelError, RunError."""
         with self._up:
             if self._state == "lost":
+                self._answers.check()
                 raise EngineError("the processes of engine.name=ray were ended; resume the run")
             if self._state == "new":
                 self._state = "up"
@@ -88,19 +94,21 @@ class Group:
         with _STARTING:
             if not ray.is_initialized():
                 self._owns_ray = True
+                self._said.enter_context(said_as_warnings())
                 os.environ[guard.MARK] = mark
                 try:
                     with _signals_kept():
                         self._connect(home / "r", mark)  # Ray lets everybody write there, ours nobody in
                 finally:
                     del os.environ[guard.MARK]
+                watch(needed_of(mark), self._ended, self._lose)
         self._create()
         meeting = f"file://{self.folder}/meeting"
         if self.ranks and cluster.address is not None:
-            (meeting,) = self.call(self.ranks[:1], "meeting", timeout=cluster.start_timeout_s)
+            (meeting,) = self.call(self.ranks[:1], "meeting", limit=self.limit("start_timeout_s"))
         starting = [rank.start.remote(meeting, self.folder) for rank in self.ranks]
         starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
-        self.collect(starting, cluster.start_timeout_s, "starting")
+        self.collect(starting, self.limit("start_timeout_s"), "starting")
 
     def _connect(self, temporary: Path, mark: str) -> None:
         cluster = self._cluster
@@ -113,7 +121,7 @@ class Group:
                 with _tries(cluster.start_timeout_s):
                     ray.init(address=cluster.address, **options)
             except (OSError, RuntimeError, ValueError, RayError) as error:
-                raise EngineError(f"cluster.address={cluster.address}: can't be joined: {_line(error)}") from None
+                raise EngineError(f"cluster.address={cluster.address}: can't be joined: {line_of(error)}") from None
             return
         if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
             raise EngineError(f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports could run code here; unset it")
@@ -136,8 +144,8 @@ class Group:
             except Exception as error:  # noqa: BLE001  a border: where a node takes 30 s, Ray raises this very class
                 guard.end(mark)  # what the attempt has started
                 if type(error) is not Exception or not left:
-                    raise EngineError(f"Ray can't be started here: {_line(error)}") from None
-                warnings.warn(f"Ray didn't start, trying again: {_line(error)}", stacklevel=2)
+                    raise EngineError(f"Ray can't be started here: {line_of(error)}") from None
+                warnings.warn(f"Ray didn't start, trying again: {line_of(error)}", stacklevel=2)
 
     def _create(self) -> None:
         cluster, config = self._cluster, self._config
@@ -188,6 +196,7 @@ class Group:
 
     def _end(self) -> None:
         self._state = "lost"
+        self._ended.set()
         if ray.is_initialized():
             for actor in (*self.ranks, *self.samplers):
                 ray.kill(actor)
@@ -196,36 +205,39 @@ class Group:
             if self._owns_ray:
                 ray.shutdown()
         self.ranks, self.samplers, self._placed = [], [], []
+        self._owns_ray = False  # another group may start it
+        self._said.close()
         if self._guard is not None:
             guard.finish(self._guard)
             self._guard = None
 
+    def _lose(self, name: str) -> None:
+        """End everything, for a process of Ray's own ended: Ray would end this one, too, a minute later."""
+        lost = ProcessesLost(f"a process of engine.name=ray was lost (Ray's {name} ended); {GOES_ON}")
+        self._answers.failed(lost, name)
+        self._answers.settle()
+        self.close()
+
     # ---- calls ----------------------------------------------------------------------------------------------
 
-    def call(self, actors: Sequence[Any], method: str, *each: Any, timeout: float) -> list[Any]:
-        """`method` of all `actors` at once, with the same arguments. Raises as `collect` does."""
-        return self.collect([getattr(actor, method).remote(*each) for actor in actors], timeout, method)
+    def limit(self, key: str, times: int = 1) -> Limit:
+        """By a key of `cluster`."""
+        return Limit(key, getattr(self._cluster, key), times)
 
-    def collect(self, calls: Sequence[Any], timeout: float, what: str) -> list[Any]:
-        """What `calls` answer. On the first error, or after `timeout` seconds, all processes are ended and the error
-        is raised: what it was if the user can mend it, EngineError otherwise."""
-        deadline, pending = time.monotonic() + timeout, list(calls)
+    def call(self, actors: Sequence[Any], method: str, *each: Any, limit: Limit) -> list[Any]:
+        """`method` of all `actors` at once, with the same arguments. Raises as `collect` does."""
+        return self.collect([getattr(actor, method).remote(*each) for actor in actors], limit, method)
+
+    def collect(self, calls: Sequence[Any], limit: Limit, what: str) -> list[Any]:
+        """What `calls` answer. On the first error, or after `limit`, all processes are ended and the error is raised:
+        what it was if the user can mend it, ProcessesLost otherwise."""
         try:
-            while pending:
-                ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise EngineError(f"{what}: not done within {timeout:g} s; raise the limit under cluster")
-                ray.get(ready)
-            return list(ray.get(list(calls)))
+            return self._answers.of(calls, limit, what)
         except (RayError, PalimpsestError) as error:
+            first = self._answers.failed(error, what)
+            self._answers.settle()
             self.close()
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            if isinstance(cause, PalimpsestError):
-                raise type(cause)(*cause.args) from None
-            raise EngineError(
-                f"{what}: a process of engine.name=ray was lost ({_line(cause)}); the run goes on from its newest "
-                "checkpoint when it is resumed"
-            ) from error
+            raise first from first.__cause__
 
 
 def _on_its_device(config: RunConfig, gpus: float) -> RunConfig:
@@ -313,8 +325,3 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, action in before.items():
             sigaction(number, action, None)
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return f"{type(error).__name__}: {text.splitlines()[0]}"[:300]

@@ -31,15 +31,16 @@ Ids = Sequence[int]
 class RemoteBatch:
     """A `Batch` in the process of a sampler. Satisfies `embedded.sampling.sampler.Steps`."""
 
-    def __init__(self, group: Group, index: int, vocab: int, timeout: float) -> None:
+    def __init__(self, group: Group, index: int, vocab: int) -> None:
         self.vocab, self.version, self.counters, self.evicted = vocab, 0, Counters(), 0
-        self._group, self._index, self._timeout = group, index, timeout
+        self._group, self._index = group, index
         self._requests: dict[int, Request] = {}
         self._last = 0
 
     def _call(self, method: str, *arguments: Any) -> Any:
         self._group.start()
-        (answer,) = self._group.call([self._group.samplers[self._index]], method, *arguments, timeout=self._timeout)
+        limit = self._group.limit("publish_timeout_s")
+        (answer,) = self._group.call(self._group.samplers[self._index :][:1], method, *arguments, limit=limit)
         return answer
 
     def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped:
@@ -81,10 +82,10 @@ class RemoteBatch:
 class Samplers:
     """Satisfies `palimpsest.engines.protocol.Sampler`."""
 
-    def __init__(self, group: Group, copies: int, context: Context, vocab: int, timeout: float) -> None:
+    def __init__(self, group: Group, copies: int, context: Context, vocab: int) -> None:
         self.max_context = context.tokens
         self._threads = [ComputeThread() for _ in range(copies)]
-        self._batches = [RemoteBatch(group, index, vocab, timeout) for index in range(copies)]
+        self._batches = [RemoteBatch(group, index, vocab) for index in range(copies)]
         self._samplers = [
             BatchSampler(batch, context, thread) for batch, thread in zip(self._batches, self._threads, strict=True)
         ]
