@@ -9,13 +9,14 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.protocol import Limits, WeightsDescription
 from palimpsest.engines.vllm import transfer
+from palimpsest.engines.vllm.client import Client
 from palimpsest.engines.vllm.engine import ServedLearner, check_names
 from palimpsest.engines.vllm.sampler import VllmSampler
 from palimpsest.engines.vllm.transfer import OverIpc, OverNccl
@@ -72,6 +73,21 @@ class Sends:
 
     async def score(self, ids: list[int]) -> list[float]:
         return eighths(ids)
+
+
+class Ends:
+    """The process of a server of ten lines."""
+
+    def __init__(self, server: Wire, started: list[Path]) -> None:
+        self._server, self._started, self.running = server, started, True
+
+    def start(self, model: Path) -> Client:
+        self._started.append(model)
+        self.running = True
+        return Client("server", self._server.url)
+
+    def check(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 @asynccontextmanager
@@ -194,6 +210,26 @@ async def test_a_server_that_is_gone_is_started_anew_though_the_learner_was_the_
         learner.version = 1
         assert await published.publish() == 1
         assert learner.done[-2:] == ["abort", "file"]
+
+
+async def test_servers_that_end_with_the_new_weights_start_on_one_folder_of_them(tmp_path: Path) -> None:
+    async with served(tmp_path) as (published, learner, sampler, servers):
+        started: list[Path] = []
+        for member, server in zip(sampler._pool._members, servers, strict=True):
+            member.process = cast(Any, Ends(server, started))
+
+        def end(_: object) -> None:
+            for each in sampler._pool._members:
+                cast(Any, each.process).running = False
+
+        servers[0].watched["/finish_weight_update"] = end
+        learner.version = 1
+        assert await published.publish() == 1
+        assert learner.done == [("invitation 0", 5), "send", "file"]
+        assert len(started) == 2
+        assert all((folder / "model.safetensors").is_file() for folder in started)
+        await sampler.close()
+        assert learner.done[-1] == "abort"
 
 
 async def test_a_server_brought_back_reads_the_present_weights_but_none_the_learner_has_left(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class ServedLearner:
         self._count = 0
         self._written: Path | None = None
         """The last folder that is whole."""
+        self._writing = asyncio.Lock()
 
     @property
     def version(self) -> int:
@@ -110,18 +111,19 @@ class ServedLearner:
 
     async def _write(self, folder: Path, version: int) -> None:
         """Write the weights of `version`, unless they are there. Raises SamplerError if the learner has left them."""
-        if folder == self._written:
-            return
-        if self.version != version:
-            raise SamplerError(
-                f"no server is left with weights of version {version}, and the learner has those of {self.version} by "
-                "now; resume the run"
-            )
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # what an attempt has left
-        await self._learner.write_weights(folder)
-        if self._transfer is not None:
-            check_names(await self._transfer.describe(), folder)
-        self._written = folder
+        async with self._writing:
+            if folder == self._written:
+                return
+            if self.version != version:
+                raise SamplerError(
+                    f"no server is left with weights of version {version}, and the learner has those of {self.version} "
+                    "by now; resume the run"
+                )
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # what an attempt has left
+            await self._learner.write_weights(folder)
+            if self._transfer is not None:
+                check_names(await self._transfer.describe(), folder)
+            self._written = folder
 
     def clear(self) -> None:
         """Delete what lies on the way; a second call does nothing."""

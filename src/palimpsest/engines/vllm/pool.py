@@ -83,7 +83,7 @@ class Member:
 class Published:
     folder: Path
     write: Write | None
-    """Makes the folder be there; None: it is."""
+    """Makes the folder be there, whoever else asks for it; None: it is."""
     version: int
     tag: str
     """What servers say of their weights: another word in every run, for a server may have served another."""
@@ -208,8 +208,6 @@ class Pool:
         published = self.published
         assert published is not None
         there = await self._carried(published) if self.transfer is not None else []
-        if published.write is not None and len(there) < len(self._members):
-            await published.write()
         await asyncio.gather(*(self._bring(member, published, member in there) for member in self._members))
         self._attempts += 1
         if not any(member.usable for member in self._members):
@@ -256,6 +254,8 @@ class Pool:
         """Have one server sample from the published weights, or leave; `there`: it has taken them."""
         known, member.sound = member.usable, False
         try:
+            if published.write is not None and not (there and known):
+                await published.write()
             if member.process is not None and not known:
                 await self._start(member, member.process, published)
             else:
@@ -314,6 +314,8 @@ class Pool:
     async def close(self) -> None:
         """End the servers that were started; a second call does nothing."""
         self.published = None
+        if self.transfer is not None:
+            await self.transfer.close()
         for member in self._members:
             member.sound = False
             if member.client is not None:

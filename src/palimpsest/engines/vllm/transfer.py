@@ -68,6 +68,10 @@ class Transfer(Protocol):
         """Have servers that are paused take the learner's present weights. Raises ServerFailed, EngineError."""
         ...
 
+    async def close(self) -> None:
+        """Part from the servers; a second call does nothing."""
+        ...
+
 
 class OverNccl:
     """The group is made anew where other servers are there than the last time."""
@@ -86,6 +90,12 @@ class OverNccl:
         await asyncio.gather(*(client.start_update() for client in clients))
         await self._together(self._learner.send(), *(client.update(told) for client in clients))
         await asyncio.gather(*(client.finish_update() for client in clients))
+
+    async def close(self) -> None:
+        """See `Transfer.close`."""
+        joined, self._joined = self._joined, ()
+        if joined:
+            await self._learner.abort()
 
     async def _join(self, clients: Sequence[Client]) -> None:
         former, self._joined = self._joined, ()
@@ -136,6 +146,9 @@ class OverIpc:
             await client.finish_update()  # which may still copy from what is exposed
         finally:
             await self._learner.release()
+
+    async def close(self) -> None:
+        """Nothing is kept between two versions."""
 
 
 def payload(described: WeightsDescription) -> dict[str, Any]:
