@@ -225,7 +225,7 @@ async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_pat
         for pid in group.call(group.ranks, "pid", limit=group.limit("start_timeout_s")):
             psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (50_000, -1))  # as a disk that is full
         saves = Checkpoints(tmp_path, identity="a").save(1, learner.save, {})
-        publishes = learner.write_weights(tmp_path / "at")
+        publishes = learner.write_weights(group.folder / "at")  # which goes with the ranks
         wanted, other = (saves, publishes) if of == "save" else (publishes, saves)
         other.close()
         with pytest.raises((CheckpointError, EngineError), match=told.format(why=WHY, size=f"{size:,}")):

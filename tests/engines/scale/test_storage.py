@@ -17,7 +17,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.facts import Facts
 from palimpsest.engines.scale import storage
 from palimpsest.engines.scale.learner import RankLearner
-from palimpsest.errors import CheckpointError, NotWritten
+from palimpsest.errors import CheckpointError, EngineError, NotWritten
 from palimpsest.runs.checkpoint import Checkpoints
 from support.processes import one_rank
 
@@ -104,7 +104,8 @@ def test_a_checkpoint_or_a_publication_for_which_a_disk_has_no_room_is_told_so(
             learner._optimizer.live = dict  # type: ignore[method-assign]  # nothing to share
         with no_file_over(size), pytest.raises(NotWritten, match="File too large"):
             learner.save(tmp_path)
-        with no_file_over(size), pytest.raises(NotWritten, match="File too large"):
+        told = r"published: weights can't be written \(.*File too large.*free some room, or set cluster\.folder to"
+        with no_file_over(size), pytest.raises(EngineError, match=told):
             learner.publish(tmp_path / "published")
 
 

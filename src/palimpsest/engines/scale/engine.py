@@ -16,20 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import RayEngineConfig
-from palimpsest.config.model import Dtype
 from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
 from palimpsest.engines.embedded.engine import check_vocabulary
 from palimpsest.engines.embedded.forest.gradients import skips_silent
-from palimpsest.engines.embedded.model import DTYPES
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats, WeightsDescription
-from palimpsest.engines.scale.answers import line_of
 from palimpsest.engines.scale.batch import Plan, merged, plan
 from palimpsest.engines.scale.group import Group, check_gpus
 from palimpsest.engines.scale.sampler import Samplers
 from palimpsest.engines.scale.shard import skeleton, source_of
-from palimpsest.errors import ConfigError, EngineError, NotWritten
+from palimpsest.errors import ConfigError
 from palimpsest.text.codec import Codec
 
 
@@ -37,17 +34,9 @@ class RayLearner:
     """Satisfies `palimpsest.engines.protocol.Learner`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        objective: Objective,
-        group: Group,
-        samplers: Samplers | None,
-        limits: Limits,
-        whole_bytes: int,
+        self, config: RunConfig, objective: Objective, group: Group, samplers: Samplers | None, limits: Limits
     ) -> None:
-        """`whole_bytes`: of the weights as samplers read them."""
         self._config, self._cluster, self._group, self._samplers = config, config.cluster, group, samplers
-        self._whole_bytes = whole_bytes
         self._skips_silent = skips_silent(objective, config.loss)
         self.limits = limits
         self.version = self._updates = 0
@@ -115,20 +104,8 @@ class RayLearner:
 
         Raises EngineError where there is no room for it.
         """
-        try:
-            folder.mkdir()
-            await self._all("publish", folder.resolve(), key="publish_timeout_s")
-        except (OSError, NotWritten) as error:
-            raise EngineError(self._no_room(folder, error)) from None
-
-    def _no_room(self, folder: Path, error: Exception) -> str:
-        key = "cluster.folder" if folder.parent == self._group.folder else "sampler.folder"
-        written = sum(file.stat().st_size for file in folder.glob("*"))
-        free = shutil.disk_usage(folder.parent).free
-        return (
-            f"{folder}: weights can't be written ({line_of(error)}): {written:,} bytes were, {self._whole_bytes:,} are "
-            f"needed, {free:,} are free on the disk; free some room, or set {key} to a folder of a larger one"
-        )
+        folder.mkdir()
+        await self._all("publish", folder.resolve(), key="publish_timeout_s")
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
@@ -202,21 +179,11 @@ class RayEngine:
         self.learner: RayLearner | None = None
         if objective is not None:
             samples = self.sampler if copies else None
-            self.learner = RayLearner(
-                config, objective, self._group, samples, self.limits, size_of(model, config.model.dtype)
-            )
+            self.learner = RayLearner(config, objective, self._group, samples, self.limits)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._group.close)
         await self.sampler.close()
-
-
-def size_of(model: Any, dtype: Dtype) -> int:
-    """Bytes of all weights of `model`, its output projection apart, as `dtype`."""
-    weights = {id(weight): weight.numel() for weight in model.parameters()}
-    output = model.get_output_embeddings().weight
-    tied = output.numel() if output is model.get_input_embeddings().weight else 0
-    return int((sum(weights.values()) + tied) * DTYPES[dtype].itemsize)
 
 
 def risk_of(address: str) -> str:
