@@ -18,7 +18,7 @@ import pytest
 from palimpsest.config.load import load_recipe
 from palimpsest.engines import guard
 from palimpsest.engines.open import open_engine
-from palimpsest.errors import ConfigError, EngineError
+from palimpsest.errors import ConfigError, EngineError, ProcessesLost
 from palimpsest.types import SamplingParams
 
 if find_spec("ray") is None:
@@ -28,6 +28,7 @@ import ray
 import ray._private.worker as rays
 from ray._private import services
 
+from palimpsest.engines.scale.engine import RaySender
 from palimpsest.engines.scale.group import TRIES, Group
 from palimpsest.engines.scale.ray_itself import PRINTS, said_as_warnings
 
@@ -201,3 +202,13 @@ def test_a_cluster_of_ours_lets_in_nobody_without_its_token(tmp_path: Path, monk
             assert (joined.stdout.strip() == "42") is (token == os.environ["RAY_AUTH_TOKEN"]), joined.stderr
     finally:
         group.close()
+
+
+async def test_ranks_that_wait_for_a_lost_server_end_with_a_reason_by_which_the_run_goes_on() -> None:
+    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray"]), "policy", 0)
+    sender = RaySender(group)
+    await sender.part()
+    assert group._state == "new"
+    await sender.abort()
+    with pytest.raises(ProcessesLost, match=r"^servers failed while ranks sent them weights; the run goes on from its"):
+        group.start()

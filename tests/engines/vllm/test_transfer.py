@@ -64,6 +64,9 @@ class Sends:
     async def abort(self) -> None:
         self.done.append("abort")
 
+    async def part(self) -> None:
+        self.done.append("part")
+
     async def write_weights(self, folder: Path) -> None:
         self.done.append("file")
         folder.mkdir()
@@ -229,7 +232,7 @@ async def test_servers_that_end_with_the_new_weights_start_on_one_folder_of_them
         assert len(started) == 2
         assert all((folder / "model.safetensors").is_file() for folder in started)
         await sampler.close()
-        assert learner.done[-1] == "abort"
+        assert learner.done[-1] == "part"
 
 
 async def test_a_server_brought_back_reads_the_present_weights_but_none_the_learner_has_left(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import WeightsDescription
-from palimpsest.errors import ConfigError, EngineError
+from palimpsest.errors import ConfigError, EngineError, ProcessesLost
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Whole weights in the servers' dtype, always in the same order; collective where ranks share them."""
@@ -79,7 +79,7 @@ class NcclSender(Described):
         return base64.b64encode(bytes(NCCLLibrary().ncclGetUniqueId().internal)).decode()
 
     def join(self, invitation: str, size: int) -> None:
-        """Meet the servers' workers, `size` - 1 of them; returns once all are there. Raises EngineError."""
+        """Meet the servers' workers, `size` - 1 of them; returns once all are there. Raises ProcessesLost."""
         from vllm.distributed.weight_transfer import nccl_common
 
         self.abort()
@@ -91,7 +91,7 @@ class NcclSender(Described):
 
     @torch.no_grad()
     def send(self) -> None:
-        """Broadcast every weight to the workers that were joined. Raises EngineError."""
+        """Broadcast every weight to the workers that were joined. Raises EngineError, ProcessesLost."""
         if self._rank:
             for _ in self._weights():  # the others' part in gathering
                 pass
@@ -142,6 +142,9 @@ class LocalSender:
 
     async def abort(self) -> None:
         await asyncio.to_thread(self._sender.abort)
+
+    async def part(self) -> None:
+        await self.abort()
 
     async def expose(self) -> str:
         return await self._thread.run(self._sender.expose)
@@ -221,7 +224,7 @@ def _quiet() -> None:
 
 
 class _telling:
-    """NCCL's and CUDA's errors as ours."""
+    """NCCL's and CUDA's errors as ours: most often a peer is gone."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
@@ -231,4 +234,4 @@ class _telling:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, RuntimeError | ValueError):
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise EngineError(f"{self._doing}: {line:.300}") from error
+            raise ProcessesLost(f"{self._doing}: {line:.300}") from error

@@ -146,7 +146,10 @@ class RaySender:
 
     async def abort(self) -> None:
         """End all ranks: one that waits for a server hears nothing else."""
-        await asyncio.to_thread(self._group.close)
+        await asyncio.to_thread(self._group.lose, "servers failed while ranks sent them weights")
+
+    async def part(self) -> None:
+        """The ranks end with the engine."""
 
     async def _ask(self, ranks: int | None, method: str, *arguments: Any) -> list[Any]:
         actors, limit = self._group.ranks[:ranks], self._group.limit("publish_timeout_s")

@@ -101,7 +101,7 @@ class Group:
                         self._connect(home / "r", mark)  # Ray lets everybody write there, ours nobody in
                 finally:
                     del os.environ[guard.MARK]
-                watch(needed_of(mark), self._ended, self._lose)
+                watch(needed_of(mark), self._ended, self._miss)
         self._create()
         meeting = f"file://{self.folder}/meeting"
         if self.ranks and cluster.address is not None:
@@ -211,12 +211,15 @@ class Group:
             guard.finish(self._guard)
             self._guard = None
 
-    def _lose(self, name: str) -> None:
-        """End everything, for a process of Ray's own ended: Ray would end this one, too, a minute later."""
-        lost = ProcessesLost(f"a process of engine.name=ray was lost (Ray's {name} ended); {GOES_ON}")
-        self._answers.failed(lost, name)
+    def lose(self, reason: str) -> None:
+        """End everything; whoever waits for an answer, or asks from now on, is told the reason."""
+        self._answers.failed(ProcessesLost(f"{reason}; {GOES_ON}"), reason)
         self._answers.settle()
         self.close()
+
+    def _miss(self, name: str) -> None:
+        """One of Ray's own processes ended: Ray would end this one, too, a minute later."""
+        self.lose(f"a process of engine.name=ray was lost (Ray's {name} ended)")
 
     # ---- calls ----------------------------------------------------------------------------------------------
 

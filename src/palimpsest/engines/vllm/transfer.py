@@ -42,6 +42,10 @@ class Broadcasts(Protocol):
         """Have `join` and `send` end, whatever they wait for."""
         ...
 
+    async def part(self) -> None:
+        """Leave the group, over which nothing is on its way."""
+        ...
+
 
 class Exposes(Protocol):
     """A learner whose GPU a server shares."""
@@ -95,7 +99,7 @@ class OverNccl:
         """See `Transfer.close`."""
         joined, self._joined = self._joined, ()
         if joined:
-            await self._learner.abort()
+            await self._learner.part()
 
     async def _join(self, clients: Sequence[Client]) -> None:
         former, self._joined = self._joined, ()
