@@ -312,6 +312,22 @@ def test_what_is_asked_after_a_failure_is_told_the_first(called: list[Any]) -> N
         group.start()
 
 
+def test_who_waits_while_all_is_lost_waits_no_longer(called: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    group, waits = group_of(), 0
+
+    def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        nonlocal waits
+        waits += 1
+        group._answers.failed(RayActorError(), "save")  # in another thread
+        return [], calls
+
+    monkeypatch.setattr(ray, "wait", wait)
+    for calls in ([None], [None], []):
+        with pytest.raises(ProcessesLost, match="^save: a process"):
+            group.collect(calls, LIMIT, "update")
+    assert waits == 1
+
+
 def test_ranks_that_gave_each_other_up_name_the_limit(called: list[Any]) -> None:
     with pytest.raises(ProcessesLost, match=r"Timed out waiting.*raise cluster\.collective_timeout_s"):
         group_of().collect([failed(RuntimeError("[gloo] Timed out waiting 1000ms for recv"))], LIMIT, "update")
