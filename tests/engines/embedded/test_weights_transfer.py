@@ -4,10 +4,14 @@ real vLLM in test_vllm_transfer.py, on a CPU, and test_gpu_vllm.py."""
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +26,7 @@ from palimpsest.engines.embedded.model import trainable
 from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.embedded.transfer import IpcSender, LocalSender, NcclSender
 from palimpsest.engines.protocol import WeightsDescription
-from palimpsest.errors import ConfigError, EngineError
+from palimpsest.errors import ConfigError, EngineError, ProcessesLost
 
 CPU = torch.device("cpu")
 
@@ -112,3 +116,48 @@ async def test_what_a_sender_raises_is_raised_where_it_is_awaited() -> None:
 
     with pytest.raises(EngineError, match="NCCL error"):
         await LocalSender(Fails(), ComputeThread()).send()
+
+
+def test_a_group_that_was_given_up_is_neither_joined_late_nor_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    names = ["a", "b", "c"]
+    sender = NcclSender(lambda: ((name, torch.zeros(2)) for name in names), CPU)
+    sending = sender._going()
+    assert next(sending)[0] == "a"
+    sender.abort()
+    with pytest.raises(ProcessesLost, match="broadcasting weights: given up"):
+        next(sending)
+    closed = list[str]()
+
+    class Engine:
+        model_update_group: object = None
+
+        def shutdown(self) -> None:
+            closed.append("shut down")
+
+    common = ModuleType("vllm.distributed.weight_transfer.nccl_common")
+    common.uid_init_process_group = lambda *_: sender.abort()  # type: ignore[attr-defined]  # while NCCL waits
+    packages = ["vllm", "vllm.distributed", "vllm.distributed.weight_transfer"]
+    for name in packages:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[packages[-1]], "nccl_common", common, raising=False)
+    monkeypatch.setattr(NcclSender, "_trainer_engine", lambda _: Engine())
+    monkeypatch.setattr(NcclSender, "_on_device", lambda _: nullcontext())
+    with pytest.raises(ProcessesLost, match="joining the servers: given up"):
+        sender.join("aWQ=", 2)
+    assert closed == ["shut down"]
+    with pytest.raises(EngineError, match="no server has joined"):
+        sender.send()
+
+
+def test_servers_keep_the_log_that_vllm_writes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CONFIGURE_LOGGING", raising=False)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    for name in ("vllm", "vllm.logger"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    transfer._import_quietly()
+    assert "VLLM_CONFIGURE_LOGGING" not in os.environ
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "1")
+    transfer._import_quietly()
+    assert os.environ["VLLM_CONFIGURE_LOGGING"] == "1"

@@ -20,7 +20,7 @@ from palimpsest.engines.vllm.client import Client
 from palimpsest.engines.vllm.engine import ServedLearner, check_names
 from palimpsest.engines.vllm.sampler import VllmSampler
 from palimpsest.engines.vllm.transfer import OverIpc, OverNccl
-from palimpsest.errors import ConfigError, EngineError, SamplerError
+from palimpsest.errors import ConfigError, EngineError, ProcessesLost, SamplerError
 from palimpsest.types import SamplingParams
 from support.vllm_wire import Wire, eighths, reply, wire
 
@@ -61,7 +61,7 @@ class Sends:
     async def release(self) -> None:
         self.done.append("release")
 
-    async def abort(self) -> None:
+    async def abort(self, reason: str) -> None:
         self.done.append("abort")
 
     async def part(self) -> None:
@@ -157,7 +157,7 @@ async def test_the_group_is_made_anew_without_a_server_that_left_and_again_with_
         assert learner.done == [("invitation 0", 5), "send"]
 
 
-@pytest.mark.parametrize("path", ["/init_weight_transfer_engine", *UPDATE[1:]])
+@pytest.mark.parametrize("path", UPDATE[1:])
 async def test_where_one_server_fails_nobody_waits_for_it_and_all_read_the_file(tmp_path: Path, path: str) -> None:
     async with served(tmp_path) as (published, learner, _, servers):
         learner.waits = path == "/update_weights"
@@ -166,7 +166,7 @@ async def test_where_one_server_fails_nobody_waits_for_it_and_all_read_the_file(
         with pytest.warns(UserWarning, match=rf"new weights did not reach it: .*{path}: status 500: .*CUDA error"):
             assert await published.publish() == 1
         assert learner.done[-1] == "file"
-        assert ("abort" in learner.done) == (path in ("/init_weight_transfer_engine", "/update_weights"))
+        assert ("abort" in learner.done) == (path == "/update_weights")
         assert [len(server.loaded) for server in servers] == [2, 2]
         servers[0].faults.clear()
         learner.waits = False
@@ -174,6 +174,17 @@ async def test_where_one_server_fails_nobody_waits_for_it_and_all_read_the_file(
         learner.version = 2
         await published.publish()
         assert "send" in learner.done[-1:]
+
+
+@pytest.mark.parametrize("fault", [reply(500, {"error": "CUDA error"}), reply(400, {"error": "CUDA error"}), None])
+async def test_a_learner_that_would_wait_for_a_peer_for_ever_ends_the_run(tmp_path: Path, fault: bytes | None) -> None:
+    async with served(tmp_path, publish_timeout_s=1) as (published, learner, _, servers):
+        servers[0].faults["/init_weight_transfer_engine"] = lambda _: fault
+        learner.version = 1
+        told = "not within 1 s; raise sampler.publish_timeout_s" if fault is None else ".*CUDA error.*"
+        with pytest.raises(ProcessesLost, match=rf"servers and learner did not meet \({told}\); the run goes on from"):
+            await published.publish()
+        assert learner.done[-1] == "abort"
 
 
 async def test_a_way_that_fails_twice_in_a_row_ends_the_run_by_its_name(tmp_path: Path) -> None:
@@ -270,6 +281,15 @@ async def test_by_ipc_handles_are_kept_until_the_server_computes_with_copies(tmp
         learner.version = 3
         await published.publish()
         assert learner.done[-3:] == ["expose", "release", "file"]
+
+
+@pytest.mark.parametrize("fault", [reply(500, b""), None])
+async def test_by_ipc_a_server_that_is_not_ready_starts_on_the_file(tmp_path: Path, fault: bytes | None) -> None:
+    async with served(tmp_path, 1, OverIpc, publish_timeout_s=1) as (published, learner, _, [server]):
+        server.faults["/init_weight_transfer_engine"] = lambda _: fault
+        learner.version = 1
+        await published.publish()
+        assert learner.done == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ Weights go by the names that their class has for them, adapters merged, the outp
 
 Guaranteed: nothing is unpickled here. NCCL's peers meet by an id that servers are told over their own socket; vLLM's
 other way is a TCP store without a key, through which whoever is first could hand out a pickle.
-Not covered: a peer that is lost while weights are on their way, which whoever watches ends by `abort`.
+Not covered: a peer that is lost while weights are on their way, which whoever watches ends by `abort`; memory of merged
+adapters that was exposed to a server which then died: CUDA keeps it until this process ends.
 """
 
 from __future__ import annotations
@@ -70,10 +71,12 @@ class NcclSender(Described):
         super().__init__(weights, device)
         self._rank = rank
         self._engine: Any = None
+        self._group = 0
+        """Number of the group that was joined, or that is to be."""
 
     def invite(self) -> str:
         """An id by which peers meet, in base64."""
-        _quiet()
+        _import_quietly()
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
         return base64.b64encode(bytes(NCCLLibrary().ncclGetUniqueId().internal)).decode()
@@ -83,10 +86,13 @@ class NcclSender(Described):
         from vllm.distributed.weight_transfer import nccl_common
 
         self.abort()
-        engine = self._trainer_engine()
+        group, engine = self._group, self._trainer_engine()
         with _telling("joining the servers"), self._on_device():
             key = base64.b64decode(invitation)
             engine.model_update_group = nccl_common.uid_init_process_group(key, 0, size, self._device.index or 0)
+        if group != self._group:  # given up meanwhile
+            engine.shutdown()
+            raise ProcessesLost("joining the servers: given up")
         self._engine = engine
 
     @torch.no_grad()
@@ -102,8 +108,10 @@ class NcclSender(Described):
             self._engine.send_weights()
 
     def abort(self) -> None:
-        """Part from the workers, from whatever thread: a broadcast in progress ends with an error."""
+        """Part from the workers, from whatever thread: a broadcast in progress ends. A `join` in progress goes on for
+        as long as NCCL waits, and joins nothing."""
         engine, self._engine = self._engine, None
+        self._group += 1
         if engine is not None:
             engine.shutdown()
 
@@ -115,7 +123,15 @@ class NcclSender(Described):
         told = self.description
         each = zip(told.names, told.dtypes, told.shapes, strict=True)
         metas = [ParamMeta(name, getattr(torch, dtype), shape) for name, dtype, shape in each]
-        return NCCLTrainerWeightTransferEngine(client=_Elsewhere(), source=_Source(self._on_gpu, metas), packed=False)
+        return NCCLTrainerWeightTransferEngine(client=_Elsewhere(), source=_Source(self._going, metas), packed=False)
+
+    def _going(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights as long as nobody aborts: NCCL must not be asked of a group that is taken apart."""
+        group = self._group
+        for name, value in self._on_gpu():
+            if group != self._group:
+                raise ProcessesLost("broadcasting weights: given up")
+            yield name, value
 
     def _on_device(self) -> Any:
         return torch.cuda.device(self._device)
@@ -140,11 +156,11 @@ class LocalSender:
     async def send(self) -> None:
         await _beside(self._sender.send)
 
-    async def abort(self) -> None:
+    async def abort(self, reason: str) -> None:
         await asyncio.to_thread(self._sender.abort)
 
     async def part(self) -> None:
-        await self.abort()
+        await self.abort("")
 
     async def expose(self) -> str:
         return await self._thread.run(self._sender.expose)
@@ -217,10 +233,16 @@ class IpcSender(Described):
         torch.cuda.ipc_collect()
 
 
-def _quiet() -> None:
-    """Before vLLM is imported here: it would take over this process's log. NCCL's sockets stay on this machine."""
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+def _import_quietly() -> None:
+    """vLLM, which would else take over this process's log. NCCL's sockets are to stay on this machine."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    ours = "VLLM_CONFIGURE_LOGGING" not in os.environ
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    try:
+        import vllm.logger  # noqa: F401  reads the variable
+    finally:
+        if ours:  # servers have their logs
+            del os.environ["VLLM_CONFIGURE_LOGGING"]
 
 
 class _telling:
@@ -232,6 +254,6 @@ class _telling:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, RuntimeError | ValueError):
+        if isinstance(error, RuntimeError | ValueError | AttributeError):  # the last: of a group taken apart
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ProcessesLost(f"{self._doing}: {line:.300}") from error

@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -94,7 +95,8 @@ class Rank:
         return self._learner.sender.invite()
 
     def join(self, invitation: str, size: int) -> None:
-        self._learner.sender.join(invitation, size)
+        with ThreadPoolExecutor(1) as aside:  # vLLM puts the thread that joins on a stream of its own
+            aside.submit(self._learner.sender.join, invitation, size).result()
 
     def send(self) -> None:
         self._learner.sender.send()

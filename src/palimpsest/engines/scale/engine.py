@@ -144,9 +144,9 @@ class RaySender:
     async def send(self) -> None:
         await self._ask(None, "send")
 
-    async def abort(self) -> None:
+    async def abort(self, reason: str) -> None:
         """End all ranks: one that waits for a server hears nothing else."""
-        await asyncio.to_thread(self._group.lose, "servers failed while ranks sent them weights")
+        await asyncio.to_thread(self._group.lose, f"weights did not reach the servers ({reason})")
 
     async def part(self) -> None:
         """The ranks end with the engine."""

@@ -10,6 +10,7 @@ closed, or its process is killed (engines/guard.py).
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import subprocess
@@ -142,6 +143,7 @@ class ServedEngine:
             raise ConfigError(f"sampler.folder={settings.folder}: no such folder; make it, or set it to null")
         if not settings.urls:
             check_python(settings)
+        check_gpus(config)
         name = f"palimpsest-{secrets.token_hex(4)}"
         logs = Path(tempfile.gettempdir()) / name if folder is None else folder / FOLDER
         handover = logs / name if settings.folder is None else Path(settings.folder) / name
@@ -160,6 +162,23 @@ class ServedEngine:
         finally:
             await asyncio.to_thread(self.learner.clear)
             await self._inner.close()
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Raise ConfigError where the learner's GPU, as far as it can be told, is none that weights can be sent from."""
+    settings, device = config.sampler, config.model.device
+    if settings.publish == "safetensors" or config.engine.name != "embedded":
+        return
+    number = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "").split(",")
+    gpu = visible[number] if number < len(visible) and visible[number] else str(number)
+    servers = [str(each) for each in settings.devices] or (visible[:1] if visible[0] else ["0"])
+    if not gpu.isdecimal() or (gpu in servers) == (settings.publish == "ipc"):
+        return
+    told = f"sampler.publish={settings.publish}: model.device={device} is GPU {gpu}"
+    if settings.publish == "ipc":
+        raise ConfigError(f"{told}, and the server's is {servers[0]}: set sampler.devices=[{gpu}]")
+    raise ConfigError(f"{told}, which sampler.devices={list(settings.devices)} holds, too: name others there")
 
 
 def check_names(described: WeightsDescription, folder: Path) -> None:

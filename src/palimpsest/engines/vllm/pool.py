@@ -227,9 +227,10 @@ class Pool:
             return []
         way = f"sampler.publish={self._settings.publish}"
         try:
+            await self.transfer.meet(list(clients.values()), self._settings.publish_timeout_s)
             async with time_limit(self._settings.publish_timeout_s, way, "publish_timeout_s"):
                 await self.transfer.carry(list(clients.values()))
-        except ServerFailed as error:
+        except SamplerError as error:
             if self._failed:
                 raise SamplerError(f"{way} failed twice: {error}; set sampler.publish=safetensors") from None
             self._failed = str(error)

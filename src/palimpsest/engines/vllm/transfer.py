@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from palimpsest.engines.protocol import WeightsDescription
 from palimpsest.engines.vllm.client import Client
+from palimpsest.errors import ProcessesLost, SamplerError
 
 _GRACE_S = 2.0  # for a server to say that it failed, where the learner did
 
@@ -38,8 +39,8 @@ class Broadcasts(Protocol):
         """Broadcast every weight in the order of the description."""
         ...
 
-    async def abort(self) -> None:
-        """Have `join` and `send` end, whatever they wait for."""
+    async def abort(self, reason: str) -> None:
+        """Leave the group, whatever `join` and `send` wait for; `reason`: why."""
         ...
 
     async def part(self) -> None:
@@ -68,8 +69,13 @@ class Transfer(Protocol):
         """What the learner sends."""
         ...
 
+    async def meet(self, clients: Sequence[Client], limit_s: float) -> None:
+        """Have servers that are paused be ready for `carry`. Raises SamplerError; ProcessesLost where the learner can't
+        go on."""
+        ...
+
     async def carry(self, clients: Sequence[Client]) -> None:
-        """Have servers that are paused take the learner's present weights. Raises ServerFailed, EngineError."""
+        """Have servers that have met take the learner's present weights. Raises SamplerError, EngineError."""
         ...
 
     async def close(self) -> None:
@@ -86,11 +92,21 @@ class OverNccl:
         self._joined: tuple[Client, ...] = ()
         self.describe = learner.describe
 
+    async def meet(self, clients: Sequence[Client], limit_s: float) -> None:
+        """See `Transfer.meet`. A learner that waits for a peer in vain does so for ever, and its GPU may with it."""
+        if tuple(clients) == self._joined:
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._join(clients)
+        except (SamplerError, TimeoutError) as error:
+            told = str(error) or f"not within {limit_s:g} s; raise sampler.publish_timeout_s"
+            goes_on = "the run goes on from its newest checkpoint when it is resumed"
+            raise ProcessesLost(f"sampler.publish: servers and learner did not meet ({told}); {goes_on}") from None
+
     async def carry(self, clients: Sequence[Client]) -> None:
         """See `Transfer.carry`."""
         told = payload(await self.describe())
-        if tuple(clients) != self._joined:
-            await self._join(clients)
         await asyncio.gather(*(client.start_update() for client in clients))
         await self._together(self._learner.send(), *(client.update(told) for client in clients))
         await asyncio.gather(*(client.finish_update() for client in clients))
@@ -120,11 +136,11 @@ class OverNccl:
             for task in reversed(tasks):
                 if task.done():
                     task.result()
-        except BaseException:
+        except BaseException as error:
             self._joined = ()
             for task in tasks:
                 task.cancel()
-            await self._learner.abort()
+            await self._learner.abort(str(error) or "no answer in time")
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
@@ -137,12 +153,21 @@ class OverIpc:
         self._joined: Client | None = None
         self.describe = learner.describe
 
+    async def meet(self, clients: Sequence[Client], limit_s: float) -> None:
+        """See `Transfer.meet`."""
+        (client,) = clients
+        if client is self._joined:
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await client.join({"packed": False})
+        except TimeoutError:
+            raise SamplerError(f"{client.name}: not ready for weights within {limit_s:g} s") from None
+        self._joined = client
+
     async def carry(self, clients: Sequence[Client]) -> None:
         """See `Transfer.carry`."""
         (client,) = clients
-        if client is not self._joined:
-            await client.join({"packed": False})
-            self._joined = client
         told = payload(await self.describe())
         await client.start_update()
         try:
