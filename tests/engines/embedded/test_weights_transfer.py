@@ -27,6 +27,7 @@ from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.embedded.transfer import IpcSender, LocalSender, NcclSender
 from palimpsest.engines.protocol import WeightsDescription
 from palimpsest.errors import ConfigError, EngineError, ProcessesLost
+from support.disks import no_file_over
 
 CPU = torch.device("cpu")
 
@@ -161,3 +162,16 @@ def test_servers_keep_the_log_that_vllm_writes_itself(monkeypatch: pytest.Monkey
     monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "1")
     transfer._import_quietly()
     assert os.environ["VLLM_CONFIGURE_LOGGING"] == "1"
+
+
+def test_a_disk_without_room_for_what_servers_read_is_told_with_the_room_and_the_key(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    learner = learner_on(tiny_model_folder)
+    size = sum(each.nbytes for _, each in learner.whole_weights())
+    told = (
+        rf"folder: weights can't be written \(.*File too large.*\): [\d,]+ bytes were, {size:,} are needed, [\d,]+ are "
+        r"free on the disk; free some room, or set sampler\.folder to a folder of a larger one"
+    )
+    with no_file_over(100_000), pytest.raises(EngineError, match=told):
+        learner.write_weights(tmp_path / "folder")

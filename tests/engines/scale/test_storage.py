@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from palimpsest.engines.scale import storage
 from palimpsest.engines.scale.learner import RankLearner
 from palimpsest.errors import CheckpointError, EngineError, NotWritten
 from palimpsest.runs.checkpoint import Checkpoints
+from support.disks import no_file_over
 from support.processes import one_rank
 
 FACTS = Facts(2, version=1, grad_skipped=0, reference=None)
@@ -78,17 +76,6 @@ def test_a_model_too_large_for_one_file_is_written_into_several_and_opens(
     wanted = source.state_dict()
     assert opened.state_dict().keys() == wanted.keys()
     assert all(torch.equal(weight, wanted[name]) for name, weight in opened.state_dict().items())
-
-
-@contextmanager
-def no_file_over(size: int) -> Iterator[None]:
-    """As a disk that is full: nothing is written behind so many bytes of a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [2_000, 100_000])

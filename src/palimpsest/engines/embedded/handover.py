@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from palimpsest.engines.embedded.lora import merged_weights
+from palimpsest.errors import EngineError
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE, _REST, _HEAD = "model.safetensors", "model-1.safetensors", "output-projection.safetensors"
@@ -41,6 +43,25 @@ def write_untied(model: Any, folder: Path) -> None:
     index["weight_map"].update(dict.fromkeys(weight, _HEAD))
     (folder / _INDEX).write_text(json.dumps(index, indent=1))
     untied(model.config).save_pretrained(folder)
+
+
+def size_of(model: Any, dtype: torch.dtype) -> int:
+    """Bytes of all weights of `model`, its output projection apart, as `dtype`."""
+    output = model.get_output_embeddings().weight
+    tied = output.numel() if output is model.get_input_embeddings().weight else 0
+    weights = (weight for name, weight in model.named_parameters() if ".lora_" not in name)
+    return int((sum(weight.numel() for weight in weights) + tied) * dtype.itemsize)
+
+
+def no_room(folder: Path, error: Exception, *, needed: int, key: str) -> EngineError:
+    """What a disk refused, of the `needed` bytes of weights; `key` names the folder."""
+    at = folder if folder.is_dir() else folder.parent
+    written = sum(file.stat().st_size for file in folder.glob("*"))
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return EngineError(
+        f"{folder}: weights can't be written ({reason}): {written:,} bytes were, {needed:,} are needed, "
+        f"{shutil.disk_usage(at).free:,} are free on the disk; free some room, or set {key} to a folder of a larger one"
+    )
 
 
 def untied(config: Any) -> Any:

@@ -42,7 +42,7 @@ from palimpsest.engines.embedded.forest.hidden import hidden_at
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from palimpsest.engines.embedded.forest.logprobs import token_logprobs
 from palimpsest.engines.embedded.forest.model import adopt
-from palimpsest.engines.embedded.handover import write_untied
+from palimpsest.engines.embedded.handover import no_room, size_of, write_untied
 from palimpsest.engines.embedded.heap import keep_freed_memory
 from palimpsest.engines.embedded.lora import merged_weights, save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
@@ -131,8 +131,12 @@ class ForestLearner:
         return hashes(folder)
 
     def write_weights(self, folder: Path) -> None:
-        """Write what another process samples from; see `write_untied`."""
-        write_untied(self._model, folder)
+        """Write what another process samples from; see `write_untied`. Raises EngineError where a disk refuses it."""
+        try:
+            write_untied(self._model, folder)
+        except (OSError, SafetensorError) as error:
+            needed = size_of(self._model, self._model.dtype)
+            raise no_room(folder, error, needed=needed, key="sampler.folder") from None
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """What servers sample from, by name: adapters merged, the output projection even where it is tied."""

@@ -8,7 +8,6 @@ Not covered: a rank that fails alone. Its peers wait in their next collective un
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -26,6 +25,7 @@ from palimpsest.config.sampler import is_served
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.facts import SHARES, Facts
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
+from palimpsest.engines.embedded.handover import no_room, size_of
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.lora import merged_weights
 from palimpsest.engines.embedded.model import DTYPES, pick_device
@@ -37,8 +37,8 @@ from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.scale.batch import Part
 from palimpsest.engines.scale.clipping import clip_by_mesh
 from palimpsest.engines.scale.shard import ForestModel, checked_copy, shard, skeleton, source_of
-from palimpsest.engines.scale.storage import full, load_state, on_disk, save_state, size_of, write_model
-from palimpsest.errors import EngineError, NotWritten, RunError
+from palimpsest.engines.scale.storage import full, load_state, on_disk, save_state, write_model
+from palimpsest.errors import NotWritten, RunError
 from palimpsest.text.codec import Codec
 
 
@@ -120,18 +120,9 @@ class RankLearner:
             with on_disk():
                 write_model(self._model, folder, self._config.model, self._codec, whole=True)
         except NotWritten as error:  # told here: once ranks are ended, the folder is gone
-            raise EngineError(self._no_room(folder, error)) from None
-
-    def _no_room(self, folder: Path, error: NotWritten) -> str:
-        config = self._config
-        key = "sampler.folder" if is_served(config, self._objective) else "cluster.folder"
-        needed = size_of(skeleton(source_of(config.model)), config.model.dtype)
-        written = sum(file.stat().st_size for file in folder.glob("*"))
-        return (
-            f"{folder}: weights can't be written ({error}): {written:,} bytes were, {needed:,} are needed, "
-            f"{shutil.disk_usage(folder).free:,} are free on the disk; free some room, or set {key} to a folder of a "
-            "larger one"
-        )
+            key = "sampler.folder" if is_served(self._config, self._objective) else "cluster.folder"
+            needed = size_of(skeleton(source_of(self._config.model)), DTYPES[self._config.model.dtype])
+            raise no_room(folder, error, needed=needed, key=key) from None
 
     @cached_property
     def sender(self) -> NcclSender:

@@ -32,7 +32,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from palimpsest import files
-from palimpsest.config.model import Dtype
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.facts import FACTS, Facts, facts_of_shares
 from palimpsest.engines.embedded.handover import untied
@@ -149,13 +148,6 @@ def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, 
     _describe(model, folder, config, adapters=adapted and not whole, whole=whole)
     codec.tokenizer.save_pretrained(folder)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
-
-
-def size_of(model: Any, dtype: Dtype) -> int:
-    """Bytes of all weights of `model`, its output projection apart, as `dtype`."""
-    output = model.get_output_embeddings().weight
-    tied = output.numel() if output is model.get_input_embeddings().weight else 0
-    return int((sum(weight.numel() for weight in model.parameters()) + tied) * DTYPES[dtype].itemsize)
 
 
 def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, whole: bool) -> None:
