@@ -74,7 +74,7 @@ def test_servers_get_every_version_without_a_file_and_sample_by_it(
 def test_a_server_that_is_killed_starts_from_a_file_and_joins_again(tmp_path: Path) -> None:
     assert PYTHON is not None
     environment, out = installed(tmp_path, PYTHON), tmp_path / "run"
-    process = start("nccl", out, 6, environment, "sampler.servers=2")
+    process = start("nccl", out, 6, environment, "sampler.servers=2", "sampler.devices=[1, 2]")
     while len(gaps(out)) < 2:
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.1)
