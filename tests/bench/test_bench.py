@@ -201,8 +201,9 @@ def test_all_benchmarks_print_a_table_each(palimpsest: Run, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_each_engine_replays_the_same_plan_in_a_process_of_its_own(tmp_path: Path) -> None:
-    found = rollout.run(chunks=(1, 2), group_size=2, rounds=2, vllm_python="")
+def test_each_engine_replays_the_same_plan_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PALIMPSEST_VLLM_PYTHON", raising=False)
+    found = rollout.run(chunks=(1, 2), group_size=2, rounds=2)
     assert found["episodes"] == 4
     assert found["turns"] == 2 * 2 + 2 * 3  # a turn for every chunk, and the answer
     for name in ("ours", "transformers", "transformers_cb"):
