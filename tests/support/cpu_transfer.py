@@ -88,14 +88,13 @@ def learner() -> None:
     drawn = SimpleNamespace(ncclGetUniqueId=lambda: SimpleNamespace(internal=secrets.token_bytes(128)))
     put("vllm.distributed.device_communicators.pynccl_wrapper", "NCCLLibrary", lambda: drawn)
     put("palimpsest.engines.embedded.transfer", "check_gpu", nothing)
+    put("palimpsest.engines.embedded.transfer", "on_device", lambda _: nullcontext())
     put("palimpsest.engines.vllm.process", "check_transfer", nothing)
     put("palimpsest.config.sampler", "check_publish", nothing)
     from palimpsest.engines.embedded.learner import ForestLearner
-    from palimpsest.engines.embedded.transfer import NcclSender
     from palimpsest.engines.scale.actors import Rank
 
     changes: tuple[tuple[type, str, object], ...] = (
-        (NcclSender, "_on_device", lambda _: nullcontext()),
         (ForestLearner, "write_weights", noted(ForestLearner.write_weights)),
         (Rank, "publish", noted(Rank.publish)),
     )

@@ -4,14 +4,16 @@ real vLLM in test_vllm_transfer.py, on a CPU, and test_gpu_vllm.py."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,7 +121,7 @@ async def test_what_a_sender_raises_is_raised_where_it_is_awaited() -> None:
         await LocalSender(Fails(), ComputeThread()).send()
 
 
-def test_a_group_that_was_given_up_is_neither_joined_late_nor_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_was_given_up_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
     names = ["a", "b", "c"]
     sender = NcclSender(lambda: ((name, torch.zeros(2)) for name in names), CPU)
@@ -128,27 +130,43 @@ def test_a_group_that_was_given_up_is_neither_joined_late_nor_asked_for_more(mon
     sender.abort()
     with pytest.raises(ProcessesLost, match="broadcasting weights: given up"):
         next(sending)
-    closed = list[str]()
 
-    class Engine:
-        model_update_group: object = None
 
-        def shutdown(self) -> None:
-            closed.append("shut down")
-
+async def test_one_who_waits_for_peers_holds_nothing_of_the_learner_s_and_parts_if_they_come_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    monkeypatch.setattr(transfer, "on_device", lambda _: nullcontext())
+    begun, end, parted = threading.Event(), threading.Event(), threading.Event()
     common = ModuleType("vllm.distributed.weight_transfer.nccl_common")
-    common.uid_init_process_group = lambda *_: sender.abort()  # type: ignore[attr-defined]  # while NCCL waits
+
+    def waits(*_: object) -> Any:
+        begun.set()
+        end.wait()
+        return SimpleNamespace(destroy=parted.set)
+
+    common.uid_init_process_group = waits  # type: ignore[attr-defined]
     packages = ["vllm", "vllm.distributed", "vllm.distributed.weight_transfer"]
     for name in packages:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules[packages[-1]], "nccl_common", common, raising=False)
-    monkeypatch.setattr(NcclSender, "_trainer_engine", lambda _: Engine())
-    monkeypatch.setattr(NcclSender, "_on_device", lambda _: nullcontext())
-    with pytest.raises(ProcessesLost, match="joining the servers: given up"):
-        sender.join("aWQ=", 2)
-    assert closed == ["shut down"]
-    with pytest.raises(EngineError, match="no server has joined"):
-        sender.send()
+
+    class Weights:
+        def __call__(self) -> Any:
+            return iter(())
+
+    weights, thread = Weights(), ComputeThread()
+    sender, there = LocalSender(NcclSender(weights, CPU), thread), weakref.ref(weights)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sender.join("aWQ=", 2), 0.05)
+    assert begun.is_set()
+    del weights, sender
+    gc.collect()
+    assert there() is None
+    assert not parted.is_set()
+    end.set()
+    assert parted.wait(10)
+    await thread.close()
 
 
 def test_servers_keep_the_log_that_vllm_writes_itself(monkeypatch: pytest.MonkeyPatch) -> None:

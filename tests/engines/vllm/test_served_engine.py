@@ -25,10 +25,11 @@ class Writes:
         self.version = 0
         self.written: list[Path] = []
 
-    async def write_weights(self, folder: Path) -> None:
+    async def write_weights(self, folder: Path) -> int:
         folder.mkdir()
         (folder / "model.safetensors").touch()
         self.written.append(folder)
+        return self.version
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         return eighths(list(ids))

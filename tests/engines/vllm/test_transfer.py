@@ -35,7 +35,7 @@ class Sends:
 
     def __init__(self) -> None:
         self.version, self.done = 0, list[object]()
-        self.waits = self.fails = False
+        self.waits = self.fails = self.learning = False
         self._end = asyncio.Event()
 
     async def describe(self) -> WeightsDescription:
@@ -67,12 +67,14 @@ class Sends:
     async def part(self) -> None:
         self.done.append("part")
 
-    async def write_weights(self, folder: Path) -> None:
+    async def write_weights(self, folder: Path) -> int:
         self.done.append("file")
+        self.version += self.learning
         folder.mkdir()
         header = json.dumps({"model.safetensors.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}})
         content = len(header).to_bytes(8, "little") + header.encode() + bytes(24)
         (folder / "model.safetensors").write_bytes(content)
+        return self.version
 
     async def score(self, ids: list[int]) -> list[float]:
         return eighths(ids)
@@ -176,7 +178,18 @@ async def test_where_one_server_fails_nobody_waits_for_it_and_all_read_the_file(
         assert "send" in learner.done[-1:]
 
 
-@pytest.mark.parametrize("fault", [reply(500, {"error": "CUDA error"}), reply(400, {"error": "CUDA error"}), None])
+async def test_servers_that_refuse_to_meet_the_learner_end_the_run_for_good(tmp_path: Path) -> None:
+    async with served(tmp_path) as (published, learner, _, servers):
+        servers[0].faults["/init_weight_transfer_engine"] = lambda _: reply(400, {"error": "bad terms"})
+        learner.version = 1
+        with pytest.raises(
+            EngineError, match=r"refuse to meet .*bad terms.*set sampler\.publish=safetensors"
+        ) as caught:
+            await published.publish()
+        assert type(caught.value) is EngineError
+
+
+@pytest.mark.parametrize("fault", [reply(500, {"error": "CUDA error"}), None])
 async def test_a_learner_that_would_wait_for_a_peer_for_ever_ends_the_run(tmp_path: Path, fault: bytes | None) -> None:
     async with served(tmp_path, publish_timeout_s=1) as (published, learner, _, servers):
         servers[0].faults["/init_weight_transfer_engine"] = lambda _: fault
@@ -226,6 +239,21 @@ async def test_a_server_that_is_gone_is_started_anew_though_the_learner_was_the_
         assert learner.done[-2:] == ["abort", "file"]
 
 
+async def test_the_only_server_that_ends_with_the_new_weights_is_started_at_once(tmp_path: Path) -> None:
+    async with served(tmp_path, 1) as (published, learner, sampler, [server]):
+        started: list[Path] = []
+        process = Ends(server, started)
+        sampler._pool._members[0].process = cast(Any, process)
+        answers = iter([reply(500, b""), reply(200, {"success": True})])
+        server.faults["/reset_prefix_cache"] = lambda _: next(answers)
+        process.stop = lambda: setattr(process, "running", False)  # type: ignore[method-assign]
+        learner.version = 1
+        assert await published.publish() == 1
+        assert learner.done == [("invitation 0", 3), "send", "file"]
+        assert len(started) == 1
+        process.stop = lambda: None  # type: ignore[method-assign]
+
+
 async def test_servers_that_end_with_the_new_weights_start_on_one_folder_of_them(tmp_path: Path) -> None:
     async with served(tmp_path) as (published, learner, sampler, servers):
         started: list[Path] = []
@@ -258,12 +286,14 @@ async def test_a_server_brought_back_reads_the_present_weights_but_none_the_lear
         assert learner.done == ["file"]
         learner.version = 2
         await published.publish()
-        learner.version = 3  # which isn't published
+        learner.learning = True  # an update is on its way, which the writing waits for
         server.version = "another"
         with pytest.raises(SamplerError):
             await sampler.generate((5, 6), PARAMS)
-        with pytest.raises(SamplerError, match="weights of version 2, and the learner has those of 3 by now"):
-            await sampler.generate((5, 6), PARAMS)
+        for version in (3, 4):
+            told = f"weights of version 2, and the learner has those of {version} by now; the run goes on from"
+            with pytest.raises(ProcessesLost, match=told):
+                await sampler.generate((5, 6), PARAMS)
 
 
 async def test_by_ipc_handles_are_kept_until_the_server_computes_with_copies(tmp_path: Path) -> None:

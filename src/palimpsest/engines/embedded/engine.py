@@ -87,9 +87,9 @@ class EmbeddedLearner:
         await self._thread.run(self._learner.load, folder)
         await self.publish()
 
-    async def write_weights(self, folder: Path) -> None:
-        """Write them as a Hugging Face folder for another process; see `write_untied`."""
-        await self._thread.run(self._learner.write_weights, folder)
+    async def write_weights(self, folder: Path) -> int:
+        """Write them as a Hugging Face folder for another process; see `write_untied`. Returns their version."""
+        return await self._thread.run(self._learner.write_weights, folder)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""

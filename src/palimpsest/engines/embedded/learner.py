@@ -130,13 +130,15 @@ class ForestLearner:
         (inner / FACTS).write_text(facts.to_json())
         return hashes(folder)
 
-    def write_weights(self, folder: Path) -> None:
-        """Write what another process samples from; see `write_untied`. Raises EngineError where a disk refuses it."""
+    def write_weights(self, folder: Path) -> int:
+        """Write what another process samples from; see `write_untied`. Returns the version of the weights; raises
+        EngineError where a disk refuses them."""
         try:
             write_untied(self._model, folder)
         except (OSError, SafetensorError) as error:
             needed = size_of(self._model, self._model.dtype)
             raise no_room(folder, error, needed=needed, key="sampler.folder") from None
+        return self.version
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """What servers sample from, by name: adapters merged, the output projection even where it is tied."""

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import cached_property, partial
 from pickle import dumps
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import WeightsDescription
 from palimpsest.errors import ConfigError, EngineError, ProcessesLost
 
+T = TypeVar("T")
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Whole weights in the servers' dtype, always in the same order; collective where ranks share them."""
 
@@ -41,7 +42,7 @@ class Described:
     def __init__(self, weights: Weights, device: torch.device) -> None:
         """`device`: the GPU that they are sent from; they may lie elsewhere. Raises ConfigError for a CPU."""
         check_gpu(device)
-        self._weights, self._device = weights, device
+        self._weights, self.device = weights, device
 
     @cached_property
     def description(self) -> WeightsDescription:
@@ -52,7 +53,7 @@ class Described:
         return WeightsDescription(names, tuple(dtype.removeprefix("torch.") for dtype in dtypes), shapes)
 
     def _on_gpu(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, value.to(self._device)) for name, value in self._weights())
+        return ((name, value.to(self.device)) for name, value in self._weights())
 
 
 def check_gpu(device: torch.device) -> None:
@@ -83,16 +84,13 @@ class NcclSender(Described):
 
     def join(self, invitation: str, size: int) -> None:
         """Meet the servers' workers, `size` - 1 of them; returns once all are there. Raises ProcessesLost."""
-        from vllm.distributed.weight_transfer import nccl_common
+        self.take(met(invitation, size, self.device))
 
+    def take(self, communicator: Any) -> None:
+        """Broadcast over this group from now on."""
         self.abort()
-        group, engine = self._group, self._trainer_engine()
-        with _telling("joining the servers"), self._on_device():
-            key = base64.b64decode(invitation)
-            engine.model_update_group = nccl_common.uid_init_process_group(key, 0, size, self._device.index or 0)
-        if group != self._group:  # given up meanwhile
-            engine.shutdown()
-            raise ProcessesLost("joining the servers: given up")
+        engine = self._trainer_engine()
+        engine.model_update_group = communicator
         self._engine = engine
 
     @torch.no_grad()
@@ -104,12 +102,11 @@ class NcclSender(Described):
             return
         if self._engine is None:
             raise EngineError("weights can't be broadcast: no server has joined")
-        with _telling("broadcasting weights"), self._on_device():
+        with _telling("broadcasting weights"), on_device(self.device):
             self._engine.send_weights()
 
     def abort(self) -> None:
-        """Part from the workers, from whatever thread: a broadcast in progress ends. A `join` in progress goes on for
-        as long as NCCL waits, and joins nothing."""
+        """Part from the workers, from whatever thread: a broadcast in progress ends."""
         engine, self._engine = self._engine, None
         self._group += 1
         if engine is not None:
@@ -133,8 +130,19 @@ class NcclSender(Described):
                 raise ProcessesLost("broadcasting weights: given up")
             yield name, value
 
-    def _on_device(self) -> Any:
-        return torch.cuda.device(self._device)
+
+def met(invitation: str, size: int, device: torch.device) -> Any:
+    """vLLM's communicator of a group of `size`, as its first. Holds nothing of the learner's, for NCCL may wait for a
+    peer for ever. Raises ProcessesLost."""
+    from vllm.distributed.weight_transfer import nccl_common
+
+    with _telling("joining the servers"), on_device(device):
+        return nccl_common.uid_init_process_group(base64.b64decode(invitation), 0, size, device.index or 0)
+
+
+def on_device(device: torch.device) -> Any:
+    """Within it this thread's GPU is `device`."""
+    return torch.cuda.device(device)
 
 
 class LocalSender:
@@ -151,7 +159,7 @@ class LocalSender:
         return await asyncio.to_thread(self._sender.invite)
 
     async def join(self, invitation: str, size: int) -> None:
-        await _beside(partial(self._sender.join, invitation, size))
+        self._sender.take(await _beside(partial(met, invitation, size, self._sender.device), late=_part))
 
     async def send(self) -> None:
         await _beside(self._sender.send)
@@ -169,21 +177,29 @@ class LocalSender:
         await self._thread.run(self._sender.release)
 
 
-async def _beside(call: Callable[[], None]) -> None:
-    """Call in a thread that may wait for ever: neither the learner's work nor the end of the process waits for it."""
-    done: Future[None] = Future()
+async def _beside(call: Callable[[], T], late: Callable[[T], None] | None = None) -> T:
+    """Call in a thread that may wait for ever: neither the learner's work nor the end of the process waits for it.
+    `late` has what comes once nobody waits any more."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
-        if not done.set_running_or_notify_cancel():
-            return
         try:
-            call()
-            done.set_result(None)
+            done.set_result(call())
         except BaseException as error:  # noqa: BLE001  whoever awaits has it
             done.set_exception(error)
 
     Thread(target=run, name="palimpsest-transfer", daemon=True).start()
-    await asyncio.wrap_future(done)
+    try:
+        return await asyncio.wrap_future(done)
+    except asyncio.CancelledError:
+        if late is not None:
+            done.add_done_callback(lambda each: late(each.result()) if each.exception() is None else None)
+        raise
+
+
+def _part(communicator: Any) -> None:
+    communicator.destroy()
 
 
 class _Source:
@@ -221,10 +237,10 @@ class IpcSender(Described):
         to stays until `release`."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         self._held = [value.contiguous() for _, value in self._on_gpu()]
         handles = [{uuid: reduce_tensor(value)[1]} for value in self._held]
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         return base64.b64encode(dumps(handles)).decode()
 
     def release(self) -> None:

@@ -83,9 +83,11 @@ class Rank:
         self._learner.load(folder)
         return self._learner.version
 
-    def publish(self, folder: Path) -> None:
+    def publish(self, folder: Path) -> int:
+        """The version that was written."""
         check_seen(folder, "sampler.folder")
         self._learner.publish(folder)
+        return self._learner.version
 
     def describe(self) -> WeightsDescription:
         """This and what follows: see `NcclSender`."""

@@ -99,13 +99,14 @@ class RayLearner:
         self._published = self.version
         return self.version
 
-    async def write_weights(self, folder: Path) -> None:
+    async def write_weights(self, folder: Path) -> int:
         """Write the whole present model, adapters merged and its output projection apart, as samplers read it.
 
-        Raises EngineError where there is no room for it.
+        Returns its version. Raises EngineError where there is no room for it.
         """
         folder.mkdir()
-        await self._all("publish", folder.resolve(), key="publish_timeout_s")
+        written = await self._all("publish", folder.resolve(), key="publish_timeout_s")
+        return int(written[0])
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""

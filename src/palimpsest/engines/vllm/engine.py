@@ -28,7 +28,7 @@ from palimpsest.engines.protocol import Engine, Learner, Limits, StepBatch, Upda
 from palimpsest.engines.vllm.process import check_python
 from palimpsest.engines.vllm.sampler import VllmSampler
 from palimpsest.engines.vllm.transfer import OverIpc, OverNccl, Transfer
-from palimpsest.errors import ConfigError, SamplerError
+from palimpsest.errors import ConfigError, ProcessesLost
 from palimpsest.model_files.weights import check_weights
 
 FOLDER = "servers"
@@ -38,8 +38,9 @@ FOLDER = "servers"
 class WritesWeights(Learner, Protocol):
     """What is needed of a learner besides."""
 
-    async def write_weights(self, folder: Path) -> None:
-        """Write a Hugging Face folder that isn't there yet, its output projection written out even where it is tied."""
+    async def write_weights(self, folder: Path) -> int:
+        """Write a Hugging Face folder that isn't there yet, its output projection written out even where it is tied.
+        Returns the version of these weights."""
         ...
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
@@ -111,17 +112,17 @@ class ServedLearner:
         return self.version
 
     async def _write(self, folder: Path, version: int) -> None:
-        """Write the weights of `version`, unless they are there. Raises SamplerError if the learner has left them."""
+        """Write the weights of `version`, unless they are there. Raises ProcessesLost if the learner has left them."""
         async with self._writing:
             if folder == self._written:
                 return
-            if self.version != version:
-                raise SamplerError(
-                    f"no server is left with weights of version {version}, and the learner has those of {self.version} "
-                    "by now; resume the run"
-                )
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # what an attempt has left
-            await self._learner.write_weights(folder)
+            written = await self._learner.write_weights(folder)
+            if written != version:  # it learnt while servers sampled
+                raise ProcessesLost(
+                    f"no server is left with weights of version {version}, and the learner has those of {written} by "
+                    "now; the run goes on from its newest checkpoint when it is resumed"
+                )
             if self._transfer is not None:
                 check_names(await self._transfer.describe(), folder)
             self._written = folder
@@ -143,7 +144,6 @@ class ServedEngine:
             raise ConfigError(f"sampler.folder={settings.folder}: no such folder; make it, or set it to null")
         if not settings.urls:
             check_python(settings)
-        check_gpus(config)
         name = f"palimpsest-{secrets.token_hex(4)}"
         logs = Path(tempfile.gettempdir()) / name if folder is None else folder / FOLDER
         handover = logs / name if settings.folder is None else Path(settings.folder) / name
@@ -151,6 +151,7 @@ class ServedEngine:
         self._inner, self.codec = inner, inner.codec
         self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs)
         self.learner = ServedLearner(learner, self.sampler, handover, _transfer(learner, settings))
+        check_gpus(config)
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
         note = "; ".join(filter(None, (inner.limits.note, f"sampled by {who}")))
         self.limits = replace(inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=note)

@@ -207,8 +207,11 @@ class Pool:
     async def _bring_up(self) -> None:
         published = self.published
         assert published is not None
+        up = [member for member in self._members if member.usable and member.process is not None]
         there = await self._carried(published) if self.transfer is not None else []
         await asyncio.gather(*(self._bring(member, published, member in there) for member in self._members))
+        if not any(member.usable for member in self._members):  # those that ended on the way are started at once
+            await asyncio.gather(*(self._bring(member, published, False) for member in up))
         self._attempts += 1
         if not any(member.usable for member in self._members):
             raise SamplerError(self._why())

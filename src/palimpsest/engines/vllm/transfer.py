@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from palimpsest.engines.protocol import WeightsDescription
-from palimpsest.engines.vllm.client import Client
-from palimpsest.errors import ProcessesLost, SamplerError
+from palimpsest.engines.vllm.client import Client, ServerFailed
+from palimpsest.errors import EngineError, ProcessesLost, SamplerError
 
 _GRACE_S = 2.0  # for a server to say that it failed, where the learner did
 
@@ -70,8 +70,8 @@ class Transfer(Protocol):
         ...
 
     async def meet(self, clients: Sequence[Client], limit_s: float) -> None:
-        """Have servers that are paused be ready for `carry`. Raises SamplerError; ProcessesLost where the learner can't
-        go on."""
+        """Have servers that are paused be ready for `carry`. Raises SamplerError, and EngineError where the learner
+        can't go on."""
         ...
 
     async def carry(self, clients: Sequence[Client]) -> None:
@@ -99,10 +99,13 @@ class OverNccl:
         try:
             async with asyncio.timeout(limit_s):
                 await self._join(clients)
-        except (SamplerError, TimeoutError) as error:
+        except (ServerFailed, TimeoutError) as error:
             told = str(error) or f"not within {limit_s:g} s; raise sampler.publish_timeout_s"
             goes_on = "the run goes on from its newest checkpoint when it is resumed"
             raise ProcessesLost(f"sampler.publish: servers and learner did not meet ({told}); {goes_on}") from None
+        except SamplerError as error:
+            told = f"sampler.publish: servers refuse to meet the learner ({error}); set sampler.publish=safetensors"
+            raise EngineError(told) from None
 
     async def carry(self, clients: Sequence[Client]) -> None:
         """See `Transfer.carry`."""
@@ -162,7 +165,9 @@ class OverIpc:
             async with asyncio.timeout(limit_s):
                 await client.join({"packed": False})
         except TimeoutError:
-            raise SamplerError(f"{client.name}: not ready for weights within {limit_s:g} s") from None
+            raise SamplerError(
+                f"{client.name}: not ready for weights within {limit_s:g} s; raise sampler.publish_timeout_s"
+            ) from None
         self._joined = client
 
     async def carry(self, clients: Sequence[Client]) -> None:
