@@ -89,7 +89,7 @@ def learner() -> None:
     put("vllm.distributed.device_communicators.pynccl_wrapper", "NCCLLibrary", lambda: drawn)
     put("palimpsest.engines.embedded.transfer", "check_gpu", nothing)
     put("palimpsest.engines.embedded.transfer", "on_device", lambda _: nullcontext())
-    put("palimpsest.engines.vllm.process", "check_transfer", nothing)
+    put("palimpsest.engines.vllm.process", "check_build", nothing)
     put("palimpsest.config.sampler", "check_publish", nothing)
     from palimpsest.engines.embedded.learner import ForestLearner
     from palimpsest.engines.scale.actors import Rank

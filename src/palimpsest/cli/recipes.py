@@ -8,7 +8,7 @@ import typer
 
 from palimpsest.cli.options import Overrides
 
-app = typer.Typer(help="Recipes and their keys: list, show, explain.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Recipes and their keys: list, show, keys.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")

@@ -129,7 +129,9 @@ class SamplerConfig(Strict):
         if self.api_key_env and not self.urls:
             raise ValueError("sampler.api_key_env is for servers that you run: set sampler.urls, or leave it out")
         if self.urls and (theirs := [name for name in changed if name in STARTED]):
-            raise ValueError(f"sampler.{theirs[0]} is for servers that palimpsest starts: leave out it or sampler.urls")
+            raise ValueError(
+                f"sampler.{theirs[0]} is for servers that palimpsest starts: leave out one of it and sampler.urls"
+            )
         if len({_address_of(url) for url in self.urls}) < len(self.urls):
             raise ValueError(f"sampler.urls={list(self.urls)} names a server twice (localhost is 127.0.0.1)")
         needed = self.servers * self.tensor_parallel

@@ -35,7 +35,7 @@ def test_servers_have_the_learners_weights_after_each_step(
     dtype: str, way: str, device: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     if (there := torch.cuda.device_count() if device == "cuda" else 0) < GPUS[way]:
-        pytest.skip(f"sampler.publish={way} needs {GPUS[way]} GPUs, here are {there}")
+        pytest.skip(f"sampler.publish={way} needs {GPUS[way]} of the machine's GPUs, of which there are {there}")
     words = ["train", "memagent-quickstart", "--out", str(tmp_path / "run"), "train.steps=3", "train.save_every=100"]
     servers = ["sampler.name=vllm", f"sampler.python={PYTHON}", "sampler.max_context=2048", "sampler.memory=0.3"]
     settings = [f"model.dtype={dtype}", f"model.device={device}", *WAYS[way]]

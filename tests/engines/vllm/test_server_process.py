@@ -135,7 +135,7 @@ def test_a_python_that_is_none_is_refused_by_its_key(tmp_path: Path) -> None:
 
 
 def test_a_server_that_weights_are_sent_to_is_told_how(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "check_transfer", lambda *_: None)
+    monkeypatch.setattr(processes, "check_build", lambda *_: None)
     for way in ("nccl", "ipc"):
         _, seen = start(publish=way)
         words = seen["args"]
@@ -150,7 +150,7 @@ def test_a_server_that_weights_are_sent_to_is_told_how(start: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("way", "torch", "told"),
     [
-        ("nccl", "2.13.0+cpu", "vLLM's build there computes on a CPU; name another by sampler.python, or set samp"),
+        ("nccl", "2.13.0+cpu", "computes on a CPU; name another by sampler.python, or set sampler.publish=safe"),
         ("ipc", "2.13.0+cpu", "computes on a CPU"),
         ("nccl", "2.13.0+cu130", "the learner sends by vLLM, too: pip install "),
     ],
@@ -163,3 +163,22 @@ def test_a_python_whose_servers_take_no_weights_without_a_file_is_refused(
         check_python(SamplerConfig(name="vllm", publish=way, python=python(f"True {torch}")))
     assert str(caught.value).startswith(f"sampler.publish={way}: ")
     assert told in str(caught.value)
+
+
+def test_gpus_are_not_named_in_vain_for_a_build_that_computes_on_a_cpu(python: Callable[[str], str]) -> None:
+    path = python("True 2.13.0+cpu")
+    with pytest.raises(
+        ConfigError, match=rf"sampler\.devices=\[1\]: the vLLM of {path} computes on a CPU; .*leave it out"
+    ):
+        check_python(SamplerConfig(name="vllm", devices=(1,), python=path))
+    check_python(SamplerConfig(name="vllm", devices=(1,), python=python("True 2.13.0+cu130")))
+
+
+def test_a_server_that_names_no_error_is_told_with_the_last_that_it_said(start: Any, tmp_path: Path) -> None:
+    process, _ = start()
+    log = tmp_path / "run" / "servers" / "vllm-0.log"
+    log.write_text("INFO\napi_server.py: error: unrecognized arguments: --nonsense=3\n\n")
+    with pytest.raises(
+        SamplerError, match=r"^vLLM server 0 ended: api_server\.py: error: unrecognized arguments: --non"
+    ):
+        process.check()

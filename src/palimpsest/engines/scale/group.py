@@ -263,7 +263,9 @@ def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
     shares = learners * cluster.gpus_per_learner + copies * cluster.gpus_per_sampler
     needed = max(learners, copies) if cluster.placement == "colocated" else shares
     if cluster.address is None and needed:
-        _check_room([{"GPU": float(needed)}], {"GPU": float(len(_gpus_but(config.sampler.devices)))})
+        there = {"GPU": float(len(_gpus_but(config.sampler.devices)))}
+        way = "" if config.sampler.publish == "safetensors" else ", with sampler.publish=safetensors"
+        _check_room([{"GPU": float(needed)}], there, way)
 
 
 def _gpus_but(servers: Sequence[int]) -> list[str]:
@@ -287,7 +289,7 @@ def _hidden(servers: Sequence[int]) -> Iterator[None]:
             os.environ[_VISIBLE] = before
 
 
-def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
+def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float], way: str = "") -> None:
     """Raise EngineError where `bundles` ask for more than the whole cluster has, whoever uses it now.
 
     >>> _check_room([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 1.0}], {"CPU": 8.0, "GPU": 2.0})
@@ -296,7 +298,7 @@ def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, floa
         needed, has = sum(bundle.get(kind, 0.0) for bundle in bundles), there.get(kind, 0.0)
         if needed > has:
             ways = "cluster.learners or cluster.samplers"
-            ways += ", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0" if kind == "GPU" else ""
+            ways += f", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0{way}" if kind == "GPU" else ""
             raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
 
 

@@ -84,12 +84,13 @@ class ServerProcess:
         """Raise SamplerError with the reason from its log if it ended."""
         if self.running:
             return
-        reason = "it ended"
+        reason = "why is in its log"
         if self._log.is_file():
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _TAIL))
                 lines = log.read().decode("utf-8", "replace").splitlines()
-            reason = next((line.strip() for line in reversed(lines) if "Error" in line), reason)
+            told = [line.strip() for line in lines if line.strip()]
+            reason = next((line for line in reversed(told) if "Error" in line), (told or [reason])[-1])
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
@@ -153,16 +154,18 @@ def _python(settings: SamplerConfig) -> str | None:
 
 def check_python(settings: SamplerConfig) -> None:
     """Raise ConfigError unless `sampler.python` is a Python with vLLM, and one that `sampler.publish` works with."""
-    torch = _torch_of(settings)
-    if settings.publish != "safetensors":
-        check_transfer(settings, torch)
+    check_build(settings, _torch_of(settings))
 
 
-def check_transfer(settings: SamplerConfig, torch: str) -> None:
-    """Raise ConfigError where weights can't go to servers, of this version of torch, without a file."""
+def check_build(settings: SamplerConfig, torch: str) -> None:
+    """Raise ConfigError for settings that servers with this version of torch can't follow."""
     way, otherwise = f"sampler.publish={settings.publish}", "or set sampler.publish=safetensors"
     if torch.endswith("+cpu"):
-        raise ConfigError(f"{way}: vLLM's build there computes on a CPU; name another by sampler.python, {otherwise}")
+        build = f"the vLLM of {_python(settings) or sys.executable} computes on a CPU; name another by sampler.python"
+        if settings.publish != "safetensors":
+            raise ConfigError(f"{way}: {build}, {otherwise}")
+        if settings.devices:
+            raise ConfigError(f"sampler.devices={list(settings.devices)}: {build}, or leave it out")
     if settings.publish == "nccl" and find_spec("vllm") is None:
         raise ConfigError(f"{way}: the learner sends by vLLM, too: {install_line('vllm')}, {otherwise}")
 
