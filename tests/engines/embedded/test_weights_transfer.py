@@ -169,17 +169,29 @@ async def test_one_who_waits_for_peers_holds_nothing_of_the_learner_s_and_parts_
     await thread.close()
 
 
-def test_servers_keep_the_log_that_vllm_writes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CONFIGURE_LOGGING", raising=False)
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    for name in ("vllm", "vllm.logger"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    transfer._import_quietly()
-    assert "VLLM_CONFIGURE_LOGGING" not in os.environ
-    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
-    monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "1")
-    transfer._import_quietly()
-    assert os.environ["VLLM_CONFIGURE_LOGGING"] == "1"
+def test_what_nccl_and_vllm_read_from_the_environment_is_there_while_they_are_asked_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "1")  # the user's own stays
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    seen: dict[str, str] = {}
+
+    class Library:
+        def __init__(self) -> None:
+            seen.update(os.environ)
+
+        def ncclGetUniqueId(self) -> Any:
+            return SimpleNamespace(internal=bytes(128))
+
+    wrapper = ModuleType("vllm.distributed.device_communicators.pynccl_wrapper")
+    wrapper.NCCLLibrary = Library  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.device_communicators", wrapper.__name__):
+        monkeypatch.setitem(sys.modules, name, wrapper)
+    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    assert NcclSender(lambda: iter(()), CPU).invite() == "A" * 170 + "A="
+    assert (seen["VLLM_CONFIGURE_LOGGING"], seen["NCCL_SOCKET_IFNAME"]) == ("1", "lo")
+    assert (os.environ["VLLM_CONFIGURE_LOGGING"], os.environ.get("NCCL_SOCKET_IFNAME")) == ("1", None)
 
 
 def test_a_disk_without_room_for_what_servers_read_is_told_with_the_room_and_the_key(

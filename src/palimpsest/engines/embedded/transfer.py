@@ -19,6 +19,7 @@ import base64
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pickle import dumps
 from threading import Thread
@@ -77,10 +78,10 @@ class NcclSender(Described):
 
     def invite(self) -> str:
         """An id by which peers meet, in base64."""
-        _import_quietly()
-        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+        with _here():
+            from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
-        return base64.b64encode(bytes(NCCLLibrary().ncclGetUniqueId().internal)).decode()
+            return base64.b64encode(bytes(NCCLLibrary().ncclGetUniqueId().internal)).decode()
 
     def join(self, invitation: str, size: int) -> None:
         """Meet the servers' workers, `size` - 1 of them; returns once all are there. Raises ProcessesLost."""
@@ -134,9 +135,9 @@ class NcclSender(Described):
 def met(invitation: str, size: int, device: torch.device) -> Any:
     """vLLM's communicator of a group of `size`, as its first. Holds nothing of the learner's, for NCCL may wait for a
     peer for ever. Raises ProcessesLost."""
-    from vllm.distributed.weight_transfer import nccl_common
+    with _here(), _telling("joining the servers"), on_device(device):
+        from vllm.distributed.weight_transfer import nccl_common
 
-    with _telling("joining the servers"), on_device(device):
         return nccl_common.uid_init_process_group(base64.b64decode(invitation), 0, size, device.index or 0)
 
 
@@ -249,16 +250,22 @@ class IpcSender(Described):
         torch.cuda.ipc_collect()
 
 
-def _import_quietly() -> None:
-    """vLLM, which would else take over this process's log. NCCL's sockets are to stay on this machine."""
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    ours = "VLLM_CONFIGURE_LOGGING" not in os.environ
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+_HERE = {
+    "NCCL_SOCKET_IFNAME": "lo",  # peers are on this machine
+    "VLLM_CONFIGURE_LOGGING": "0",  # vLLM, once imported, would take over this process's log
+}
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """While NCCL and vLLM are asked for a group: what they read from the environment, where the user has not set it."""
+    added = [name for name in _HERE if name not in os.environ]
+    os.environ.update((name, _HERE[name]) for name in added)
     try:
-        import vllm.logger  # noqa: F401  reads the variable
+        yield
     finally:
-        if ours:  # servers have their logs
-            del os.environ["VLLM_CONFIGURE_LOGGING"]
+        for name in added:
+            os.environ.pop(name, None)
 
 
 class _telling:
