@@ -103,9 +103,9 @@ def learner() -> None:
 
 
 def noted(write: Any) -> Any:
-    def writing(self: Any, folder: Path) -> None:
+    def writing(self: Any, folder: Path) -> Any:
         note("file")
-        write(self, folder)
+        return write(self, folder)
 
     return writing
 
