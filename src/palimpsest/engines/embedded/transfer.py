@@ -160,7 +160,8 @@ class LocalSender:
         return await asyncio.to_thread(self._sender.invite)
 
     async def join(self, invitation: str, size: int) -> None:
-        self._sender.take(await _beside(partial(met, invitation, size, self._sender.device), late=_part))
+        communicator = await _beside(partial(met, invitation, size, self._sender.device), late=_part)
+        await asyncio.to_thread(self._sender.take, communicator)  # parts from the group before, too: seconds
 
     async def send(self) -> None:
         await _beside(self._sender.send)
