@@ -13,6 +13,8 @@ from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
+GOES_ON = "the run goes on from its newest checkpoint when it is resumed"
+"""What an error of lost processes ends with."""
 
 
 class PalimpsestError(Exception):

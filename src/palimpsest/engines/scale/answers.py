@@ -15,11 +15,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from palimpsest.errors import PalimpsestError, ProcessesLost
+from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost
 
 LOOK_S = 0.5  # between two looks at whether all was lost meanwhile
 _SETTLE_S = 10.0  # until those who wait have seen that
-GOES_ON = "the run goes on from its newest checkpoint when it is resumed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines import guard
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.scale.actors import Rank, SamplerCopy
-from palimpsest.engines.scale.answers import GOES_ON, Answers, Limit, line_of
+from palimpsest.engines.scale.answers import Answers, Limit, line_of
 from palimpsest.engines.scale.ray_itself import needed_of, said_as_warnings, watch
-from palimpsest.errors import EngineError, PalimpsestError, ProcessesLost
+from palimpsest.errors import GOES_ON, EngineError, PalimpsestError, ProcessesLost
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
 _STARTS = 3  # of Ray: it gives itself 30 s each, too little where a machine is busy

@@ -28,7 +28,7 @@ from palimpsest.engines.protocol import Engine, Learner, Limits, StepBatch, Upda
 from palimpsest.engines.vllm.process import check_python
 from palimpsest.engines.vllm.sampler import VllmSampler
 from palimpsest.engines.vllm.transfer import OverIpc, OverNccl, Transfer
-from palimpsest.errors import ConfigError, ProcessesLost
+from palimpsest.errors import GOES_ON, ConfigError, ProcessesLost
 from palimpsest.model_files.weights import check_weights
 
 FOLDER = "servers"
@@ -121,7 +121,7 @@ class ServedLearner:
             if written != version:  # it learnt while servers sampled
                 raise ProcessesLost(
                     f"no server is left with weights of version {version}, and the learner has those of {written} by "
-                    "now; the run goes on from its newest checkpoint when it is resumed"
+                    f"now; {GOES_ON}"
                 )
             if self._transfer is not None:
                 check_names(await self._transfer.describe(), folder)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from palimpsest.engines.protocol import WeightsDescription
 from palimpsest.engines.vllm.client import Client, ServerFailed
-from palimpsest.errors import EngineError, ProcessesLost, SamplerError
+from palimpsest.errors import GOES_ON, EngineError, ProcessesLost, SamplerError
 
 _GRACE_S = 2.0  # for a server to say that it failed, where the learner did
 
@@ -101,8 +101,7 @@ class OverNccl:
                 await self._join(clients)
         except (ServerFailed, TimeoutError) as error:
             told = str(error) or f"not within {limit_s:g} s; raise sampler.publish_timeout_s"
-            goes_on = "the run goes on from its newest checkpoint when it is resumed"
-            raise ProcessesLost(f"sampler.publish: servers and learner did not meet ({told}); {goes_on}") from None
+            raise ProcessesLost(f"sampler.publish: servers and learner did not meet ({told}); {GOES_ON}") from None
         except SamplerError as error:
             told = f"sampler.publish: servers refuse to meet the learner ({error}); set sampler.publish=safetensors"
             raise EngineError(told) from None
