@@ -10,7 +10,7 @@ from typing import Any
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     from palimpsest.bench import forest, forest_cuda
-    from palimpsest.report.scaling_plot import plot_scaling
+    from palimpsest.report.plots import plot_scaling
 
     if options.device == "cuda":
         return forest_cuda.run(device="cuda")

@@ -27,8 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from palimpsest.memory.parts.alignment import THRESHOLD, supported
-from palimpsest.text.wordlists import FUNCTION, MONTHS
+from palimpsest.memory.parts.grounded import THRESHOLD, supported
+from palimpsest.text.word_forms import FUNCTION, MONTHS
 
 PARAPHRASES = ("reordered", "inflected", "abbreviated", "shortened", "merged", "resolved", "several")
 CORRUPTIONS = ("name_near", "name_far", "number_near", "number_far", "relation", "word", "negated", "swapped")

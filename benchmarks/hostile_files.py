@@ -42,14 +42,14 @@ import zstandard
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "tests")]
 
+from palimpsest.app.viewer_job import export  # noqa: E402
 from palimpsest.config.load import load_recipe  # noqa: E402  found by the line above
-from palimpsest.config.models import model_path  # noqa: E402
+from palimpsest.config.model import model_path  # noqa: E402
 from palimpsest.errors import ConfigError, DataError, ModelError  # noqa: E402
-from palimpsest.jobs.view_export import export  # noqa: E402
 from palimpsest.text.codec import Codec  # noqa: E402
-from palimpsest.view.answers import Answers  # noqa: E402
-from palimpsest.view.export_lines import json_lines  # noqa: E402
-from palimpsest.view.sources import Library, NotThere  # noqa: E402
+from palimpsest.viewer.export.export_lines import json_lines  # noqa: E402
+from palimpsest.viewer.records.sources import Library, NotThere  # noqa: E402
+from palimpsest.viewer.screens.viewer_api import Answers  # noqa: E402
 from support.view_folders import group, run_folder  # noqa: E402
 
 GROWTH_MB = 300

@@ -44,8 +44,8 @@ def _paragraph(number: int) -> tuple[str, list[str]]:
 
 
 def build(source: Path, contexts: int, documents: int, out: Path, layout: str) -> None:
-    from palimpsest.data.splitting import read_splits
-    from palimpsest.jobs.building import Contexts, build_contexts
+    from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+    from palimpsest.app.datasets.question_splits import read_splits
 
     splits = read_splits(f"eval={contexts}")
     build_contexts([source], Contexts((documents,), splits=splits, layout=layout), out=out)  # type: ignore[arg-type]
@@ -63,8 +63,8 @@ def plain_loop(source: Path, contexts: int, documents: int, out: Path) -> None:
 
 
 def sweep(file: Path) -> None:
+    from palimpsest.app.evaluate.evaluation_data import read_problems
     from palimpsest.config.load import parse_config
-    from palimpsest.jobs.evaluation_data import read_problems
 
     config = parse_config(f"data: {{source: {json.dumps(str(file))}}}")
     (problems,) = read_problems(config).values()

@@ -56,7 +56,7 @@ def recorded(work: Workload) -> list[dict[str, Any]]:
     """Groups as plain data, which every checkout can read."""
     from palimpsest.config.data import SyntheticConfig
     from palimpsest.config.schema import PolicyConfig
-    from palimpsest.data.synthetic import SyntheticSource
+    from palimpsest.data.synthetic.documents import SyntheticSource
     from palimpsest.memory.registry import build_policy
     from palimpsest.text.codec import Codec
 
@@ -153,8 +153,8 @@ def worker(path: str) -> None:
 def measures(codec: Any) -> dict[str, Callable[[Any], dict[str, Any]]]:
     """How this checkout measures a group's memories, by name."""
     try:
-        from palimpsest.measures.memory import memory_metrics
-        from palimpsest.measures.texts import Texts
+        from palimpsest.metrics.memory_metrics import memory_metrics
+        from palimpsest.metrics.reading_trace import Texts
     except ModuleNotFoundError:  # the checkout before
         old: Any = importlib.import_module("palimpsest.train.metrics")
         return {

@@ -60,7 +60,7 @@ def peak_mb(path: Path) -> float:
 
 
 def read(path: Path) -> None:
-    from palimpsest.data.problems import read_records
+    from palimpsest.data.formats.problem_files import read_records
 
     for _ in read_records(path):
         pass

@@ -18,7 +18,7 @@ def main() -> None:
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
     options = parser.parse_args()
 
-    from palimpsest.cli.figures import show_figures
+    from palimpsest.cli.output import show_figures
 
     result = run(Sizes(**vars(options)))
     print(json.dumps(result))

@@ -45,7 +45,7 @@ import httpx2
 
 from palimpsest import evaluate
 from palimpsest.bench.served import CHAT, PARAGRAPH_TOKENS, Served, asked, body, document, malformed, served
-from palimpsest.data.synthetic import make_problem
+from palimpsest.data.synthetic.documents import make_problem
 
 Figures = dict[str, Any]
 
@@ -214,7 +214,7 @@ def lengths(options: argparse.Namespace) -> Figures:
             row = {"tokens": told["request_tokens"], "turns": told["turns"], "seconds": round(seconds, 2)}
             rows.append(row | {"prompt_tokens_computed": computed, "tokens_sampled": told["tokens_sampled"]})
     if options.plot:
-        from palimpsest.report.scaling_plot import plot_scaling  # after `--help`: matplotlib
+        from palimpsest.report.plots import plot_scaling  # after `--help`: matplotlib
 
         plot_scaling([[row["turns"], row["tokens"], row["seconds"]] for row in rows], options.plot, "turns")
     return {"documents": rows}

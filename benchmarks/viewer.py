@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.models import named
-from palimpsest.rollout.record import encode_groups
-from palimpsest.runs.rows import encode_row
+from palimpsest.config.model import named
+from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.runs.jsonl_rows import encode_row
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from palimpsest.data.assemble import Record
+from palimpsest.data.record import Record
 
 
 @dataclass(frozen=True)

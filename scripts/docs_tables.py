@@ -13,7 +13,7 @@ from typing import Any
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.formats import FORMATS
+from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.memory.registry import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ def option_tables() -> str:
 
 
 def base_model_table() -> str:
-    from palimpsest.base.make import BaseModelConfig
+    from palimpsest.base_model.pretraining import BaseModelConfig
 
     return dataclass_table(BaseModelConfig, "")
 
@@ -103,7 +103,7 @@ def models() -> str:
 
 def alarms() -> str:
     """When the viewer raises one, and how grave it is."""
-    from palimpsest.view.alarms import THRESHOLDS
+    from palimpsest.viewer.records.alarms import THRESHOLDS
 
     rows = [row(f"`{key}`", f"{when[0].upper()}{when[1:]}", severity) for key, when, severity in THRESHOLDS]
     return row("alarm", "when", "") + "\n|---|---|---|\n" + "\n".join(rows)

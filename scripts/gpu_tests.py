@@ -44,7 +44,7 @@ PARTS = (
     Part("sampler", "tests/engines/embedded/test_gpu_sampler.py", 60),
     Part("benchmarks", "tests/bench/test_gpu_bench.py", 240),
     Part("resume", "tests/training/test_gpu_resume.py", 120),
-    Part("ray", "tests/engines/scale/test_gpu_ray.py", 120),
+    Part("ray", "tests/engines/ray_cluster/test_gpu_ray.py", 120),
     Part("vllm", "tests/engines/vllm/test_gpu_vllm.py", 300),
 )
 

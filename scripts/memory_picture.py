@@ -15,9 +15,8 @@ from html import escape
 from pathlib import Path
 
 import palimpsest
-from palimpsest.data.source import build_source
-from palimpsest.measures.texts import Texts
-from palimpsest.measures.trace import readings
+from palimpsest.data.sources.problem_source import build_source
+from palimpsest.metrics.reading_trace import Texts, readings
 from palimpsest.text.codec import Codec
 
 WIDTH, LINE, GAP = 760, 18, 14  # pixels

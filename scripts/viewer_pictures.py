@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.jobs.view_export import export
-from palimpsest.view.page_files import page_files
+from palimpsest.app.viewer_job import export
+from palimpsest.viewer.export.inline_page import page_files
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-RECORDS = ROOT / "tests" / "view" / "data"
+RECORDS = ROOT / "tests" / "viewer" / "data"
 MANIFEST = "viewer.json"
 TOKENIZER = "embedded"
 """What the recorded agents were trained from."""

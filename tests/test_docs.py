@@ -21,14 +21,14 @@ import yaml
 
 import palimpsest
 from docs_tables import GENERATED, between, page, write_tables
+from palimpsest.app.python_calls import Table
 from palimpsest.cli.main import app
 from palimpsest.config.load import load_recipe, parse_config, recipe_names, split_override
 from palimpsest.config.schema import PolicyConfig
-from palimpsest.data.problems import read_problems
-from palimpsest.data.rows import read_rows
-from palimpsest.jobs.table import Table
-from palimpsest.memory.check import ScriptedModel, check_policy
+from palimpsest.data.files.rows import read_rows
+from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.runs.resume_rules import _RULES
 from palimpsest.text.codec import Codec
@@ -183,7 +183,7 @@ def sample_rows() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("format", "text"), sample_rows())
 def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: str, tmp_path: Path) -> None:
-    from palimpsest.data.formats import COLUMNS, recognise
+    from palimpsest.data.formats.format_registry import COLUMNS, recognise
 
     assert json.loads(text).keys() <= COLUMNS.keys()  # so that data.map may name any of them
     file = tmp_path / "rows.json"
@@ -200,7 +200,7 @@ def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: 
 
 
 def test_every_format_has_a_sample_row() -> None:
-    from palimpsest.data.formats import FORMATS
+    from palimpsest.data.formats.format_registry import FORMATS
 
     assert {name for name, _ in sample_rows()} == set(FORMATS)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from palimpsest import files
-from palimpsest.jobs.set_folder import new_folder
-from palimpsest.progress.progress import Silent
+from palimpsest.progress.reporter import Silent
 from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.runs.folder_guard import new_folder
 
 
 def _drafted(out: Path) -> None:

@@ -19,30 +19,31 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "types",
         "events",
         "errors",
-        "given",
         "files",
         "seeding",
         "plugins",
-        "endpoints",
-        "connections",
+        "plugin_options",
+        "http_services",
+        "http_connections",
+        "_version",
         "provenance",
         "config",
         "progress",
-        "model_files",
+        "models",
         "engines.protocol",
-        "engines.guard",
+        "engines.process_guard",
     ),
     ("text",),
     ("retrieval", "tools", "memory", "data"),
-    ("measures", "reward", "rollout"),
+    ("metrics", "reward", "rollout"),
     ("credit",),
-    ("engines.losses", "engines.embedded", "engines.scale", "engines.vllm", "engines.endpoint"),
+    ("engines.losses", "engines.embedded", "engines.ray", "engines.vllm", "engines.endpoint"),
     ("engines.preflight",),
     ("engines.open",),
-    ("runs", "training", "imitate", "evaluation"),
-    ("view",),
-    ("base", "serve", "report", "bench"),
-    ("jobs",),
+    ("runs", "training", "training.supervised", "evaluation"),
+    ("viewer",),
+    ("base_model", "servers", "report", "bench"),
+    ("app",),
     ("cli",),
 )
 """From the bottom up. A module imports from its own unit and from lower levels; units of the bottom may name each
@@ -53,26 +54,25 @@ SIDEWAYS = {
     ("tools", "retrieval"),
     ("tools", "data"),
     ("memory", "tools"),
-    ("measures", "rollout"),
-    ("reward", "measures"),
+    ("reward", "metrics"),
     ("rollout", "reward"),
     ("training", "runs"),
-    ("imitate", "runs"),
-    ("imitate", "training"),
+    ("training.supervised", "runs"),
+    ("training.supervised", "training"),
     ("engines.embedded", "engines.losses"),
-    ("engines.scale", "engines.embedded"),
+    ("engines.ray", "engines.embedded"),
     ("bench", "report"),
 }
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
 HEAVY = {
-    "torch": ("engines.embedded", "engines.losses", "engines.scale", "base", "text", "bench"),
-    "transformers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
-    "tokenizers": ("engines.embedded", "engines.scale", "base", "text", "bench"),
-    "ray": ("engines.scale",),
+    "torch": ("engines.embedded", "engines.losses", "engines.ray", "base_model", "text", "bench"),
+    "transformers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
+    "tokenizers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
+    "ray": ("engines.ray",),
     # In an interpreter of its own; and the learner's end of NCCL. engines.vllm asks servers.
     "vllm": ("bench", "engines.embedded"),
-    "peft": ("engines.embedded", "engines.scale"),
+    "peft": ("engines.embedded", "engines.ray"),
     "matplotlib": ("report",),
     "pyarrow": ("data",),
 }
@@ -93,18 +93,18 @@ USES_ENGINES = {
     "engines.open": "",  # the door
     "engines.preflight": "",  # looks before it opens
     "engines.embedded": "",
-    "engines.scale": "",
+    "engines.ray": "",
     "engines.vllm": "",
     "engines.endpoint": "",
     "bench": "",  # measures the parts of the embedded engine one by one
-    "base": "palimpsest.engines.embedded.thread",  # trains from nothing, by a loop of its own, as repeatably
+    "base_model": "palimpsest.engines.embedded.compute",  # trains from nothing, by a loop of its own, as repeatably
 }
 """Who may import an engine, and what of it; everybody else goes through engines.open and knows engines.protocol."""
 
 
 def allowed(found: Import) -> bool:
     importer, imported = unit_of(found.importer), unit_of(found.imported)
-    if imported in ("engines.embedded", "engines.scale", "engines.vllm", "engines.endpoint"):
+    if imported in ("engines.embedded", "engines.ray", "engines.vllm", "engines.endpoint"):
         part = USES_ENGINES.get(importer or "")
         if part is None or not found.imported.startswith(part):
             return False
@@ -194,15 +194,15 @@ def test_package_initialisers_import_nothing_heavy() -> None:
 
 
 def test_the_application_prints_nothing_and_knows_no_command_line() -> None:
-    """`jobs/` is called from notebooks, servers and the command line alike; what watches it is a `Progress`."""
+    """`app/` is called from notebooks, servers and the command line alike; what watches it is a `Progress`."""
     displays = ("typer", "rich", "click", "palimpsest.cli")
     strays = [
         f"{i.importer}:{i.line} imports {i.imported}"
         for i in IMPORTS
-        if unit_of(i.importer) == "jobs" and i.imported.startswith(displays)
+        if unit_of(i.importer) == "app" and i.imported.startswith(displays)
     ]
     for name, tree in MODULES.items():
-        if unit_of(name) == "jobs":
+        if unit_of(name) == "app":
             calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
             strays += [f"{name}:{call.lineno} prints" for call in calls if ast.unparse(call.func) in PRINTING]
     assert not strays, "\n".join(strays)
@@ -225,7 +225,9 @@ def command(*words: str) -> str:
     return f"{start}\ntry: main()\nexcept SystemExit: pass"
 
 
-@pytest.mark.parametrize("module", ["training.loop", "engines.open", "imitate.supervised", "runs.driver"])
+@pytest.mark.parametrize(
+    "module", ["training.loop", "engines.open", "training.supervised.supervised_loop", "runs.driver"]
+)
 def test_the_loop_and_the_door_load_without_torch(module: str) -> None:
     """Of whatever they import in turn, too."""
     assert "torch" not in loaded(f"import palimpsest.{module}")
@@ -241,9 +243,9 @@ def test_check_loads_no_torch_and_no_client() -> None:
     assert "tokenizers" in packages
 
 
-@pytest.mark.parametrize("job", ["training", "evaluation", "playing"])
+@pytest.mark.parametrize("job", ["train.training_run", "evaluate.evaluation_run", "agent.play"])
 def test_runs_load_no_client_unless_they_ask_one(job: str) -> None:
-    assert "aiohttp" not in loaded(f"import palimpsest.jobs.{job}")
+    assert "aiohttp" not in loaded(f"import palimpsest.app.{job}")
 
 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
@@ -295,13 +297,13 @@ def test_the_lint_sees_what_it_is_for(source: str) -> None:
         ("palimpsest.memory.overwrite", "palimpsest.text.codec", True),
         ("palimpsest.text.codec", "palimpsest.memory.policy", False),
         ("palimpsest.training.loop", "palimpsest.engines.embedded.engine", False),
-        ("palimpsest.jobs.composing", "palimpsest.engines.embedded.engine", False),
-        ("palimpsest.jobs.composing", "palimpsest.engines.vllm.engine", False),
+        ("palimpsest.app.composition", "palimpsest.engines.embedded.engine", False),
+        ("palimpsest.app.composition", "palimpsest.engines.vllm.engine", False),
         ("palimpsest.engines.vllm.engine", "palimpsest.engines.embedded.engine", False),
-        ("palimpsest.jobs.composing", "palimpsest.engines.open", True),
+        ("palimpsest.app.composition", "palimpsest.engines.open", True),
         ("palimpsest.engines.embedded.learner", "palimpsest.engines.losses", True),
         ("palimpsest.engines.embedded.learner", "palimpsest.training.loop", False),
-        ("palimpsest.evaluation.run", "palimpsest.training.metrics", False),
+        ("palimpsest.evaluation.runner", "palimpsest.training.step_metrics", False),
         ("palimpsest.rollout.group", "palimpsest.engines.protocol", True),
     ],
 )

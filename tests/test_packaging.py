@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import palimpsest
-from palimpsest.config.extras import DISTRIBUTION, line_for
-from palimpsest.view.page_files import page_files
+from palimpsest.config.install_hints import DISTRIBUTION, line_for
+from palimpsest.viewer.export.inline_page import page_files
 from support.source import IMPORTS
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ def test_the_version_stands_in_the_package_alone() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert "version" not in project["project"]
     source = ROOT / project["tool"]["hatch"]["version"]["path"]
-    assert f'__version__ = "{palimpsest.__version__}"' in source.read_text("utf-8").splitlines()
+    assert f'__version__ = "{palimpsest._version.__version__}"' in source.read_text("utf-8").splitlines()
 
 
 def test_the_package_is_marked_as_typed() -> None:
@@ -69,7 +69,7 @@ def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
     assert PROJECT["name"] == DISTRIBUTION == "palimpsest-rl"
     assert list(PROJECT["scripts"]) == ["palimpsest"]
     try:
-        assert version(DISTRIBUTION) == palimpsest.__version__
+        assert version(DISTRIBUTION) == palimpsest._version.__version__
     except PackageNotFoundError:
         pytest.skip("this checkout isn't installed under its name; make install-dev")
 

@@ -13,9 +13,9 @@ import pytest
 
 import palimpsest
 from palimpsest import provenance
-from palimpsest.model_files.manifest import read_manifest
+from palimpsest.models.checkpoint_manifest import read_manifest
 from palimpsest.provenance import commit_of
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from support.command import Run
 from support.fakes import small_config
 from support.small_run import small_evaluation, small_run
@@ -29,7 +29,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def check(made: dict[str, Any]) -> None:
-    assert made["versions"]["palimpsest"] == palimpsest.__version__
+    assert made["versions"]["palimpsest"] == palimpsest._version.__version__
     assert made["versions"]["torch"] == version("torch")
     assert made["versions"]["transformers"] == version("transformers")
     assert made["versions"]["python"] == platform.python_version()

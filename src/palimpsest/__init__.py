@@ -14,33 +14,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from palimpsest._version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from palimpsest.app.agent.ask_files import Asked as Asked
+    from palimpsest.app.agent.ask_files import ask as ask
+    from palimpsest.app.agent.ask_files import ask_async as ask_async
+    from palimpsest.app.agent.play import Episode as Episode
+    from palimpsest.app.agent.play import play as play
+    from palimpsest.app.agent.play import play_async as play_async
+    from palimpsest.app.evaluate.evaluation_result import Evaluation as Evaluation
+    from palimpsest.app.evaluate.evaluation_run import evaluate as evaluate
+    from palimpsest.app.evaluate.evaluation_run import evaluate_async as evaluate_async
+    from palimpsest.app.evaluate.length_probe import Probe as Probe
+    from palimpsest.app.evaluate.length_probe import probe as probe
+    from palimpsest.app.evaluate.length_probe import probe_async as probe_async
+    from palimpsest.app.evaluate.rescoring import Rescoring as Rescoring
+    from palimpsest.app.evaluate.rescoring import rescore as rescore
+    from palimpsest.app.evaluate.rescoring import rescore_async as rescore_async
+    from palimpsest.app.evaluate.run_comparison import Comparison as Comparison
+    from palimpsest.app.evaluate.run_comparison import compare as compare
+    from palimpsest.app.quickstart.quickstart_run import Quickstart as Quickstart
+    from palimpsest.app.quickstart.quickstart_run import quickstart as quickstart
+    from palimpsest.app.quickstart.quickstart_run import quickstart_async as quickstart_async
+    from palimpsest.app.train.run_handle import Run as Run
+    from palimpsest.app.train.training_run import train as train
+    from palimpsest.app.train.training_run import train_async as train_async
     from palimpsest.config.load import load_recipe as load_recipe
     from palimpsest.config.schema import RunConfig as RunConfig
     from palimpsest.errors import PalimpsestError as PalimpsestError
-    from palimpsest.jobs.asking import Asked as Asked
-    from palimpsest.jobs.asking import ask as ask
-    from palimpsest.jobs.asking import ask_async as ask_async
-    from palimpsest.jobs.comparing import Comparison as Comparison
-    from palimpsest.jobs.comparing import compare as compare
-    from palimpsest.jobs.evaluated import Evaluation as Evaluation
-    from palimpsest.jobs.evaluation import evaluate as evaluate
-    from palimpsest.jobs.evaluation import evaluate_async as evaluate_async
-    from palimpsest.jobs.playing import Episode as Episode
-    from palimpsest.jobs.playing import play as play
-    from palimpsest.jobs.playing import play_async as play_async
-    from palimpsest.jobs.probing import Probe as Probe
-    from palimpsest.jobs.probing import probe as probe
-    from palimpsest.jobs.probing import probe_async as probe_async
-    from palimpsest.jobs.quickstart import Quickstart as Quickstart
-    from palimpsest.jobs.quickstart import quickstart as quickstart
-    from palimpsest.jobs.quickstart import quickstart_async as quickstart_async
-    from palimpsest.jobs.rescoring import Rescoring as Rescoring
-    from palimpsest.jobs.rescoring import rescore as rescore
-    from palimpsest.jobs.rescoring import rescore_async as rescore_async
-    from palimpsest.jobs.run import Run as Run
-    from palimpsest.jobs.training import train as train
-    from palimpsest.jobs.training import train_async as train_async
     from palimpsest.memory.policy import Answered as Answered
     from palimpsest.memory.policy import MemoryPolicy as MemoryPolicy
     from palimpsest.memory.policy import Model as Model
@@ -56,22 +58,21 @@ if TYPE_CHECKING:
     from palimpsest.types import Trajectory as Trajectory
     from palimpsest.types import Turn as Turn
 
-__version__ = "0.1.0"
 
 _EXPORTS: dict[str, tuple[str, ...]] = {
     "config.load": ("load_recipe",),
     "config.schema": ("RunConfig",),
     "errors": ("PalimpsestError",),
-    "jobs.comparing": ("compare", "Comparison"),
-    "jobs.asking": ("ask", "ask_async", "Asked"),
-    "jobs.evaluated": ("Evaluation",),
-    "jobs.evaluation": ("evaluate", "evaluate_async"),
-    "jobs.playing": ("play", "play_async", "Episode"),
-    "jobs.probing": ("probe", "probe_async", "Probe"),
-    "jobs.quickstart": ("quickstart", "quickstart_async", "Quickstart"),
-    "jobs.rescoring": ("rescore", "rescore_async", "Rescoring"),
-    "jobs.run": ("Run",),
-    "jobs.training": ("train", "train_async"),
+    "app.evaluate.run_comparison": ("compare", "Comparison"),
+    "app.agent.ask_files": ("ask", "ask_async", "Asked"),
+    "app.evaluate.evaluation_result": ("Evaluation",),
+    "app.evaluate.evaluation_run": ("evaluate", "evaluate_async"),
+    "app.agent.play": ("play", "play_async", "Episode"),
+    "app.evaluate.length_probe": ("probe", "probe_async", "Probe"),
+    "app.quickstart.quickstart_run": ("quickstart", "quickstart_async", "Quickstart"),
+    "app.evaluate.rescoring": ("rescore", "rescore_async", "Rescoring"),
+    "app.train.run_handle": ("Run",),
+    "app.train.training_run": ("train", "train_async"),
     "memory.policy": ("Answered", "MemoryPolicy", "Model"),
     "text.codec": ("Codec",),
     "tools.tool": ("Tool",),

@@ -1,15 +1,25 @@
-"""`my_module:MyThing`: what a configuration takes from a user's own file, whatever kind of thing it is.
+"""Objects that a configuration names: `my_module:MyThing` of a user's file, `python:NAME` of a call from Python.
 
     policy.name=my_module:MyPolicy        reward.name=my_module:my_reward       credit.rule=my_module:my_rule
     data.format=my_module:MyFormat        logging.sinks=[my_module:MySink]      engine.name=my_module:MyEngine
 
-A module is looked for in the current folder too; `python:NAME` is an object that the call was given (given.py). A
+A module is looked for in the current folder too; `python:NAME` is an object that the call was given (this file). A
 class is constructed with the options given for it; a function gets them as keyword arguments.
 
 Guaranteed: what is wrong is a ConfigError of one line that begins with the key that named the thing: no such module, an
 error in the module, no such name in it (with the nearest one), an unknown or missing option, one of another type than
-its annotation says (config/options.py), a thing of another shape.
+its annotation says (plugin_options.py), a thing of another shape.
 Not covered: options without an annotation, which are passed on as they are; a module that changed after its import.
+
+Objects that a call from Python was given: what `python:NAME` in a configuration means.
+
+    with giving({"python:my_reward": my_reward}):
+        found("python:my_reward", "reward.name")          # my_reward
+
+A configuration is text, so it names an object by what it is called. The object itself is known to the call it was given
+to, and to the tasks and threads of that call: two calls at once don't see each other's.
+
+Not covered: other processes, and later ones; a call there is given its objects again, or raises ConfigError.
 """
 
 from __future__ import annotations
@@ -21,15 +31,79 @@ import math
 import sys
 import traceback
 from abc import ABC, ABCMeta
-from collections.abc import Callable, Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from palimpsest import given as objects
-from palimpsest.config.options import annotations_of, check_value
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, nearest
+from palimpsest.plugin_options import annotations_of, check_value
+
+# ---- Objects that a call from Python was given ---------------------------------------------------------------
+
+
+PREFIX = "python:"
+DATA = f"{PREFIX}data"
+"""The name of problems."""
+KEYS = {"reward": "reward.name", "policy": "policy.name", "data": "data.source", "callbacks": "logging.sinks"}
+"""The key of a configuration that names an object, by the argument that takes it."""
+
+_HELD: ContextVar[Mapping[str, Any] | None] = ContextVar("palimpsest_given", default=None)
+
+
+def is_given(name: str) -> bool:
+    """Whether `name` means an object.
+
+    >>> is_given("python:my_reward"), is_given("my_module:my_reward")
+    (True, False)
+    """
+    return name.startswith(PREFIX)
+
+
+def plain(name: str) -> str:
+    """`name` as tables show it.
+
+    >>> plain("python:data"), plain("python:MyPolicy"), plain("eval_50.json")
+    ('problems', 'MyPolicy', 'eval_50.json')
+    """
+    return "problems" if name == DATA else name.removeprefix(PREFIX)
+
+
+@contextmanager
+def giving(objects: Mapping[str, Any]) -> Iterator[None]:
+    """While this lasts, each name of `objects` means its object, besides those that were known before; names that
+    `objects` gains meanwhile too."""
+    token = _HELD.set(ChainMap(cast(Any, objects), cast(Any, _HELD.get() or {})))
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def held_by(thing: Any) -> Mapping[str, Any]:
+    """The objects that a `Run` was trained with; none of a name or a folder."""
+    objects: Mapping[str, Any] = getattr(thing, "given", {})
+    return objects
+
+
+def found(name: str, where: str) -> Any:
+    """The object that `name` means. `where`: the key that named it, which begins the ConfigError."""
+    held = _HELD.get() or {}
+    if name in held:
+        return held[name]
+    argument = next((given for given, key in KEYS.items() if where.startswith(key)), "reward")
+    raise ConfigError(
+        f"{where}: {name} is a Python object, which no file of the run holds; give it again from Python, as "
+        f"{argument}=... of palimpsest.train, evaluate, play or ask, or set {KEYS[argument]} to something else"
+    )
+
+
+# ---- my_module:MyThing ---------------------------------------------------------------------------------------
+
 
 Signature = inspect.Signature
 Contract = TypeVar("Contract", bound=ABC)
@@ -117,8 +191,8 @@ def own(name: str, where: str, kind: str = "") -> Any:
     Traceback (most recent call last):
     palimpsest.errors.ConfigError: reward.name: math has no 'sqroot'; did you mean sqrt?
     """
-    if objects.is_given(name):
-        return objects.found(name, where)
+    if is_given(name):
+        return found(name, where)
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{where}: {name!r} is not of the form my_module:MyThing")

@@ -20,9 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from palimpsest import __version__
-from palimpsest.config.extras import CHECKOUT
-from palimpsest.config.secrets import without_secrets
+from palimpsest._version import __version__
+from palimpsest.config.install_hints import CHECKOUT
+from palimpsest.config.load import without_secrets
 
 MADE_WITH = "made_with"
 """The key under which `provenance` is written."""

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from palimpsest.bench import forest, forest_cuda, grpo_step, retrieval, rl_step, rollout, train_step
-from palimpsest.bench.padded import padded_gradient, plain_gradient
-from palimpsest.bench.shapes import Shapes
+from palimpsest.bench.workloads import Shapes, padded_gradient, plain_gradient
 from palimpsest.engines.protocol import StepBatch
-from palimpsest.report.scaling_plot import plot_scaling
+from palimpsest.report.plots import plot_scaling
 from support.command import Run
 from support.models import build_llama
 

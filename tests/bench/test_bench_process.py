@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.bench.process import Worker, measured
+from palimpsest.bench.worker import Worker, measured
 from palimpsest.errors import BenchError
 
 COUNTING = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.rollout.record import encode_groups
+from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.command import Run
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from palimpsest import __version__
+from palimpsest._version import __version__
 from palimpsest.retrieval.bm25 import Bm25Index
 from support.command import Run
 

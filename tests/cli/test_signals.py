@@ -67,23 +67,23 @@ RESUME, AGAIN, NOT_BEGUN = (
 MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "eval loads": (
         small_evaluation,
-        "palimpsest.jobs.evaluation:open_engine",
+        "palimpsest.app.evaluate.evaluation_run:open_engine",
         "the same command goes on",
     ),
     "eval plays": (
         small_evaluation,
-        "palimpsest.evaluation.samples:SampleLog.append",
+        "palimpsest.evaluation.sample_log:SampleLog.append",
         "the same command goes on",
     ),
-    "train loads": (training, "palimpsest.jobs.composing:open_engine", NOT_BEGUN),
+    "train loads": (training, "palimpsest.app.composition:open_engine", NOT_BEGUN),
     "quickstart evaluates": (
         quickstart,
-        "palimpsest.jobs.shards:play_shard",
+        "palimpsest.app.quickstart.evaluation_shards:play_shard",
         RESUME,
     ),
-    "data is read": (inspecting, "palimpsest.data.rows:sniff", AGAIN),
-    "data is written": (assembling, "palimpsest.data.problems:eval_row", AGAIN),
-    "base-model trains": (base_model, "palimpsest.base.make:_step", AGAIN),
+    "data is read": (inspecting, "palimpsest.data.files.rows:sniff", AGAIN),
+    "data is written": (assembling, "palimpsest.data.formats.problem_files:eval_row", AGAIN),
+    "base-model trains": (base_model, "palimpsest.base_model.pretraining:_step", AGAIN),
     "an index is built": (
         serving,
         "palimpsest.retrieval.bm25:Bm25Index.of_corpus",

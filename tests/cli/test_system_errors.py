@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.runs.rows import append_row
+from palimpsest.runs.jsonl_rows import append_row
 from support.small_run import small_run
 
 Refused = Callable[..., str]

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.config.explain import known_keys, section_of
-from palimpsest.config.keys import all_keys, keys_of
+from palimpsest.config.keys import all_keys, keys_of, known_keys, section_of
 from palimpsest.config.load import (
     dump_config,
     load_recipe,

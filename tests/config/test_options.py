@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from palimpsest.config.options import build, options_of, untyped
 from palimpsest.errors import ConfigError
+from palimpsest.plugin_options import build, options_of, untyped
 
 if TYPE_CHECKING:
     from decimal import Decimal

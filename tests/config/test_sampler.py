@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from palimpsest.config.load import dump_config, load_recipe, parse_config
-from palimpsest.config.sampler import SamplerConfig, logprobs_mode
-from palimpsest.config.schema import RunConfig, SamplingConfig
-from palimpsest.engines.vllm.process import ServerProcess
+from palimpsest.config.sampler import SamplerConfig
+from palimpsest.config.schema import RunConfig, SamplingConfig, logprobs_mode
+from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import ConfigError
 from palimpsest.runs.resume_rules import changes
 

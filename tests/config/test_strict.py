@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.config.strict import Strict
+from palimpsest.config.section import Strict
 
 
 class Section(Strict):

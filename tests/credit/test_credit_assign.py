@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
-from palimpsest.credit.dynamic import has_signal, partition
+from palimpsest.credit.dapo import has_signal, partition
 from palimpsest.engines.protocol import TrainSegment
 from palimpsest.types import Group
 from support.credit import group, only, trained

@@ -8,7 +8,7 @@ import pytest
 
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import assign
-from palimpsest.reward.questions import mean_grade
+from palimpsest.reward.grading import mean_grade
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Question, StopReason, Trajectory, Turn
 from support.credit import only
 

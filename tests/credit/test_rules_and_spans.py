@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit.assign import assign
-from palimpsest.credit.rules import build_rule, unread
+from palimpsest.credit.assign import assign, build_rule, unread
 from palimpsest.credit.state import state_advantages
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.rollout.record import grade_from_json, grade_to_json
+from palimpsest.rollout.trajectory_file import grade_from_json, grade_to_json
 from palimpsest.types import Grade, Group, Problem, SpanReward
 from support.credit import only, state_mix, trained, trajectory
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from palimpsest.app.datasets.data_files import convert
 from palimpsest.config.data import DataConfig
-from palimpsest.data.problems import format_of, read_problems
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.problem_files import format_of, read_problems
+from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import DataError
-from palimpsest.jobs.converting import convert
 
 LONGBENCH: dict[str, Any] = {
     "_id": "66f3", "domain": "Code", "sub_domain": "x", "difficulty": "hard", "length": "short", "question": "Which?",

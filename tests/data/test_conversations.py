@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.data.conversations import LINE, pieces
-from palimpsest.data.inspect import inspect_source
-from palimpsest.data.problems import Reading, read_problems
+from palimpsest.data.formats.problem_files import Reading, read_problems
+from palimpsest.data.formats.question_formats import LINE, pieces
 from palimpsest.errors import DataError
+from palimpsest.report.dataset_summary import inspect_source
 
 DATES = ["2023/05/20 (Sat) 02:21", "2023/05/21 (Sun) 09:00"]
 ROW: dict[str, Any] = {

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.data.assemble import Corpus, Record, assemble, document_block
+from palimpsest.data.assemble import Corpus, assemble, document_block
+from palimpsest.data.record import Record
 from palimpsest.errors import DataError
 from support.records import CORPUS, record
 

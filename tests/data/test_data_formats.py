@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.problems import Reading, read_corpus, read_problems, read_records, write_eval_file, write_problems
+from palimpsest.data.formats.problem_files import (
+    Reading,
+    read_corpus,
+    read_problems,
+    read_records,
+    write_eval_file,
+    write_problems,
+)
 from palimpsest.errors import DataError
 from palimpsest.types import Problem, Question
 

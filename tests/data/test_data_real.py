@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.file_source import FileSource
-from palimpsest.data.inspect import inspect_source
-from palimpsest.data.problems import read_problems, read_records
-from palimpsest.data.question_files import read_questions
-from palimpsest.reward.grader import measure
+from palimpsest.app.datasets.question_splits import read_questions
+from palimpsest.data.formats.problem_files import read_problems, read_records
+from palimpsest.data.sources.file_source import FileSource
+from palimpsest.report.dataset_summary import inspect_source
+from palimpsest.reward.answer_match import measure
 from palimpsest.types import Problem
 
 

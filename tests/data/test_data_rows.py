@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.data import rows as rows_module
-from palimpsest.data.problems import Reading, read_problems
-from palimpsest.data.rows import read_rows
+from palimpsest.data.files import rows as rows_module
+from palimpsest.data.files.rows import read_rows
+from palimpsest.data.formats.problem_files import Reading, read_problems
 from palimpsest.errors import DataError
 
 OBJECTS: list[dict[str, Any]] = [

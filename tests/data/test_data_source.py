@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from palimpsest.config.data import DataConfig
-from palimpsest.data.file_source import FileSource
-from palimpsest.data.problems import Reading, write_problems
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.problem_files import Reading, write_problems
+from palimpsest.data.sources.file_source import FileSource
+from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from palimpsest.config.load import parse_config
 from palimpsest.data.assemble import Placing, assemble
-from palimpsest.data.file_source import FileSource
-from palimpsest.data.problems import read_problems, read_records
-from palimpsest.data.synthetic import make_problem
-from palimpsest.data.world import ATTRIBUTES
+from palimpsest.data.formats.problem_files import read_problems, read_records
+from palimpsest.data.sources.file_source import FileSource
+from palimpsest.data.synthetic.documents import make_problem
+from palimpsest.data.synthetic.world import ATTRIBUTES
 from palimpsest.errors import ConfigError, DataError
 from support.records import CORPUS, record
 

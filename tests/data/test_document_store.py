@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from palimpsest.app.evaluate.evaluation_data import read_problems
 from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
-from palimpsest.data.document_store import LONG, DocumentStore
-from palimpsest.data.file_source import FileSource, SourceProblems, outlines, some_of
-from palimpsest.data.problems import Reading
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.problem_files import Reading
+from palimpsest.data.record import LONG, DocumentStore
+from palimpsest.data.sources.file_source import FileSource, SourceProblems, outlines, some_of
+from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import DataError
-from palimpsest.jobs.evaluation_data import read_problems
 
 MEGABYTE = 1 << 20
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.problems import read_problems
+from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from palimpsest.config.data import DataConfig
-from palimpsest.data.file_source import FileSource
-from palimpsest.data.mixing import MixedSource, shares
-from palimpsest.data.problems import write_problems
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.problem_files import write_problems
+from palimpsest.data.sources.file_source import FileSource
+from palimpsest.data.sources.problem_source import MixedSource, build_source, shares
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 

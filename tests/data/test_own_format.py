@@ -10,20 +10,20 @@ import pytest
 from palimpsest.config.data import FORMATS as CONFIGURABLE
 from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
-from palimpsest.data.file_source import FileSource
-from palimpsest.data.formats import FORMATS
-from palimpsest.data.inspect import inspect_source
-from palimpsest.data.own_format import own_format
-from palimpsest.data.problems import Reading, RowFormat, format_of, read_problems, write_problems
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.custom_format import own_format
+from palimpsest.data.formats.format_registry import FORMATS
+from palimpsest.data.formats.problem_files import Reading, RowFormat, format_of, read_problems, write_problems
+from palimpsest.data.sources.file_source import FileSource
+from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.report.dataset_summary import inspect_source
 from palimpsest.types import Problem
 
 ROOT = Path(__file__).parents[2]
 CSV = "examples.own_format:CsvFormat"
 
 MODULE = """
-from palimpsest.data.assemble import Record
+from palimpsest.data.record import Record
 from palimpsest.types import Problem
 
 def pairs(path, *, sep="="):

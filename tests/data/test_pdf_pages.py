@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.data import pdf_pages
-from palimpsest.data.user_files import read_files
+from palimpsest.data.files import pdf_pages
+from palimpsest.data.files.text_files import read_files
 from palimpsest.errors import DataError
 
 

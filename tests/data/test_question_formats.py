@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.formats import FORMATS, recognise
-from palimpsest.data.problems import Reading, read_problems, read_records
-from palimpsest.data.rows import Row
+from palimpsest.data.files.rows import Row
+from palimpsest.data.formats.format_registry import FORMATS, recognise
+from palimpsest.data.formats.problem_files import Reading, read_problems, read_records
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 

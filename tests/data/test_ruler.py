@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.manifest import MANIFEST
-from palimpsest.data.problems import read_problems
-from palimpsest.data.ruler.definitions import NOISE, TASKS
+from palimpsest.app.datasets.generated_sets import Texts, make_ruler
+from palimpsest.data.fingerprints import MANIFEST
+from palimpsest.data.formats.problem_files import read_problems
+from palimpsest.data.synthetic.ruler_definitions import NOISE, TASKS
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.jobs.ruler import Texts, make_ruler
-from palimpsest.reward.grader import measure
+from palimpsest.reward.answer_match import measure
 from palimpsest.text.codec import Codec
 
 ASSETS = Path(__file__).parents[2] / "src" / "palimpsest" / "assets"

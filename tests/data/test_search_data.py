@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.objectives import objective_count
-from palimpsest.data.search_synthetic import Plan, SyntheticSearchSource, make_search_problem, plan
-from palimpsest.data.source import build_source
-from palimpsest.data.world import PEOPLE
+from palimpsest.data.record import objective_count
+from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.synthetic.search_problems import Plan, SyntheticSearchSource, make_search_problem, plan
+from palimpsest.data.synthetic.world import PEOPLE
 from palimpsest.errors import DataError
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.types import Problem
@@ -188,7 +188,7 @@ def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict[str, Any
 
 
 def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metrics(tmp_path: Path) -> None:
-    from palimpsest.runs.rows import read_rows
+    from palimpsest.runs.jsonl_rows import read_rows
     from support.fakes import small_config
     from support.training import train
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from palimpsest.config.data import DataConfig, SearchDataConfig
-from palimpsest.data.inspect import inspect_source, render
-from palimpsest.data.objectives import objective_count
-from palimpsest.data.problems import read_problems, write_problems
-from palimpsest.data.search_files import SearchFileSource
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.problem_files import read_problems, write_problems
+from palimpsest.data.record import objective_count
+from palimpsest.data.sources.file_source import SearchFileSource
+from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.report.dataset_summary import inspect_source, render
 from palimpsest.types import Problem
 
 THREE = (
@@ -212,8 +212,8 @@ def _listed(answers: Any) -> list[str]:
 
 
 def evaluated(**options: Any) -> list[tuple[str, list[Problem]]]:
-    from palimpsest.jobs.evaluation_data import read_problems as to_play
-    from palimpsest.jobs.settings import Agent, evaluation_config
+    from palimpsest.app.config_resolution import Agent, evaluation_config
+    from palimpsest.app.evaluate.evaluation_data import read_problems as to_play
 
     chunks = options.pop("chunks", None)
     return list(to_play(evaluation_config(Agent(policy="overwrite"), **options), chunks).items())

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from palimpsest.config.data import StartsConfig, SyntheticConfig
-from palimpsest.data.starts import IN_MEMORY
-from palimpsest.data.synthetic import SyntheticSource
-from palimpsest.data.world import read_fact
+from palimpsest.data.synthetic.documents import IN_MEMORY, SyntheticSource
+from palimpsest.data.synthetic.world import read_fact
 from palimpsest.types import Problem
 from support.facts import answer_by_reading, read_facts
 

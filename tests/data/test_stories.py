@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data import babi, updates
-from palimpsest.data.problems import read_problems
-from palimpsest.data.updates import update_story
-from palimpsest.data.world import PEOPLE
+from palimpsest.app.datasets.generated_sets import Amount, make_babilong, make_updates
+from palimpsest.data.formats.problem_files import read_problems
+from palimpsest.data.synthetic import fact_stories
+from palimpsest.data.synthetic.fact_stories import update_story
+from palimpsest.data.synthetic.world import PEOPLE
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.jobs.stories import Amount, make_babilong, make_updates
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 
@@ -77,13 +77,13 @@ def answers(task: str, sentences: list[str], question: str) -> set[str]:
     return {to for giver, thing, to in gifts if (giver, thing) == (asked[2], asked[5])}
 
 
-@pytest.mark.parametrize("task", babi.TASKS)
+@pytest.mark.parametrize("task", fact_stories.TASKS)
 def test_answers_follow_from_the_sentences_and_only_one_does(task: str) -> None:
     given: Counter[str] = Counter()
     for index in range(300):
-        facts, asked = babi.story(task, keyed_random(3, task, index))
+        facts, asked = fact_stories.story(task, keyed_random(3, task, index))
         assert answers(task, facts, asked.question) == {asked.answer}, (facts, asked)
-        least, most = babi.FACTS[task]
+        least, most = fact_stories.FACTS[task]
         assert least <= len(facts) <= most + 2
         assert list(asked.support) == sorted(set(asked.support))
         assert asked.answer in " ".join(facts[number] for number in asked.support)
@@ -93,7 +93,7 @@ def test_answers_follow_from_the_sentences_and_only_one_does(task: str) -> None:
 
 def test_two_and_three_facts_are_needed_where_the_task_says_so() -> None:
     for task, fewest in (("qa1", 1), ("qa2", 2), ("qa3", 3), ("qa4", 1), ("qa5", 1)):
-        counts = {len(babi.story(task, keyed_random(4, task, i))[1].support) for i in range(100)}
+        counts = {len(fact_stories.story(task, keyed_random(4, task, i))[1].support) for i in range(100)}
         assert min(counts) == fewest
         assert max(counts) <= 4
 
@@ -115,7 +115,7 @@ def test_facts_stand_in_their_order_in_a_text_of_the_length(tmp_path: Path, hays
             assert 0.98 * int(length) <= tokens <= int(length)
             assert tokens == problem.metadata["length"]
             assert ("moor" in context) == haystack
-            people = "|".join(babi.PEOPLE)
+            people = "|".join(fact_stories.STORY_PEOPLE)
             told = [
                 s
                 for s in re.split(r"(?<=\.) ", context)
@@ -148,7 +148,7 @@ def read_updates(context: str, subject: str) -> list[tuple[int, str, bool]]:
     ]
 
 
-@pytest.mark.parametrize("kind", updates.KINDS)
+@pytest.mark.parametrize("kind", fact_stories.KINDS)
 def test_what_is_so_and_what_was_follow_from_the_lines(kind: str) -> None:
     for index in range(100):
         changes = 1 + index % 5
@@ -188,7 +188,9 @@ def test_sets_of_updates_are_read_again_and_have_the_length(tmp_path: Path, pali
     done = palimpsest(*command, "--out", str(tmp_path / "set"))
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "set").glob("*.jsonl"))
-    assert [path.name for path in files] == sorted(f"{kind}_{n}.jsonl" for kind in updates.KINDS for n in (800, 2000))
+    assert [path.name for path in files] == sorted(
+        f"{kind}_{n}.jsonl" for kind in fact_stories.KINDS for n in (800, 2000)
+    )
     codec = Codec.load(TOKENIZER)
     for path in files:
         length = int(path.stem.split("_")[1])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from palimpsest.config.data import SyntheticConfig
-from palimpsest.data.synthetic import SyntheticSource, make_problem
-from palimpsest.data.world import ATTRIBUTES, PEOPLE, RELATIONS
+from palimpsest.data.synthetic.documents import SyntheticSource, make_problem
+from palimpsest.data.synthetic.world import ATTRIBUTES, PEOPLE, RELATIONS
 from palimpsest.errors import DataError
-from palimpsest.imitate.skills import Skills
+from palimpsest.training.supervised.skills import Skills
 from support.facts import answer_by_reading, read_facts
 
 

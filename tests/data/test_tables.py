@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from palimpsest.data.problems import Reading, read_problems
-from palimpsest.data.rows import read_rows
+from palimpsest.data.files.rows import read_rows
+from palimpsest.data.formats.problem_files import Reading, read_problems
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 

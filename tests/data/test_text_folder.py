@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.data import corpus as search_corpus
-from palimpsest.data.file_source import FileSource
-from palimpsest.data.problems import Reading, read_corpus, read_problems
+from palimpsest.data.formats import corpus as search_corpus
+from palimpsest.data.formats.problem_files import Reading, read_corpus, read_problems
+from palimpsest.data.sources.file_source import FileSource
 from palimpsest.errors import DataError
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from palimpsest.data.user_files import html_text, read_files, text_of
+from palimpsest.data.files.text_files import html_text, read_files, text_of
 from palimpsest.errors import DataError
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from palimpsest.engines import guard
+from palimpsest.engines import process_guard
 
 MARK = "mark-of-a-test"
 SEGMENT = Path(f"/dev/shm/psm_of_a_test_{os.getpid()}")
@@ -37,9 +37,9 @@ time.sleep(600)
 def test_the_end_of_the_pipe_ends_all_that_has_the_mark_with_its_memory_and_folders(tmp_path: Path) -> None:
     folder = tmp_path / "sockets"
     folder.mkdir()
-    watching = guard.start(MARK, [folder])
+    watching = process_guard.start(MARK, [folder])
     command = [sys.executable, "-c", STARTED.format(segment=str(SEGMENT))]
-    started = subprocess.Popen(command, env={**os.environ, guard.MARK: MARK}, stdout=subprocess.PIPE)
+    started = subprocess.Popen(command, env={**os.environ, process_guard.MARK: MARK}, stdout=subprocess.PIPE)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     assert started.stdout is not None
     semaphore = SEGMENT.parent / f"sem.{started.stdout.readline().decode().strip().removeprefix('/')}"
@@ -61,7 +61,7 @@ def test_the_end_of_the_pipe_ends_all_that_has_the_mark_with_its_memory_and_fold
 KILLED = """
 import os, signal, subprocess, sys, tempfile, time
 from pathlib import Path
-from palimpsest.engines import guard
+from palimpsest.engines import process_guard as guard
 memory, sockets = Path(tempfile.mkdtemp(prefix="palimpsest-1-")), Path(tempfile.mkdtemp(prefix="pal-"))
 made = guard.start("mark-of-the-killed", [memory, sockets])
 environment = {**os.environ, guard.MARK: "mark-of-the-killed"}
@@ -90,7 +90,7 @@ def test_what_a_process_killed_with_its_guard_left_goes_with_the_next_guard(temp
     assert Path(memory).is_dir()
     assert Path(sockets).is_dir()
     assert psutil.Process(int(child)).status() != psutil.STATUS_ZOMBIE
-    guard.start(MARK, []).finish()
+    process_guard.start(MARK, []).finish()
     assert not Path(memory).exists()
     assert not Path(sockets).exists()
     assert gone(int(child))
@@ -99,8 +99,8 @@ def test_what_a_process_killed_with_its_guard_left_goes_with_the_next_guard(temp
 
 def test_what_a_living_process_has_stays_when_another_guard_starts(temporary: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))
-    watching = guard.start(MARK, [folder])
-    guard.start("another-mark", []).finish()
+    watching = process_guard.start(MARK, [folder])
+    process_guard.start("another-mark", []).finish()
     assert folder.is_dir()
     watching.finish()
     assert not folder.exists()
@@ -108,7 +108,7 @@ def test_what_a_living_process_has_stays_when_another_guard_starts(temporary: Pa
 
 def test_a_guard_that_is_killed_is_replaced_and_clears_up(temporary: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))
-    watching = guard.start(MARK, [folder])
+    watching = process_guard.start(MARK, [folder])
     first = watching.process
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -125,7 +125,7 @@ def test_no_file_of_the_working_folder_stands_in_for_a_module(tmp_path: Path, mo
     (tmp_path / "select.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "sockets").mkdir()
-    guard.start(MARK, [folder]).finish()
+    process_guard.start(MARK, [folder]).finish()
     assert not folder.exists()
 
 

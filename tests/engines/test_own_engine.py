@@ -16,7 +16,7 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import CompletionDelta, Engine, Learner, StepBatch, TrainSegment
 from palimpsest.errors import CheckpointError, ConfigError
 from palimpsest.files import hashes
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import SamplingParams, Segment
 from support.command import Run
 

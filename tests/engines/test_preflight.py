@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from palimpsest.app.config_resolution import Agent
 from palimpsest.config.load import load_recipe
 from palimpsest.engines import preflight
-from palimpsest.engines.embedded import devices
+from palimpsest.engines.embedded import compute
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.preflight import bytes_each, check_gpus, with_dtype
 from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.settings import Agent
 
 SEVEN, FOURTEEN = 7_615_616_512, 14_770_033_664
 H100 = 80 * 10**9
@@ -31,7 +31,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     def told(
         *overrides: str, gpus: int = 8, weights: int = SEVEN, objective: Objective | None = "policy", memory: int = H100
     ) -> list[str]:
-        monkeypatch.setattr(devices, "memories", lambda: {str(number): memory for number in range(gpus)})
+        monkeypatch.setattr(compute, "memories", lambda: {str(number): memory for number in range(gpus)})
         monkeypatch.setattr(preflight, "adapters_of", lambda path: ([], path))
         monkeypatch.setattr(preflight, "open_model", lambda path: (Path(path), weights))
         monkeypatch.setattr(preflight, "on_cpu", lambda _: False)
@@ -177,7 +177,7 @@ def test_a_model_that_is_only_sampled_from_is_held_as_its_files_are_on_a_gpu(
     (folder / "manifest.json").unlink(missing_ok=True)
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"dtype": stored}))
-    monkeypatch.setattr(devices, "memories", lambda: dict.fromkeys(map(str, range(gpus)), H100))
+    monkeypatch.setattr(compute, "memories", lambda: dict.fromkeys(map(str, range(gpus)), H100))
     config = Agent(model=folder, overrides=override).config({})
     assert with_dtype(config, None).model.dtype == dtype
 
@@ -188,7 +188,7 @@ def test_training_names_its_dtype() -> None:
 
 
 def test_what_gpus_forbid_is_an_error_before_a_model_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "memories", lambda: {"0": 1000})
+    monkeypatch.setattr(compute, "memories", lambda: {"0": 1000})
     monkeypatch.setattr("palimpsest.engines.embedded.engine.trainable", lambda _: pytest.fail("opened"))
     with pytest.raises(ConfigError, match="a GPU has 0 GB for them"):
         open_engine(load_recipe("memagent-quickstart", []), objective="policy")

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from palimpsest.app.quickstart.evaluation_shards import Shard, samples_of
+from palimpsest.app.quickstart.quickstart_results import quickstart_config
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
-from palimpsest.evaluation.run import Arena, EvalSet, evaluate, evaluate_sets
-from palimpsest.evaluation.samples import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
+from palimpsest.evaluation.runner import Arena, EvalSet, evaluate, evaluate_sets
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
-from palimpsest.jobs.quickstart_config import quickstart_config
-from palimpsest.jobs.shards import Shard, samples_of
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.app.quickstart.evaluation_shards import Shard
+from palimpsest.app.quickstart.quickstart_results import quickstart_config
 from palimpsest.config.load import dump_config
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.episodes import EPISODES, EpisodeFile, Kept, read_episodes
-from palimpsest.evaluation.samples import IDENTITY, SAMPLES
-from palimpsest.jobs.quickstart_config import quickstart_config
-from palimpsest.jobs.shards import Shard
+from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Kept, read_episodes
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 from support.tasks import Told
 

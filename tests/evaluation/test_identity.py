@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from palimpsest.errors import RunError
-from palimpsest.evaluation.identity import difference
-from palimpsest.evaluation.samples import SampleLog, set_aside_other
+from palimpsest.evaluation.sample_log import SampleLog, difference, set_aside_other
 
 LONG = {"source": "synthetic", "format": None, "files": ["a" * 40] * 9, "seed": 0}
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.app.evaluate.evaluation_result import Evaluation
 from palimpsest.errors import RunError
-from palimpsest.evaluation.samples import SAMPLES
-from palimpsest.jobs.evaluated import Evaluation
+from palimpsest.evaluation.sample_log import SAMPLES
 
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
 Rows = list[dict[str, Any]]

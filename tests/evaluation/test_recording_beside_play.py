@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.evaluation.run import evaluate
-from palimpsest.evaluation.samples import SAMPLES
-from palimpsest.memory.closed_book import ClosedBookPolicy
+from palimpsest.evaluation.runner import evaluate
+from palimpsest.evaluation.sample_log import SAMPLES
+from palimpsest.memory.document_baselines import ClosedBookPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
 

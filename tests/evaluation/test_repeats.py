@@ -10,9 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from palimpsest.evaluation.repeats import disagreement, pass_at_k, passes
-from palimpsest.evaluation.samples import Sample, SampleLog, read_samples
-from palimpsest.evaluation.summary import summarise
+from palimpsest.evaluation.sample_log import Sample, SampleLog, read_samples
+from palimpsest.evaluation.summary import disagreement, pass_at_k, passes, summarise
 from support.score_test import STUDENT, score_test_ends
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from palimpsest.evaluation import comparison
-from palimpsest.evaluation.cells import Cell, cell_of
 from palimpsest.evaluation.comparison import Side, SideBySide
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.pairing import Cell, cell_of
+from palimpsest.evaluation.sample_log import Sample
 from support.evaluations import sample
 
 

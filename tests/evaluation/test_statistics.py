@@ -11,8 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from palimpsest.evaluation.clusters import clusters_of
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import (
     bootstrap,
     cluster_error,
@@ -24,7 +23,7 @@ from palimpsest.evaluation.statistics import (
     student,
     wilson,
 )
-from palimpsest.evaluation.summary import EvalSummary, Score, interval_notes, score, summarise
+from palimpsest.evaluation.summary import EvalSummary, Score, clusters_of, interval_notes, score, summarise
 from support.coverage import LAYOUTS, cluster_coverage, coverage
 from support.score_test import STUDENT, score_test_ends
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from palimpsest.evaluation.ended import Ended, sample_of
-from palimpsest.evaluation.transcripts import Transcripts, transcript
-from palimpsest.jobs.composing import measure_memory
-from palimpsest.measures.texts import Texts
+from palimpsest.app.composition import measure_memory
+from palimpsest.evaluation.episode_files import Transcripts, transcript
+from palimpsest.evaluation.runner import Ended, sample_of
+from palimpsest.metrics.reading_trace import Texts
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 

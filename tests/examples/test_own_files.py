@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.cli.main import app
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 SMALL = (

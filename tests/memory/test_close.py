@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.memory.parts import alignment
-from palimpsest.memory.parts.alignment import supported
-from palimpsest.memory.parts.grounded import Rule, sift
-from palimpsest.memory.parts.sentence_match import Match
-from palimpsest.memory.parts.source_words import read_source
-from palimpsest.text.wordforms import LONGEST, worded
+from palimpsest.memory.parts import grounded
+from palimpsest.memory.parts.grounded import Rule, sift, supported
+from palimpsest.memory.parts.sentence_match import Match, read_source
+from palimpsest.text.word_forms import LONGEST, worded
 from support.agents import base_codec
 
 SOURCE = """Ada Lorne
@@ -150,9 +148,9 @@ def test_a_hostile_text_costs_a_bounded_number_of_looks(piece: str, monkeypatch:
             looks += 1
             return super().fault(threshold)
 
-    monkeypatch.setattr(alignment, "Match", Counted)
+    monkeypatch.setattr(grounded, "Match", Counted)
     supported(f"{piece * 400} Zeno of Elea", [source])
-    assert looks <= 6 * alignment.CANDIDATES * (1 + 2 * alignment.SPLITS)
+    assert looks <= 6 * grounded.CANDIDATES * (1 + 2 * grounded.SPLITS)
 
 
 def test_a_source_is_read_once() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.memory.closed_book import ClosedBookPolicy
-from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.document_baselines import ClosedBookPolicy, FullContextPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Question
 from support.agents import played

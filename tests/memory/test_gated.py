@@ -11,14 +11,14 @@ import pytest
 from palimpsest.config.reward import GateRewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError
-from palimpsest.measures.memory import memory_metrics
-from palimpsest.measures.texts import Texts
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.reward.gates import GateLayer, gate_rewards
+from palimpsest.metrics.memory_metrics import memory_metrics
+from palimpsest.metrics.reading_trace import Texts
+from palimpsest.reward.turn_rewards import GateLayer, gate_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.text.codec import Codec
-from palimpsest.training.metrics import prompt_tokens, sampled_tokens
+from palimpsest.training.step_metrics import prompt_tokens, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
 from support.recall import DOCUMENT, SMALL, Script
 

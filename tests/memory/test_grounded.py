@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryUngrounded, MemoryWritten
-from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.grounded import Rule, sift
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.prune import PrunePolicy
-from palimpsest.memory.recall import RecallPolicy
-from palimpsest.memory.retrieve import RetrievalPolicy
-from palimpsest.memory.summary import SummaryPolicy
+from palimpsest.memory.recall import RecallPolicy, RetrievalPolicy
+from palimpsest.memory.tool_baselines import SummaryPolicy
 from palimpsest.types import Problem
 from support import agents as tool_agents
 from support.agents import base_codec, events, family_codec, ids_of, played, prune, search

@@ -13,23 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palimpsest.app.config_resolution import Agent
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.events import HeadWritten, of_type
-from palimpsest.jobs.settings import Agent
-from palimpsest.measures.hazards import Hazards, Holds, Sight
-from palimpsest.measures.memory import memory_metrics, memory_steps
-from palimpsest.measures.texts import Texts
-from palimpsest.measures.trace import Reading, last_memory, memories, readings
 from palimpsest.memory import heads, overwrite
-from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.prompts import Layout
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.reward.state import turn_rewards
-from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.metrics.hazards import Hazards, Holds, Sight
+from palimpsest.metrics.memory_metrics import memory_metrics, memory_steps
+from palimpsest.metrics.reading_trace import Reading, Texts, last_memory, memories, readings
+from palimpsest.reward.turn_rewards import turn_rewards
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.text.template import Template
 from palimpsest.types import Grade, Group, Problem, Trajectory
 from support.agents import FAMILIES, base_codec, family_codec, played

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
-from palimpsest.text.tool_calls import CallStyle, ToolCall, find_calls
-from palimpsest.text.tool_writing import call_text
+from palimpsest.text.tool_calls import CallStyle, ToolCall, call_text, find_calls
 from support.agents import base_codec, call, family_codec, search
 from support.histories import concatenated, exchange, is_subsequence
 

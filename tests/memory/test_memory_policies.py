@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import palimpsest
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.memory.check import ScriptedModel, check_policy
-from palimpsest.memory.full_context import FullContextPolicy, SlidingWindowPolicy
+from palimpsest.memory.document_baselines import FullContextPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.chunks import split, truncate
 from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.types import Outcome, Problem
 

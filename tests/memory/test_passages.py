@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.memory.check import ScriptedModel, check_policy
-from palimpsest.memory.full_context import FullContextPolicy, PassagesPolicy
+from palimpsest.memory.document_baselines import FullContextPolicy, PassagesPolicy
 from palimpsest.memory.policy import Answered
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.types import Outcome, Problem, Question
 from support.agents import played

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
+from palimpsest.app.config_resolution import Agent, run_config
+from palimpsest.app.starter_files import prompt_file
 from palimpsest.config.load import dump_config, load_recipe, parse_config
 from palimpsest.config.prompt_file import MAX_BYTES
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.prompts import prompt_file
-from palimpsest.jobs.settings import Agent, run_config
-from palimpsest.memory.check import ScriptedModel, check_policy
 from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import POLICIES, build_policy
-from palimpsest.model_files.manifest import MANIFEST, sealed
+from palimpsest.models.checkpoint_manifest import MANIFEST, sealed
 from palimpsest.plugins import own_class
 from palimpsest.text.template import user_turn
 from palimpsest.types import Problem

@@ -333,7 +333,7 @@ STYLES: dict[CallStyle, str] = {"hermes": "qwen", "llama3": "llama3", "mistral":
 
 @pytest.mark.parametrize("style", STYLES)
 def test_every_style_of_calls_prunes(style: CallStyle) -> None:
-    from palimpsest.text.tool_writing import call_text
+    from palimpsest.text.tool_calls import call_text
 
     agent = PrunePolicy(tools={"search": {"topk": 1}}, prompts="standard", context_tokens=9000, turn_tokens=900)
     first, second = (agent.result_id(world(), number) for number in range(2))

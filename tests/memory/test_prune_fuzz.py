@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from palimpsest.memory.check import ScriptedModel
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
 from palimpsest.memory.parts.tool_agent import Episode
+from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.tool_calls import find_calls

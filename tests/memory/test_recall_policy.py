@@ -13,16 +13,15 @@ from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, Recalled
-from palimpsest.measures.texts import Texts
-from palimpsest.measures.trace import readings
 from palimpsest.memory import recall
-from palimpsest.memory.check import ScriptedModel, check_policy
+from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
-from palimpsest.reward.state import turn_rewards
+from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.reward.turn_rewards import turn_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.rollout.group import Player
-from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Problem, Trajectory
 from support.recall import DOCUMENT, SMALL, WINDOW, Script
 
@@ -291,7 +290,7 @@ def test_retrieval_appends_the_past_memory_that_is_like_the_question(tiny_codec:
 
 def test_metrics_of_recalls_by_hand(tiny_codec: Any) -> None:
     """Of five replies one can't be read; of two queries one brings up the evidence."""
-    from palimpsest.measures.memory import memory_metrics
+    from palimpsest.metrics.memory_metrics import memory_metrics
     from palimpsest.types import Group
 
     replies = [*FOUR[:2], "no tags", "<update>Anna</update><recall>cat</recall>"]

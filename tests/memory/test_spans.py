@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
-from palimpsest.memory.check import ScriptedModel
+from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.episode import Recorder
 from palimpsest.text.codec import Codec

@@ -11,8 +11,7 @@ from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.rollout.segments import segments_of
 from palimpsest.text.codec import Codec
-from palimpsest.text.tags import RecallReply, read_recall_reply, without_thinking
-from palimpsest.text.thinking import spoken
+from palimpsest.text.reply_tags import RecallReply, read_recall_reply, spoken, without_thinking
 from palimpsest.types import Problem
 from support.agents import family_codec, played
 

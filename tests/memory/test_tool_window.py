@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.memory.check import check_policy
+from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.prune import PrunePolicy
-from palimpsest.memory.summary import SummaryPolicy
-from palimpsest.memory.tool_window import ToolWindowPolicy
+from palimpsest.memory.tool_baselines import SummaryPolicy, ToolWindowPolicy
 from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Outcome
 from support.agents import FACTS, PASSAGES, SMALL, base_codec, events, family_codec, ids_of, played, search, world

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from palimpsest.progress.overall import Overall
-from palimpsest.progress.progress import Stage
-from palimpsest.progress.terminal import Terminal
+from palimpsest.progress.displays import Terminal
+from palimpsest.progress.reporter import Overall, Stage
 
 PLAN = [Stage("lessons", 10, 1.0), Stage("training", 100, 2.0), Stage("evaluation", 50, 0.2)]
 """10, 200 and 10 seconds."""
@@ -145,7 +144,7 @@ def test_without_a_terminal_lines_tell_elapsed_and_eta_now_and_then_and_none_com
 
 def test_a_long_stage_is_told_of_every_ten_seconds_where_something_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(), io.StringIO()
-    monkeypatch.setattr("palimpsest.progress.terminal.time.monotonic", clock)
+    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", clock)
     with Terminal(stream).count("episodes", 1000) as tick:
         for _ in range(30):
             clock.now += 1

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import palimpsest
-from palimpsest.evaluation.episodes import EPISODES, first_episodes
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.episode_files import EPISODES, first_episodes
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import accuracy_of, summarise
-from palimpsest.report.evaluation import EvaluationResults, write_evaluation_report
+from palimpsest.report.run_reports import EvaluationResults, write_evaluation_report
 from support.evaluations import sample
 
 SMALL = {"memory_tokens": 8, "chunk_size": 24}

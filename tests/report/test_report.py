@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from palimpsest.evaluation.samples import Sample
+from palimpsest.app.quickstart_methods import METHODS
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import PositionSummary, score, summarise
-from palimpsest.jobs.methods import METHODS
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
-from palimpsest.report.report import Cell, Results, lead, render, visible, write_report
+from palimpsest.report.quickstart_report import Cell, Results, lead, render, write_report
+from palimpsest.text.display_text import visible
 from support.evaluations import sample
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 7*7 }} & \"'"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from palimpsest.report.page import colours, page
-from palimpsest.report.story import LEGEND, SHOWN_TURNS, ToldPart, ToldStory, ToldTurn, told_beside
+from palimpsest.report.page import LEGEND, SHOWN_TURNS, ToldPart, ToldStory, ToldTurn, colours, page, told_beside
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 

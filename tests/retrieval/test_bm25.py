@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from palimpsest.data.corpus import read_corpus
+from palimpsest.data.formats.corpus import read_corpus
 from palimpsest.errors import DataError
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.search import LocalSearch
@@ -254,7 +254,7 @@ def test_a_build_killed_anywhere_leaves_a_whole_index_or_none_and_starts_clean(t
         "import os, sys, signal\n"
         "from pathlib import Path\n"
         "from palimpsest import files\n"
-        "from palimpsest.retrieval import bm25, passages\n"
+        "from palimpsest.retrieval import bm25, index_folder as passages\n"
         "for n in range(100):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"

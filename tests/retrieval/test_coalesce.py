@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from palimpsest.retrieval.coalesce import Coalescer
+from palimpsest.retrieval.search import Coalescer
 
 
 class Service:

@@ -15,7 +15,7 @@ from palimpsest.engines.embedded.encoder import PRESETS, Reading, TextEncoder, r
 from palimpsest.errors import ConfigError, DataError, ModelError
 from palimpsest.retrieval import dense
 from palimpsest.retrieval.dense import DenseIndex
-from palimpsest.retrieval.top import top
+from palimpsest.retrieval.index_folder import top
 from support.retrieval import process
 
 WORDS = ("the", "capital", "of", "italy", "france", "is", "rome", "paris", "query", "passage", ":", "river")

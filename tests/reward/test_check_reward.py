@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.credit.check import check_rule
+from palimpsest.app.plugin_checks import _kind, check_reward, check_rule
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.own_checks import _kind
-from palimpsest.memory.check import Finding
-from palimpsest.reward.check import check_reward
+from palimpsest.memory.policy_check import Finding
 from palimpsest.text.codec import Codec
 
 MODULE = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from palimpsest.memory import overwrite
-from palimpsest.reward.faithful import FaithfulLayer
+from palimpsest.reward.turn_rewards import FaithfulLayer
 from palimpsest.text.template import user_turn
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 

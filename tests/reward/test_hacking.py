@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from palimpsest.reward.grader import METRICS, measure
-from palimpsest.reward.judge_set import JUDGE_SET
+from palimpsest.reward.answer_match import METRICS, measure
+from palimpsest.reward.judge.judge_probes import JUDGE_SET
 from palimpsest.text.answers import extract, last_box
 from support.hacking import ACCEPTED, HACKS, Hack, accepted_by, counts, rejections
 

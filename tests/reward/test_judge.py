@@ -14,12 +14,11 @@ import pytest
 
 from palimpsest.config.reward import FinalAnswerConfig, JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
-from palimpsest.reward.judge import FILE, Judge, Verdict, read_verdict
-from palimpsest.reward.judge_cache import VerdictCache
-from palimpsest.reward.judge_cases import CASES
-from palimpsest.reward.judge_client import ChatClient
-from palimpsest.reward.objectives import FinalAnswerGrader
-from palimpsest.text.strict_json import Unreadable
+from palimpsest.reward.answer_match import FinalAnswerGrader
+from palimpsest.reward.judge.chat_client import ChatClient
+from palimpsest.reward.judge.judge_probes import CASES
+from palimpsest.reward.judge.model_judge import FILE, Judge, Verdict, VerdictCache, read_verdict
+from palimpsest.text.json_text import Unreadable
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.command import Run
 from support.fakes import rounds_while

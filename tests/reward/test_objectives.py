@@ -14,10 +14,10 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError, JudgeError
-from palimpsest.evaluation.run import evaluate
+from palimpsest.evaluation.runner import evaluate
+from palimpsest.reward.answer_match import ConstraintLayer, FinalAnswerGrader
 from palimpsest.reward.compose import Reward, build_reward
 from palimpsest.reward.grading import graded
-from palimpsest.reward.objectives import ConstraintLayer, FinalAnswerGrader
 from palimpsest.rollout.group import Player
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy

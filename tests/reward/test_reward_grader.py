@@ -7,8 +7,8 @@ import pytest
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
+from palimpsest.reward.answer_match import METRICS, measure
 from palimpsest.reward.compose import build_reward, check_reward
-from palimpsest.reward.grader import METRICS, measure
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from palimpsest.config.load import parse_config
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit.assign import assign
-from palimpsest.credit.rules import build_rule
+from palimpsest.credit.assign import assign, build_rule
 from palimpsest.credit.state import mixed, state_advantages
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.events import Event, MemoryWritten, Recalled, ReplyMalformed
-from palimpsest.reward.state import StateLayer, turn_rewards, word_recall
+from palimpsest.reward.turn_rewards import StateLayer, turn_rewards, word_recall
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.credit import group, only, state_mix, trained, trajectory
 from support.fakes import LetterCodec

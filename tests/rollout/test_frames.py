@@ -6,7 +6,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.rollout.frames import frame_spans
+from palimpsest.rollout.trajectory_file import frame_spans
 
 CONTENTS = st.lists(st.binary(max_size=200) | st.binary(min_size=1, max_size=4).map(lambda part: part * 80_000))
 

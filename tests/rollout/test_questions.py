@@ -13,7 +13,7 @@ from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.registry import POLICIES, admit_all, build_policy
 from palimpsest.rollout.episode import play
-from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Outcome, Problem, Question, Trajectory
 from support.agents import Script, base_codec, played
 from support.fakes import LetterCodec, SeedSampler

@@ -27,11 +27,10 @@ from palimpsest.events import (
     VariantPlayed,
     event_of,
 )
-from palimpsest.measures.memory import memory_metrics
-from palimpsest.measures.texts import Texts
-from palimpsest.measures.tools import tool_measures
-from palimpsest.rollout.record import encode_groups, group_lines, read_groups
-from palimpsest.rollout.record_format_1 import as_format_2
+from palimpsest.metrics.memory_metrics import memory_metrics
+from palimpsest.metrics.reading_trace import Texts
+from palimpsest.rollout.trajectory_file import as_format_2, encode_groups, group_lines, read_groups
+from palimpsest.training.step_metrics import tool_measures
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.agents import base_codec
 from support.groups import sample_groups

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from palimpsest.config.schema import CreditConfig, OverlongConfig, RunConfig, SamplingConfig
 from palimpsest.credit.assign import assign
-from palimpsest.credit.overlong import penalty
-from palimpsest.imitate.supervised import audible
+from palimpsest.credit.dapo import penalty
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.rollout.episode import Role
 from palimpsest.rollout.group import Player
-from palimpsest.rollout.record import trajectory_from_json, trajectory_to_json
-from palimpsest.rollout.roles import Role
 from palimpsest.rollout.segments import segments_of
+from palimpsest.rollout.trajectory_file import trajectory_from_json, trajectory_to_json
+from palimpsest.training.supervised.supervised_loop import audible
 from palimpsest.types import Completion, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler, YesGrader
 

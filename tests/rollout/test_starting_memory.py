@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from palimpsest.app.composition import evaluation_identity
 from palimpsest.config.data import DataConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.problems import write_eval_file, write_problems
-from palimpsest.data.source import build_source
+from palimpsest.data.formats.problem_files import write_eval_file, write_problems
+from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.jobs.composing import evaluation_identity
-from palimpsest.measures.texts import Texts
-from palimpsest.measures.trace import readings
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import POLICIES, admit_all, build_policy
-from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Problem
 from support.agents import base_codec, played
 

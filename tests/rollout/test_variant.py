@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from palimpsest.app.quickstart.quickstart_run import _rivals
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.run import evaluate
-from palimpsest.jobs.quickstart import _rivals
+from palimpsest.evaluation.runner import evaluate
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.registry import POLICIES, build_policy
-from palimpsest.rollout.group import Player
-from palimpsest.rollout.record import encode_groups, read_groups
-from palimpsest.rollout.variant import Variant, build_variant, is_variant
+from palimpsest.rollout.group import Player, Variant, build_variant, is_variant
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.runs.run_folder import open_run
-from palimpsest.training.metrics import group_metrics
+from palimpsest.training.step_metrics import group_metrics
 from palimpsest.types import Grade, Group, Outcome, Problem, SamplingParams, Trajectory
 from support.fakes import LetterCodec, SeedSampler, YesGrader, make_trainer, small_config
 

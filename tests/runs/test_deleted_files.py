@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from support.fakes import small_config
 from support.training import train
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from palimpsest.app.train.training_run import train
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.training import train
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
-from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import open_run
 from support.fakes import make_trainer, small_config
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.runs.rows import append_row, encode_row, read_rows
+from palimpsest.runs.jsonl_rows import append_row, encode_row, read_rows
 from palimpsest.runs.run_folder import RunFolder, open_run
 from support.fakes import small_config
 

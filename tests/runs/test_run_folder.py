@@ -14,9 +14,9 @@ import pytest
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
-from palimpsest.rollout.record import encode_groups
+from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import changes, identity
-from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import RunFolder, load_config, open_run
 from support.fakes import small_config
 from support.groups import sample_groups

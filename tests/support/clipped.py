@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from palimpsest.engines.scale.clipping import clip_by_mesh
+from palimpsest.engines.ray.learner import clip_by_mesh
 
 
 def clip_divided(rank: int) -> None:

@@ -87,12 +87,12 @@ def learner() -> None:
     put("torch.multiprocessing.reductions", "reduce_tensor", reduced)
     drawn = SimpleNamespace(ncclGetUniqueId=lambda: SimpleNamespace(internal=secrets.token_bytes(128)))
     put("vllm.distributed.device_communicators.pynccl_wrapper", "NCCLLibrary", lambda: drawn)
-    put("palimpsest.engines.embedded.transfer", "check_gpu", nothing)
-    put("palimpsest.engines.embedded.transfer", "on_device", lambda _: nullcontext())
-    put("palimpsest.engines.vllm.process", "check_build", nothing)
+    put("palimpsest.engines.embedded.weight_transfer", "check_gpu", nothing)
+    put("palimpsest.engines.embedded.weight_transfer", "on_device", lambda _: nullcontext())
+    put("palimpsest.engines.vllm.server_process", "check_build", nothing)
     put("palimpsest.config.sampler", "check_publish", nothing)
     from palimpsest.engines.embedded.learner import ForestLearner
-    from palimpsest.engines.scale.actors import Rank
+    from palimpsest.engines.ray.actors import Rank
 
     changes: tuple[tuple[type, str, object], ...] = (
         (ForestLearner, "write_weights", noted(ForestLearner.write_weights)),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.evaluation.samples import SAMPLES, Sample, SampleLog, write_json
+from palimpsest.evaluation.sample_log import SAMPLES, Sample, SampleLog, write_json
 
 DEFAULT_IDENTITY: Mapping[str, Any] = {"weights": "w", "reward": {"name": "boxed"}, "seed": 0}
 

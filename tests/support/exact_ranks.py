@@ -12,8 +12,8 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.engines.scale import shard
-from palimpsest.engines.scale.batch import Part
+from palimpsest.engines.ray import sharding
+from palimpsest.engines.ray.rank_batches import Part
 from support.forests import exact
 from support.ranks import Case, compute
 
@@ -26,17 +26,19 @@ def compute_exactly(rank: int, cases: dict[str, Case], out: Path) -> None:
 
 
 def _in_float64(patch: pytest.MonkeyPatch) -> None:
-    skeleton, with_adapters, forests = shard.skeleton, shard._with_adapters, Part.forests
+    skeleton, with_adapters, forests = sharding.skeleton, sharding._with_adapters, Part.forests
 
     def doubled(*arguments: Any) -> tuple[Any, dict[str, Any]]:
         model, drawn = with_adapters(*arguments)
         return model.double(), drawn  # adapters are drawn in float32, as one process does
 
-    patch.setattr(shard, "skeleton", lambda *arguments: exact(skeleton(*arguments)))
-    patch.setattr(shard, "_with_adapters", doubled)
-    patch.setattr(shard, "computed_in", lambda *_: torch.float64)
+    patch.setattr(sharding, "skeleton", lambda *arguments: exact(skeleton(*arguments)))
+    patch.setattr(sharding, "_with_adapters", doubled)
+    patch.setattr(sharding, "computed_in", lambda *_: torch.float64)
     patch.setattr(Part, "forests", lambda part, device, _: forests(part, device, torch.float64))
-    patch.setattr(shard, "MixedPrecisionPolicy", lambda **given: MixedPrecisionPolicy(**given | {"reduce_dtype": None}))
+    patch.setattr(
+        sharding, "MixedPrecisionPolicy", lambda **given: MixedPrecisionPolicy(**given | {"reduce_dtype": None})
+    )
 
 
 def rounded(case: Case) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from palimpsest.data.world import PEOPLE, RELATIONS, TIES
+from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, TIES
 
 
 def read_facts(context: str) -> list[tuple[str, str, str]]:

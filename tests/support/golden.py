@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from palimpsest.rollout.record import read_groups
+from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.types import Grade, Trajectory, Turn
 
 FOLDER = Path(__file__).parents[1] / "golden"

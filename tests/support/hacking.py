@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from palimpsest.reward.grader import METRICS, measure
-from palimpsest.reward.judge_set import known_answers
+from palimpsest.reward.answer_match import METRICS, measure
+from palimpsest.reward.judge.judge_probes import known_answers
 
 PARIS, YEAR, NO, FIVE = ("Paris",), ("1984",), ("no",), ("5",)
 ACCEPTED = 0.5

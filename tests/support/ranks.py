@@ -17,8 +17,8 @@ from palimpsest.config.engine import RayEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.forest.gradients import skips_silent
 from palimpsest.engines.protocol import Objective, StepBatch
-from palimpsest.engines.scale.batch import Part, plan
-from palimpsest.engines.scale.learner import RankLearner
+from palimpsest.engines.ray.learner import RankLearner
+from palimpsest.engines.ray.rank_batches import Part, plan
 from palimpsest.errors import RunError
 
 SCORED = (5, 90, 31, 7, 40, 11)

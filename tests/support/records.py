@@ -1,6 +1,7 @@
 """Records of questions and a corpus around them."""
 
-from palimpsest.data.assemble import Corpus, Record
+from palimpsest.data.assemble import Corpus
+from palimpsest.data.record import Record
 
 
 def record(name: str = "q", own: int = 10, gold: tuple[int, ...] = (0, 7)) -> Record:

@@ -12,15 +12,12 @@ from typing import Any
 
 import httpx2
 
+from palimpsest.app.agent.serve_agent import Lending, ServedAgent
+from palimpsest.app.composition import Cast, OpenAgent
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
-from palimpsest.jobs.lending import Lending
-from palimpsest.jobs.open_agent import OpenAgent
-from palimpsest.jobs.roles import Cast
-from palimpsest.jobs.serving import ServedAgent
-from palimpsest.serve.agent.app import AgentService, Limits
-from palimpsest.serve.agent.options import ServerOptions
-from palimpsest.serve.agent.store import Store
+from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions
+from palimpsest.servers.openai.episode_store import Store
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.agents import base_codec
 from support.serving_process import serving_process

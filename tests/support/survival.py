@@ -21,10 +21,10 @@ from typing import Any
 
 import palimpsest
 from palimpsest.config.load import load_recipe, recipe_text
-from palimpsest.data.inspect import inspect_source
 from palimpsest.errors import PalimpsestError
-from palimpsest.evaluation.samples import read_samples
-from palimpsest.rollout.record import read_groups
+from palimpsest.evaluation.sample_log import read_samples
+from palimpsest.report.dataset_summary import inspect_source
+from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
 from palimpsest.runs.run_folder import open_run
 from palimpsest.text.codec import Codec

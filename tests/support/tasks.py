@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from palimpsest.app.quickstart.worker_pool import Report
 from palimpsest.errors import ConfigError
-from palimpsest.jobs.pool import Report
 
 WAIT_S = 60
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from palimpsest.evaluation.samples import Sample, encoded
-from palimpsest.rollout.record import encode_groups
-from palimpsest.runs.rows import encode_row
+from palimpsest.evaluation.sample_log import Sample, encoded
+from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.runs.jsonl_rows import encode_row
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from palimpsest.serve.bounded import ConnectionLimits
-from palimpsest.serve.http import Server, bound
-from palimpsest.serve.viewer import ViewerService
-from palimpsest.view.answers import Answers
-from palimpsest.view.sources import Library
+from palimpsest.servers.connection_limits import ConnectionLimits
+from palimpsest.servers.http_service import Server, bound
+from palimpsest.servers.viewer_server import ViewerService
+from palimpsest.viewer.records.sources import Library
+from palimpsest.viewer.screens.viewer_api import Answers
 
 
 @contextmanager

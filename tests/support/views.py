@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.registry import build_policy
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, Question, StopReason, Trajectory, Turn
-from palimpsest.view.opened import Opened
-from palimpsest.view.words import Spelling, Words
+from palimpsest.viewer.analysis.token_words import Spelling, Words
+from palimpsest.viewer.screens.open_groups import Opened
 from support.agents import base_codec, played, prune, search, world
 from support.fakes import LetterCodec
 

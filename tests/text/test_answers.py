@@ -3,7 +3,7 @@
 import pytest
 
 from palimpsest.text.answers import extract, last_box, published_box, stated_answer
-from palimpsest.text.thinking import spoken
+from palimpsest.text.reply_tags import spoken
 
 
 @pytest.mark.parametrize(

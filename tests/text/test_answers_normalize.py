@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.reward.match import exact
-from palimpsest.text.normalize import hendrycks, normalize, squad, tokens
+from palimpsest.reward.answer_match import exact
+from palimpsest.text.answer_normalization import hendrycks, normalize, squad, tokens
 from support.answer_pairs import DIFFERENT, SAME
 
 

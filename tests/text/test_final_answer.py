@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from palimpsest.text.final_answer import MAX_CHARS, final_answer, named_answers
+from palimpsest.text.answers import MAX_CHARS, final_answer, named_answers
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.memory.parts.tool_prompts import STANDARD
-from palimpsest.text.chat import chat_pieces, opening
+from palimpsest.memory.parts.tool_agent import STANDARD
+from palimpsest.text.chat import chat_pieces, messages_of, neutral_codec, opening
 from palimpsest.text.codec import Codec
-from palimpsest.text.neutral import messages_of, neutral_codec
 from palimpsest.text.template import user_turn
 
 MARKERS = [f"<|palimpsest:{name}|>" for name in ("system", "user", "assistant", "end")]

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
+from palimpsest.app.composition import evaluation_identity
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig, RunConfig
-from palimpsest.data.tool_messages import Conversation
 from palimpsest.errors import ConfigError, ModelError
-from palimpsest.imitate.conversations import trajectory_of
-from palimpsest.jobs.composing import evaluation_identity
 from palimpsest.runs.resume_rules import changes
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
+from palimpsest.training.supervised.conversations import Conversation, trajectory_of
 from support.models import CHAT_TEMPLATE
 
 THINKING = CHAT_TEMPLATE.replace(

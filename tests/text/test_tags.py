@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.text.tags import Cutter, Fault, RecallReply, find_parts, read_recall_reply
+from palimpsest.text.reply_tags import Cutter, Fault, RecallReply, find_parts, read_recall_reply
 from support.agents import family_codec
 from support.fakes import LetterCodec
 

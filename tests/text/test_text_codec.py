@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.errors import ConfigError, ModelError
-from palimpsest.text.codec import Codec
-from palimpsest.text.remembered import Remembered
+from palimpsest.text.codec import Codec, Remembered
 from palimpsest.text.template import user_turn
 
 PAYLOADS = [

@@ -12,14 +12,15 @@ import pytest
 from palimpsest.errors import ConfigError
 from palimpsest.seeding import keyed_random
 from palimpsest.text import tool_calls
-from palimpsest.text.strict_json import MAX_DEPTH
-from palimpsest.text.tool_arguments import argument_fault, check_schema
+from palimpsest.text.json_text import MAX_JSON_DEPTH
 from palimpsest.text.tool_calls import (
     MAX_CALLS,
     MAX_JSON_CHARS,
     CallStyle,
     Malformed,
     ToolCall,
+    argument_fault,
+    check_schema,
     find_calls,
 )
 from support.mutations import mutated
@@ -307,7 +308,7 @@ def test_a_megabyte_of_anything_is_read_within_the_limits(style: CallStyle, monk
 
 
 def test_a_call_at_the_limits_is_still_read() -> None:
-    deep = '{"name": "f", "arguments": {"a": %s}}' % ("[" * (MAX_DEPTH - 2) + "]" * (MAX_DEPTH - 2))
+    deep = '{"name": "f", "arguments": {"a": %s}}' % ("[" * (MAX_JSON_DEPTH - 2) + "]" * (MAX_JSON_DEPTH - 2))
     assert calls(tagged(deep))
     room = MAX_JSON_CHARS - len('{"name": "f", "arguments": {"a": ""}}')
     assert calls(tagged('{"name": "f", "arguments": {"a": "%s"}}' % ("x" * room)))

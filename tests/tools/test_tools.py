@@ -14,8 +14,7 @@ from palimpsest.errors import ConfigError, DataError
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.search import Hit
 from palimpsest.seeding import keyed_random
-from palimpsest.tools.registry import build_tools
-from palimpsest.tools.search_tool import PassageIndex, SearchTool
+from palimpsest.tools.shipped_tools import PassageIndex, SearchTool, build_tools
 from palimpsest.tools.tool import ToolError
 from palimpsest.types import Problem
 from support.agents import FACTS, PASSAGES, world
@@ -242,7 +241,7 @@ def test_an_event_loop_closes_its_client_and_leaves_none_behind(monkeypatch: pyt
         async def search(self, queries: list[str], topk: int) -> list[list[Any]]:
             return [[] for _ in queries]
 
-    monkeypatch.setattr("palimpsest.retrieval.client.RemoteSearch", Connected)
+    monkeypatch.setattr("palimpsest.retrieval.search_client.RemoteSearch", Connected)
     tool = SearchTool(source="http://127.0.0.1:9")
 
     async def asked() -> weakref.ref[asyncio.AbstractEventLoop]:

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError, RunError
-from palimpsest.rollout.record import read_groups
+from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.checkpoint import verify
 from palimpsest.runs.driver import Finished
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import changes
-from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import open_run
-from palimpsest.training.curriculum import Curriculum
+from palimpsest.training.loop import Curriculum
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
 from support.fakes import HashLearner, NumberedSource, SeedSampler, make_trainer, small_config
 

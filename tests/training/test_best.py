@@ -11,7 +11,7 @@ import pytest
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.runs.checkpoint import verify
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from support.fakes import HashLearner, SeedSampler, small_config
 from support.training import train
 

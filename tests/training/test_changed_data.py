@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.data.contents import PARTS, Contents, changed
+from palimpsest.data.fingerprints import PARTS, Contents, changed
 from palimpsest.errors import RunError
 from palimpsest.types import Problem
 from support.fakes import small_config

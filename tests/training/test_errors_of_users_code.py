@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from palimpsest import play, train
+from palimpsest.app.plugin_checks import check_reward
 from palimpsest.errors import RunError
-from palimpsest.reward.check import check_reward
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.text.codec import Codec
 from support.small_run import small_run
 

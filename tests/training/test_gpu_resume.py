@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from support.kill_child import STEPS
 from support.killing import child, differences
 from support.models import build_llama

@@ -12,8 +12,8 @@ import pytest
 from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import RunError
-from palimpsest.runs.rows import read_rows
-from palimpsest.training.gradients import SkipWatch, moves
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.training.learn import SkipWatch, moves
 from palimpsest.types import Grade, Problem, Segment, Trajectory
 from support.fakes import HashLearner, YesGrader, small_config
 from support.training import train

@@ -14,12 +14,12 @@ from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import DataError, EngineError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.reward.answer_match import ConstraintLayer
 from palimpsest.reward.compose import Reward
-from palimpsest.reward.objectives import ConstraintLayer
-from palimpsest.rollout.record import read_groups
+from palimpsest.rollout.trajectory_file import read_groups
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet
-from palimpsest.runs.rows import read_rows
-from palimpsest.training.curriculum import Curriculum
+from palimpsest.training.loop import Curriculum
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import (
     HashLearner,

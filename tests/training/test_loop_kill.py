@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import Logger
-from palimpsest.runs.rows import read_rows
 from support.kill_child import STEPS, run
 from support.killing import child, contents, differences, killed_often
 

@@ -39,14 +39,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from palimpsest.bench import grpo_step
-from palimpsest.bench.padded import padded_gradient, plain_gradient
-from palimpsest.bench.process import measured, module, peak_mb, serve
-from palimpsest.bench.shapes import Shapes
-from palimpsest.config.models import model_path
+from palimpsest.bench.worker import measured, module, peak_mb, serve
+from palimpsest.bench.workloads import Shapes, padded_gradient, plain_gradient
+from palimpsest.config.model import model_path
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
+from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.engines.protocol import UpdateStats
 from palimpsest.types import SamplingParams
 

@@ -23,8 +23,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from palimpsest.bench.forest import build_learner
-from palimpsest.bench.padded import plain_gradient
-from palimpsest.bench.shapes import Shapes
+from palimpsest.bench.workloads import Shapes, plain_gradient
 from palimpsest.engines.protocol import StepBatch, UpdateStats
 
 

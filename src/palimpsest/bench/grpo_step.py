@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.bench.process import Worker, module, serve
-from palimpsest.bench.shapes import segment
-from palimpsest.config.models import model_path
+from palimpsest.bench.worker import Worker, module, serve
+from palimpsest.bench.workloads import segment
+from palimpsest.config.model import model_path
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
+from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.embedded.thread import set_threads
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.text.codec import Codec
 from palimpsest.types import SamplingParams

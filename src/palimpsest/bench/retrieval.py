@@ -31,7 +31,7 @@ import numpy as np
 import orjson
 
 from palimpsest.retrieval.bm25 import Bm25Index
-from palimpsest.retrieval.client import RemoteSearch
+from palimpsest.retrieval.search_client import RemoteSearch
 
 Latencies = list[float]
 """Seconds of each query."""

@@ -37,9 +37,9 @@ from palimpsest.bench.forest import build_learner
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.assign import assign
-from palimpsest.data.synthetic import SyntheticSource
+from palimpsest.data.synthetic.documents import SyntheticSource
+from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import UpdateStats
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.group import Player

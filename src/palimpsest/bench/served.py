@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from palimpsest.data.synthetic import make_problem
+from palimpsest.data.synthetic.documents import make_problem
 
 CHAT = "/v1/chat/completions"
 PARAGRAPH_TOKENS = 25

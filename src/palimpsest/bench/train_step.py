@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from palimpsest.bench.padded import padded_gradient
-from palimpsest.bench.process import measured, module, peak_mb, serve
-from palimpsest.bench.shapes import Shapes
+from palimpsest.bench.worker import measured, module, peak_mb, serve
+from palimpsest.bench.workloads import Shapes, padded_gradient
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.load import load_recipe
+from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import EmbeddedEngine
-from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import StepBatch
 
 WAYS = ("ours", "padded")

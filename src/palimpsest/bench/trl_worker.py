@@ -1,4 +1,4 @@
-"""Runs under an interpreter with TRL: a worker (process.py) that trains its GRPOTrainer on a task's prompts.
+"""Runs under an interpreter with TRL: a worker (worker.py) that trains its GRPOTrainer on a task's prompts.
 
 A round is a whole training and answers with the best step's seconds. Imports nothing of palimpsest, so that the
 environment needs TRL alone.

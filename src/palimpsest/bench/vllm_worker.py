@@ -1,4 +1,4 @@
-"""Runs under an interpreter with vLLM: a worker (process.py) whose rounds replay a plan. Imports no palimpsest."""
+"""Runs under an interpreter with vLLM: a worker (worker.py) whose rounds replay a plan. Imports no palimpsest."""
 
 from __future__ import annotations
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer
-from palimpsest.progress.terminal import Terminal
-from palimpsest.text.counting import counted
-from palimpsest.text.printable import printable
+from palimpsest.progress.displays import Terminal
+from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
-    from palimpsest.jobs.asking import Asked, MemoryChange
-    from palimpsest.jobs.settings import Agent
+    from palimpsest.app.agent.ask_files import Asked, MemoryChange
+    from palimpsest.app.config_resolution import Agent
 
 
 def ask(
@@ -61,14 +60,14 @@ def ask(
     """
     shown = _changes if stream else None
     if chat:
-        from palimpsest.jobs.settings import Agent, Remote
+        from palimpsest.app.config_resolution import Agent, Remote
 
         remote = Remote.named(base_url, api_key_env, tokenizer)
         _chat(Agent(model, policy, None, settings or [], remote=remote), given, shown, json)
         return
     if len(given) < 2:
         raise typer.BadParameter("expected at least one file and, as the last argument, the question")
-    from palimpsest.jobs.asking import ask as ask_files
+    from palimpsest.app.agent.ask_files import ask as ask_files
 
     *files, question = given
     asked = ask_files(
@@ -90,8 +89,8 @@ def ask(
 
 
 def _chat(agent: Agent, files: list[str], shown: Callable[[MemoryChange], None] | None, json: bool) -> None:
-    from palimpsest.data.user_files import STDIN, read_files
-    from palimpsest.jobs.asking import chat as chat_on
+    from palimpsest.app.agent.ask_files import chat as chat_on
+    from palimpsest.data.files.text_files import STDIN, read_files
 
     if STDIN in files:
         raise typer.BadParameter("--chat reads the questions from standard input: give the document as a file")

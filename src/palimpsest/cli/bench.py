@@ -32,7 +32,7 @@ def every(context: typer.Context) -> None:
       palimpsest bench forest --plot scaling.png
     """
     if context.invoked_subcommand is None:
-        from palimpsest.cli.show import stdout, table
+        from palimpsest.cli.output import stdout, table
 
         stdout().print(table("palimpsest bench NAME", ["name", "takes about", "measures"], [list(r) for r in BENCHES]))
 
@@ -53,9 +53,9 @@ def everything(
       palimpsest bench all
       palimpsest bench all --size small --json
     """
-    from palimpsest.cli.figures import show_figures, show_measured
-    from palimpsest.jobs.measuring import all_benches
-    from palimpsest.progress.terminal import Terminal
+    from palimpsest.bench.measurements import all_benches
+    from palimpsest.cli.output import show_figures, show_measured
+    from palimpsest.progress.displays import Terminal
 
     done = {}
     for name, run in all_benches(model=model, small=size == "small"):
@@ -79,8 +79,8 @@ def rollout(json: Json = False, model: Model = "embedded") -> None:
       palimpsest bench rollout --json
       PALIMPSEST_VLLM_PYTHON=/opt/vllm/bin/python palimpsest bench rollout
     """
-    from palimpsest.cli.figures import show_figures
-    from palimpsest.jobs.measuring import measure
+    from palimpsest.bench.measurements import measure
+    from palimpsest.cli.output import show_figures
 
     show_figures("rollout", measure("rollout", model=model), json)
 
@@ -94,8 +94,8 @@ def train_step(json: Json = False, model: Model = "embedded") -> None:
       palimpsest bench train-step
       palimpsest bench train-step --json
     """
-    from palimpsest.cli.figures import show_figures
-    from palimpsest.jobs.measuring import measure
+    from palimpsest.bench.measurements import measure
+    from palimpsest.cli.output import show_figures
 
     show_figures("train-step", measure("train-step", model=model), json)
 
@@ -112,8 +112,8 @@ def retrieval(
       palimpsest bench retrieval
       palimpsest bench retrieval --json --size passages=10000 --size clients=8
     """
-    from palimpsest.cli.figures import show_figures
-    from palimpsest.jobs.measuring import measure_retrieval
+    from palimpsest.bench.measurements import measure_retrieval
+    from palimpsest.cli.output import show_figures
 
     show_figures("retrieval", measure_retrieval(size=tuple(size or ())), json)
 
@@ -136,7 +136,7 @@ def forest(
       palimpsest bench forest --size group=8 --size section=500
       PALIMPSEST_TRL_PYTHON=/opt/trl/bin/python palimpsest bench forest
     """
-    from palimpsest.cli.figures import show_figures
-    from palimpsest.jobs.measuring import measure_forest
+    from palimpsest.bench.measurements import measure_forest
+    from palimpsest.cli.output import show_figures
 
     show_figures("forest", measure_forest(model=model, size=tuple(size or ()), plot=plot), json)

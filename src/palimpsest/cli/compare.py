@@ -1,20 +1,22 @@
-"""`palimpsest compare`."""
+"""`palimpsest compare` and `palimpsest probe`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, numbers
 from palimpsest.errors import ConfigError
-from palimpsest.text.printable import printable
+from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
-    from palimpsest.evaluation.cells import Cell
-    from palimpsest.evaluation.pairing import Pairing
+    from palimpsest.app.evaluate.length_probe import Probe
+    from palimpsest.app.evaluate.run_comparison import Comparison
+    from palimpsest.evaluation.pairing import Cell, Pairing
     from palimpsest.evaluation.statistics import Difference
-    from palimpsest.jobs.comparing import Comparison
 
 
 def compare(
@@ -53,8 +55,8 @@ def compare(
       palimpsest compare evals/a --published
       palimpsest compare evals/a evals/b --errata errata.json
     """
-    from palimpsest.jobs.comparing import compare as compare_folders
-    from palimpsest.jobs.comparison_files import check_plot, write_folder, write_plots
+    from palimpsest.app.evaluate.comparison_report import check_plot, write_folder, write_plots
+    from palimpsest.app.evaluate.run_comparison import compare as compare_folders
 
     if plot is not None:
         check_plot(plot)
@@ -76,8 +78,7 @@ _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference",
 
 
 def _show(comparison: Comparison, flips: int, published: bool) -> None:
-    from palimpsest.cli.show import stdout, table
-    from palimpsest.cli.show_published import show_published
+    from palimpsest.cli.output import show_published, stdout, table
 
     console = stdout(160)
     title = ", ".join(side.name for side in comparison.sides)
@@ -102,7 +103,7 @@ def _show(comparison: Comparison, flips: int, published: bool) -> None:
 
 
 def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
-    from palimpsest.cli.show import interval, percent
+    from palimpsest.cli.output import interval, percent
 
     own = comparison.figures[cell][name]
     pairing = comparison.cell_pairings.get(cell, {}).get(name)
@@ -145,7 +146,7 @@ def _told(name: str, first: str, pairing: Pairing) -> str:
 
 def _show_corrected(comparison: Comparison) -> None:
     """The figures and differences under errata, below those as published."""
-    from palimpsest.cli.show import interval, percent, stdout
+    from palimpsest.cli.output import interval, percent, stdout
 
     if comparison.correction is None or comparison.corrected is None:
         return
@@ -163,7 +164,7 @@ def _show_corrected(comparison: Comparison) -> None:
 
 
 def _show_bands(comparison: Comparison) -> None:
-    from palimpsest.cli.show import percent, stdout, table
+    from palimpsest.cli.output import percent, stdout, table
 
     rows = [
         [comparison.label(b.cell), str(len(b.sides)), *map(percent, (b.mean, b.low, b.high, b.deviation))]
@@ -175,7 +176,7 @@ def _show_bands(comparison: Comparison) -> None:
 
 
 def _show_differs(comparison: Comparison) -> None:
-    from palimpsest.cli.show import stdout, table
+    from palimpsest.cli.output import stdout, table
 
     rows = [[key, *(printable(f"{value!s:.40}") for value in values)] for key, values in comparison.differs.items()]
     if rows:
@@ -184,7 +185,7 @@ def _show_differs(comparison: Comparison) -> None:
 
 
 def _show_flips(comparison: Comparison, name: str, most: int) -> None:
-    from palimpsest.cli.show import stdout
+    from palimpsest.cli.output import stdout
 
     console, flipped = stdout(), comparison.flips[name]
     shown = min(most, len(flipped))
@@ -201,3 +202,97 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
         ]
         for line in lines:
             console.print(printable(f"{line:.400}"), markup=False, highlight=False, soft_wrap=True)
+
+
+# ---- palimpsest probe ----------------------------------------------------------------------------------------
+
+
+def probe(
+    model: Annotated[
+        str, typer.Argument(help="`embedded`, a run, which brings its configuration, or a Hugging Face folder.")
+    ],
+    chunks: Annotated[int, typer.Option(min=1, help="Paragraphs of the documents that are played.")] = 64,
+    lengths: Annotated[str, typer.Option(help="Paragraphs to predict the accuracy for.")] = "4,64,256,1024",
+    limit: Annotated[int, typer.Option(min=1, help="Documents.")] = 64,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe that gives policy and budgets; default: the run's.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=36) or a dotted recipe key."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of documents and draws.")] = 0,
+    base_url: BaseUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    tokenizer: Tokenizer = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say why accuracy falls with length: what single reads do to a fact in memory, by what is in sight.
+
+    Plays synthetic documents and counts how often a read takes the evidence in, keeps it, loses it or makes it up.
+    From these rates follows the accuracy at other lengths, with its interval. Lengths whose interval is wider than 50
+    points aren't predicted; the reads that they need are printed.
+
+    \b
+    Examples:
+      palimpsest probe runs/quickstart
+      palimpsest probe Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
+      palimpsest probe embedded --chunks 16 --limit 256 --json
+    """
+    from palimpsest.app.evaluate.length_probe import probe as probe_reads
+    from palimpsest.progress.displays import Terminal
+
+    probed = probe_reads(
+        model,
+        chunks=chunks,
+        lengths=numbers("--lengths", "lengths", lengths),
+        limit=limit,
+        recipe=recipe,
+        overrides=settings or (),
+        seed=seed,
+        base_url=base_url,
+        api_key_env=api_key_env,
+        tokenizer=tokenizer,
+        progress=Terminal(),
+    )
+    if json:
+        import json as json_module
+
+        print(json_module.dumps(probed.to_json()))
+    else:
+        _show_probe(probed)
+
+
+_STATES = ["memory holds", "in sight", "reads", "→ nothing", "→ false", "→ true", "wrong", "95%", "any invention"]
+
+
+def _show_probe(probed: Probe) -> None:
+    from palimpsest.cli.output import interval, percent, stdout, table
+
+    console = stdout()
+    title = f"{probed.config.policy.name} on documents of {probed.chunks} paragraphs, model {probed.config.model.path}"
+    console.print(table(title, _STATES, [_probe_row(row) for row in probed.table]))
+    console.print()
+    figures = [
+        [str(each.sections), percent(each.accuracy), f"{100 * each.low:.0f}–{100 * each.high:.0f}"]
+        for each in probed.predictions
+    ]
+    console.print("accuracy that these rates come to", style="bold")  # as its title it would wrap
+    console.print(table("", ["chunks", "%", "95%"], figures))
+    for line in probed.told:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(
+        f"measured at {probed.chunks}: {percent(probed.measured.mean)} ({interval(probed.measured)})", highlight=False
+    )
+
+
+def _probe_row(row: Mapping[str, Any]) -> list[str]:
+    def share(name: str) -> str:
+        return "–" if row.get(name) is None else f"{100 * row[name]:.2f}"
+
+    ends = "–" if row.get("low") is None else f"{share('low')}–{share('high')}"
+    states = [row["memory holds"], row["in sight"], f"{row['reads']:,}"]
+    return [*states, *(share(f"-> {after}") for after in _AFTER), share("wrong"), ends, share("any invention")]
+
+
+_AFTER = ("nothing", "false", "true")

@@ -8,14 +8,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.going_on import RERUN, going_on
-from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Columns, Force, Tokenizer, named_columns, numbers
-from palimpsest.cli.presets import show_presets
-from palimpsest.progress.terminal import Terminal
+from palimpsest.cli.options import (
+    RERUN,
+    ApiKeyEnv,
+    BaseUrl,
+    Columns,
+    Force,
+    Tokenizer,
+    going_on,
+    named_columns,
+    numbers,
+)
+from palimpsest.config.presets import load_preset, preset_names, preset_text
+from palimpsest.progress.displays import Terminal
 
 if TYPE_CHECKING:
-    from palimpsest.jobs.evaluated import Prices
-    from palimpsest.jobs.sweep import Agents, Sweep
+    from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep
+    from palimpsest.app.evaluate.evaluation_result import Prices
+
+
+# ---- Presets of evaluations as text --------------------------------------------------------------------------
+
+
+def show_presets(name: str | None) -> None:
+    """Print a preset whole, or a line on each."""
+    if name is None:
+        width = max(map(len, preset_names()))
+        for each in preset_names():
+            typer.echo(f"{each.ljust(width)}  {load_preset(each).about}")
+        return
+    preset = load_preset(name)  # refuses one that isn't right before it is shown
+    typer.echo(preset_text(name).rstrip())
+    typer.echo(f"\n{name} differs from the published protocol:")
+    for difference in preset.differences:
+        typer.echo(f"- {difference}")
+
+
+# ---- palimpsest eval -----------------------------------------------------------------------------------------
 
 
 def evaluate(
@@ -120,10 +149,9 @@ def evaluate(
       palimpsest eval --base-url http://127.0.0.1:8000/v1 --model Qwen/Qwen3-4B --data eval_200.json --out evals/qwen
       palimpsest eval --base-url https://api.openai.com/v1 --model gpt-4.1-mini --api-key-env OPENAI_API_KEY --limit 8
     """
-    from palimpsest.jobs.presets import choose
-    from palimpsest.jobs.settings import Remote
-    from palimpsest.jobs.several_agents import agents_of, check_alike, report
-    from palimpsest.jobs.sweep import Agents
+    from palimpsest.app.config_resolution import Remote
+    from palimpsest.app.evaluate.comparison_report import agents_of, check_alike, report
+    from palimpsest.app.evaluate.evaluation_plan import Agents, choose
 
     if presets or show:
         show_presets(preset)
@@ -153,7 +181,7 @@ def evaluate(
         for each in placed.values()
     ]
     check_alike(sweeps)
-    from palimpsest.jobs.evaluated import Prices  # after the configuration is known to be right
+    from palimpsest.app.evaluate.evaluation_result import Prices  # after the configuration is known to be right
 
     prices = None if price_in is None and price_out is None else Prices(price_in or 0.0, price_out or 0.0)
     for (place, each), sweep in zip(placed.items(), sweeps, strict=True):
@@ -165,8 +193,8 @@ def evaluate(
 def _play(
     agents: Agents, sweep: Sweep, out: Path | None, *, force: bool, prices: Prices | None, published: bool
 ) -> None:
-    from palimpsest.cli.show_evaluation import show_evaluation
-    from palimpsest.jobs.evaluation import evaluate_sweep
+    from palimpsest.app.evaluate.evaluation_run import evaluate_sweep
+    from palimpsest.cli.evaluation_output import show_evaluation
 
     terminal = Terminal()
     for line in agents.told(sweep.config):
@@ -177,7 +205,7 @@ def _play(
         evaluation = evaluate_sweep(sweep, out=out, force=force, prices=prices, progress=terminal)
     show_evaluation(evaluation)
     if published:
-        from palimpsest.cli.show_published import show_published
-        from palimpsest.jobs.published_beside import published_beside
+        from palimpsest.app.evaluate.evaluation_plan import published_beside
+        from palimpsest.cli.output import show_published
 
         show_published(published_beside(evaluation))

@@ -1,4 +1,4 @@
-"""`palimpsest judge`: a model that grades answers."""
+"""`palimpsest judge` and `palimpsest rescore`: models and metrics that grade answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palimpsest.text.display_text import printable
+
 if TYPE_CHECKING:
-    from palimpsest.jobs.judge_card import JudgeCard
-    from palimpsest.jobs.judging import Trial
+    from palimpsest.app.evaluate.judge_calibration import JudgeCard, Trial
+    from palimpsest.app.evaluate.rescoring import Rescoring
+
 
 Url = Annotated[str, typer.Option(help="What stands before /chat/completions, e.g. http://127.0.0.1:9527/v1.")]
 Model = Annotated[str, typer.Option(help="The model's name at the endpoint.")]
@@ -47,7 +50,7 @@ def check(
       palimpsest judge check --url http://127.0.0.1:9527/v1 --model gpt-oss
       palimpsest judge check --url https://api.openai.com/v1 --model gpt-4.1-mini --api-key-env OPENAI_API_KEY
     """
-    from palimpsest.jobs.judging import judge_config, try_judge
+    from palimpsest.app.evaluate.judge_calibration import judge_config, try_judge
 
     options: dict[str, Any] = {
         "api_key_env": api_key_env,
@@ -61,7 +64,7 @@ def check(
 
 
 def _show_trial(trial: Trial, title: str) -> None:
-    from palimpsest.cli.show import stdout, table
+    from palimpsest.cli.output import stdout, table
 
     rows = [
         [
@@ -100,7 +103,7 @@ def card(
       palimpsest judge card --url http://127.0.0.1:9527/v1 --model gpt-oss
       palimpsest judge card --url http://127.0.0.1:9527/v1 --model gpt-oss --prompt my.txt --out judge-card.json
     """
-    from palimpsest.jobs.judging import judge_config, measure_judge
+    from palimpsest.app.evaluate.judge_calibration import judge_config, measure_judge
 
     config = judge_config(url, model, prompt, api_key_env=api_key_env, max_tokens=max_tokens, timeout_s=timeout)
     measured = measure_judge(config, out)
@@ -114,7 +117,7 @@ def card(
 
 
 def _show_card(card: JudgeCard) -> None:
-    from palimpsest.cli.show import stdout
+    from palimpsest.cli.output import stdout
 
     console = stdout()
     for line in card.told:
@@ -124,3 +127,57 @@ def _show_card(card: JudgeCard) -> None:
             console.print(f"  {each.prompt} accepted ({kind}): {' | '.join(answers)}", markup=False, highlight=False)
         if each.rejected:
             console.print(f"  {each.prompt} rejected: {' | '.join(each.rejected)}", markup=False, highlight=False)
+
+
+# ---- palimpsest rescore --------------------------------------------------------------------------------------
+
+
+def rescore(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What palimpsest eval --out wrote.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A dotted key of reward: reward.name=f1.")
+    ] = None,
+    errata: Annotated[
+        Path | None, typer.Option(help="JSON list of known errors of the data; both scores are printed.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the folder under DIR/rescored; default: the reward's.")] = None,
+) -> None:
+    """Grade an evaluation's answers anew, without its model; the new grades stand beside the old ones.
+
+    What is there stays as it is: DIR/rescored/NAME is an evaluation of its own, which palimpsest compare takes.
+
+    \b
+    Examples:
+      palimpsest rescore evals/first --set reward.name=f1
+      palimpsest rescore evals/first --set reward.name=boxed --set reward.strict=true --name published
+      palimpsest rescore evals/first --errata errata.json
+    """
+    from palimpsest.app.evaluate.rescoring import rescore as rescore_folder
+    from palimpsest.cli.output import stdout, table
+
+    done = rescore_folder(folder, settings or (), errata=errata, name=name)
+    columns = ["", "problems", "ungraded", "logged", done.reward.name, "95%"]
+    rows = _rows(done)
+    if done.beside.errata:
+        columns += ["corrected", "95%", "of"]
+    console = stdout()
+    console.print(table(str(folder), columns, rows))
+    for line in done.told:
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    typer.echo(str(done.out), err=True)
+
+
+def _rows(done: Rescoring) -> list[list[str]]:
+    from palimpsest.cli.output import interval, percent
+
+    rows = []
+    fixed = {summary.name: summary for summary in done.beside.corrected}
+    for old, new in zip(done.before, done.summaries, strict=True):
+        row = [new.name, str(new.problems), str(new.ungraded), percent(old.accuracy.mean)]
+        row += [percent(new.accuracy.mean), interval(new.accuracy)]
+        if done.beside.errata and (own := fixed.get(new.name)):
+            row += [percent(own.accuracy.mean), interval(own.accuracy), str(own.problems)]
+        elif done.beside.errata:
+            row += ["–", "–", "0"]
+        rows.append(row)
+    return rows

@@ -16,33 +16,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from palimpsest import __version__
-from palimpsest.cli import (
-    ask,
-    bench,
-    compare,
-    data,
-    data_sets,
-    evaluate,
-    export,
-    judge,
-    model,
-    new,
-    probe,
-    prompts,
-    quickstart,
-    recipes,
-    replay,
-    rescore,
-    retrieval,
-    serve,
-    train,
-    view,
-)
+from palimpsest._version import __version__
+from palimpsest.app.python_calls import by_command
+from palimpsest.cli import ask, bench, compare, datasets, evaluate, judge, models, recipes, serve, train, view
+from palimpsest.cli import recipes as new
+from palimpsest.cli import recipes as prompts
+from palimpsest.cli import serve as retrieval
+from palimpsest.cli import train as quickstart
+from palimpsest.cli import view as replay
 from palimpsest.errors import Interrupted, PalimpsestError
-from palimpsest.jobs.python_words import by_command
 from palimpsest.runs.signals import Interrupts
-from palimpsest.text.printable import printable
+from palimpsest.text.display_text import printable
 
 _SYSTEM = {
     errno.ENOSPC: "free some room",
@@ -100,21 +84,21 @@ app.command("sft", short_help="Supervised cold start on trajectories.")(train.sf
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
 app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
-app.command("rescore", short_help="Grade an evaluation anew, without its model.")(rescore.rescore)
+app.command("rescore", short_help="Grade an evaluation anew, without its model.")(judge.rescore)
 app.command("serve", short_help="Serve an agent to clients of OpenAI's interface.")(serve.serve)
 app.command("view", short_help="Look at runs and episodes in a browser.")(view.view)
 app.command("replay", short_help="Play a recorded episode on with another memory.")(replay.replay)
-app.command("export", short_help="Copy a run's model into a folder of its own.")(export.export)
-app.command("probe", short_help="Say why accuracy falls with length.")(probe.probe)
+app.command("export", short_help="Copy a run's model into a folder of its own.")(models.export)
+app.command("probe", short_help="Say why accuracy falls with length.")(compare.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
 app.add_typer(recipes.app, name="recipes")
-app.add_typer(prompts.app, name="prompts")
-data_sets.add_commands(data.app)
-app.add_typer(data.app, name="data")
-app.add_typer(retrieval.app, name="retrieval")
+app.add_typer(prompts.prompts_app, name="prompts")
+datasets.add_commands(datasets.app)
+app.add_typer(datasets.app, name="data")
+app.add_typer(retrieval.retrieval_app, name="retrieval")
 app.add_typer(judge.app, name="judge")
-app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(model.check)
-app.command("base-model")(model.base_model)
+app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(models.check)
+app.command("base-model")(models.base_model)
 app.add_typer(bench.app, name="bench")
 
 

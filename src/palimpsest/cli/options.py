@@ -1,18 +1,21 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how a command that a signal ended is resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from palimpsest.config.data import check_columns, columns_of
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
-    from palimpsest.jobs.set_folder import Made
+    from palimpsest.runs.folder_guard import Made
+
 
 Overrides = Annotated[
     list[str] | None,
@@ -85,3 +88,34 @@ def shares(option: str, text: str | None) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise ConfigError(f"{option} {text}: expected numbers such as 0.1,0.9") from None
+
+
+# ---- How a command that a signal ended goes on, in words -----------------------------------------------------
+
+
+BEGIN, RERUN = "the same command begins again", "the same command goes on"
+NOT_BEGUN = f"nothing was begun; {BEGIN}"
+
+
+@contextmanager
+def going_on(again: Callable[[], str]) -> Iterator[None]:
+    """Have `again` say how to go on if a signal ends what is done in here."""
+    try:
+        yield
+    except Interrupted as end:
+        end.again = again()
+        raise
+
+
+def resumed(run: Path, *, force: bool) -> Callable[[], str]:
+    """Of a command that writes a run folder: with --resume, if there is a run, and with `force` one of this process."""
+
+    def again() -> str:
+        from palimpsest.runs.jsonl_rows import read_rows
+        from palimpsest.runs.resume_rules import EVENTS, how_to_resume
+
+        rows = read_rows(run / EVENTS)
+        own = any(row.get("pid") == os.getpid() for row in rows)
+        return how_to_resume(run) if own or (rows and not force) else NOT_BEGUN
+
+    return again

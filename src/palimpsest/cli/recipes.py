@@ -1,9 +1,10 @@
-"""`palimpsest recipes`: what is shipped, what a recipe with overrides comes to, and which keys there are."""
+"""`palimpsest recipes`, `prompts` and `new`: what is shipped, and files to start from."""
 
 from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -78,7 +79,7 @@ def keys(
       palimpsest recipes keys train
       palimpsest recipes keys policy.options.overwrite
     """
-    from palimpsest.jobs.explaining import keys_under
+    from palimpsest.app.starter_files import keys_under
 
     _print(
         ["key", "takes", "default", "meaning"], [[k.name, k.values, k.default, k.meaning] for k in keys_under(prefix)]
@@ -86,7 +87,7 @@ def keys(
 
 
 def _explain(recipe: str, overrides: list[str]) -> None:
-    from palimpsest.jobs.explaining import explained
+    from palimpsest.app.starter_files import explained
 
     rows = [
         [setting.key.name, setting.value, setting.key.default if setting.changed else "", setting.key.meaning]
@@ -100,7 +101,7 @@ def _print(columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from palimpsest.cli.show import stdout
+    from palimpsest.cli.output import stdout
 
     made = Table(header_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):
@@ -108,3 +109,63 @@ def _print(columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         made.add_row(*(Text(cell.replace("`", "").replace("None:", "null:")) for cell in row))
     stdout().print(made)
+
+
+# ---- palimpsest new ------------------------------------------------------------------------------------------
+
+
+def new(
+    kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
+    name: Annotated[str, typer.Argument(help="Of the module, e.g. my_policy.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path(),
+) -> None:
+    """Write a policy, tool or reward to begin with: the file, a recipe that trains it, a test.
+
+    It learns with the model inside the package, in minutes on a CPU, before you change anything.
+
+    \b
+    Examples:
+      palimpsest new policy my_policy
+      palimpsest new tool my_tool --out tools
+      palimpsest new reward my_reward
+    """
+    from palimpsest.app.starter_files import class_name, write_scaffold
+
+    module, recipe, test = write_scaffold(kind, name, out)
+    typer.echo("\n".join(map(str, (module, recipe, test))))
+    steps = [] if out == Path() else [f"cd {out}"]
+    if kind != "tool":
+        steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
+    steps += [f"python -m pytest {test.name}", f"palimpsest train {recipe.name} --out runs/{name}"]
+    typer.echo("next:\n" + "\n".join(f"  {step}" for step in steps))
+
+
+# ---- palimpsest prompts --------------------------------------------------------------------------------------
+
+
+prompts_app = typer.Typer(help="Print a policy's prompts as a file.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@prompts_app.callback()
+def prompts_group() -> None:
+    """Print a policy's prompts as a file."""
+
+
+@prompts_app.command("show")
+def show_prompts(
+    policy: Annotated[str, typer.Argument(help="A shipped policy, or my_module:MyPolicy.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the policy.")
+    ] = None,
+) -> None:
+    """Print the texts a policy shows the model, as YAML; change them and give the file as the option `prompts`.
+
+    \b
+    Examples:
+      palimpsest prompts show overwrite > my.yaml
+      palimpsest check overwrite --set prompts=my.yaml
+      palimpsest train memagent-7b policy.options.prompts=my.yaml
+    """
+    from palimpsest.app.starter_files import prompt_file
+
+    typer.echo(prompt_file(policy, tuple(settings or ())), nl=False)

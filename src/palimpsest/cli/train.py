@@ -1,20 +1,26 @@
-"""`palimpsest train`, `palimpsest cold-start` and `palimpsest sft`."""
+"""`palimpsest train`, `cold-start`, `sft` and `quickstart`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.going_on import RERUN, going_on, resumed
-from palimpsest.cli.options import Force, Overrides, Seed
+from palimpsest.cli.options import RERUN, Force, Overrides, Seed, going_on, numbers, resumed
+from palimpsest.config.load import quickstart_names
 from palimpsest.errors import ConfigError
-from palimpsest.imitate.imitated import Imitated
-from palimpsest.progress.terminal import Terminal
-from palimpsest.runs.origin import origin_of, resume_command
+from palimpsest.progress.displays import Terminal
+from palimpsest.runs.resume_rules import origin_of, resume_command
+from palimpsest.training.supervised.imitation_source import Imitated
+
+if TYPE_CHECKING:
+    from palimpsest.app.quickstart.quickstart_run import Quickstart
+    from palimpsest.report.quickstart_report import Cell, Results
+
 
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint: --resume RUN needs nothing else.")
@@ -45,12 +51,12 @@ def train(
       palimpsest train --resume runs/first
       palimpsest train my_recipe.yaml data.source=hotpot_train.json data.documents=20
     """
-    from palimpsest.jobs.resuming import asked_run
+    from palimpsest.app.resume import asked_run
 
     asked = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
     with going_on(resumed(asked.folder, force=force)):
         Terminal().message(f"loading {asked.config.model.path}")
-        from palimpsest.jobs.training import train as train_run  # after the configuration is known to be right
+        from palimpsest.app.train.training_run import train as train_run  # after the configuration is known to be right
 
         run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
@@ -60,9 +66,9 @@ def train(
 
 def _tell(folder: Path) -> None:
     """What was gained, three episodes in words, what to do next."""
-    from palimpsest.cli.show import stdout
-    from palimpsest.jobs.gains import REPORT, training_results
-    from palimpsest.report.report import visible
+    from palimpsest.app.train.training_summary import REPORT, training_results
+    from palimpsest.cli.output import stdout
+    from palimpsest.text.display_text import visible
 
     results, console = training_results(folder), stdout()
     lines = [results.gain]
@@ -93,10 +99,10 @@ def cold_start(
       palimpsest train rememr1-quickstart model.path=runs/lessons/cold-start/checkpoints/step-000400 cold_start=null
       palimpsest cold-start memact-quickstart model.path=embedded 'cold_start={steps: 900}' --out runs/calls
     """
-    from palimpsest.jobs.resuming import asked_cold_start
+    from palimpsest.app.resume import asked_cold_start
 
     asked = asked_cold_start(recipe, overrides, seed=seed, out=out, resume=resume)
-    from palimpsest.jobs.cold_start import cold_start as learn
+    from palimpsest.app.train.supervised_training import cold_start as learn
 
     with going_on(lambda: RERUN):
         finished = learn(asked.config, asked.folder, progress=Terminal())
@@ -142,7 +148,7 @@ def sft(
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
       palimpsest sft --resume runs/cold-start
     """
-    from palimpsest.jobs.resuming import SFT, asked_run
+    from palimpsest.app.resume import SFT, asked_run
 
     asked = asked_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
     begun = origin_of(asked.folder).detail if asked.resume else {}
@@ -157,7 +163,7 @@ def sft(
             memory_first=memory_first,
             drop_too_long=drop_too_long,
         )
-    from palimpsest.jobs.imitation import imitate  # after the configuration is known to be right
+    from palimpsest.app.train.supervised_training import imitate  # after the configuration is known to be right
 
     with going_on(resumed(asked.folder, force=force)):
         finished = imitate(asked.config, imitated, asked.folder, resume=asked.resume, force=force, progress=Terminal())
@@ -201,3 +207,110 @@ def _least_grade(keep: str) -> float | None:
     if math.isnan(least):
         raise ConfigError(f"--keep {keep}: give correct (a grade of 1), all, or the least grade to keep")
     return least
+
+
+# ---- palimpsest quickstart -----------------------------------------------------------------------------------
+
+
+def quickstart(
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"What to train: {', '.join(quickstart_names())} (memagent); with --resume the run to go on with."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Recipe keys to change, values as YAML.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random draw; 0 without it.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="S,S,...", help="Several seeds, into DIR/seed-S each, with one report in DIR.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/quickstart without it.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, which says itself what it is.")] = False,
+    force: Force = False,
+) -> None:
+    """Train an agent on this machine's CPU, evaluate it beyond what it was trained on, write a report.
+
+    Minutes on two cores, no GPU, no network. Ends with a table and DIR/report.html; figures in DIR/summary.json.
+
+    \b
+    Examples:
+      palimpsest quickstart
+      palimpsest quickstart memagent --seed 1 --out runs/seed-1
+      palimpsest quickstart train.steps=20 'evaluation.multiples=[1,16]' --out runs/short
+      palimpsest quickstart --resume runs/seed-1
+      palimpsest quickstart rememr1 --seed 0 --out runs/recall
+      palimpsest quickstart memact --seed 0 --out runs/prune
+      palimpsest quickstart memagent --seeds 0,1,2 --out runs/three
+    """
+    from palimpsest.app.config_resolution import check_quickstart
+
+    method, settings = _told_apart(method, settings or [])
+    several = None if seeds is None else numbers("--seeds", "seeds", seeds, least=0)
+    if not resume or several:
+        check_quickstart(method or "memagent")
+    again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
+    with going_on(again):
+        Terminal().message("loading the model")
+        from palimpsest.app.quickstart.quickstart_run import quickstart as run
+
+        done = run(method, settings, seed=seed, seeds=several, out=out, resume=resume, force=force)
+    _show(done)
+
+
+def _told_apart(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
+    """Method and keys to change: what is given without a method is a key of the default one.
+
+    >>> _told_apart("train.steps=2", ["seed=1"]), _told_apart("rememr1", [])
+    ((None, ['train.steps=2', 'seed=1']), ('rememr1', []))
+    """
+    if method and "=" in method and not Path(method).is_dir():
+        return None, [method, *settings]
+    return method, settings
+
+
+def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
+    """Where the run is: with --resume what is named may be the run itself."""
+    return Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
+
+
+_RESUME_SEEDS = "the same command with --resume continues the seeds"
+
+
+def _show(done: Quickstart) -> None:
+    if not done.finished:
+        again = _RESUME_SEEDS if done.seeds else f"{resume_command(done.run)} goes on"
+        Terminal().message(f"stopped after step {done.run.steps} of {done.run.folder}; {again}")
+        return
+    from palimpsest.cli.output import interval, percent, stdout, table
+
+    results, axis, config = done.results, done.method.axis, done.run.config
+    assert results is not None
+    points = sorted(axis.points(config))
+    interval_of = f", mean of {len(done.seeds)} seeds" if done.seeds else ""
+    columns = [f"accuracy in %, 95% interval{interval_of}", *(axis.heading(config, p, results.trained) for p in points)]
+    rows = [
+        [results.label(name), *(f"{percent(row[p].score.mean)}  {interval(row[p].score)}" for p in points)]
+        for name, row in results.cells.items()
+    ]
+    tokens = [
+        [f"{results.words.cost.replace(' processed', '')}, {label}", *(f"{row[p].tokens:,.0f}" for p in points)]
+        for label, row in _costs(results)
+    ]
+    stdout().print(table("", columns, [*rows, *tokens]))
+    time_taken = f"{results.wall_s / 60:.1f} minutes"
+    if results.words.reads:
+        copied = ("copy fidelity", results.fidelity_before, results.fidelity_after)
+        dropped = ("sentences kept out of the memory", results.dropped_before, results.dropped_after)
+        name, before, after = copied if results.dropped_after is None else dropped
+        time_taken = f"{name}: {percent(before)}% before, {percent(after)}% after; {time_taken}"
+    Terminal().message(time_taken)
+    Terminal().message(f"{done.report}, {done.report.with_name('summary.json')}")
+
+
+def _costs(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
+    """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
+    if results.words.reads:
+        return [("agent", results.cells[results.agent])]
+    return [(results.label(name), row) for name, row in results.cells.items()]

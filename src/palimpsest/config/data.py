@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from palimpsest.config.strict import Strict
+from palimpsest.config.section import Strict
 from palimpsest.errors import nearest
 from palimpsest.plugins import check_name, is_own
 

@@ -1,20 +1,28 @@
-"""Recipes and overrides: YAML in, one typed `RunConfig` out.
+"""Recipes and overrides: YAML in, one typed `RunConfig` out; secrets are rejected.
 
     load_recipe("memagent-7b", ["train.steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
     load_recipe("memagent-7b", {"train.steps": 10, "credit": {"overlong": None}})
 
 Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
-refused in one line that names key, value and what is allowed; a secret is refused unshown (secrets.py);
+refused in one line that names key, value and what is allowed; a secret is refused unshown (this file);
 `parse_config(dump_config(c)) == c`.
 An override of `engine.name` or `sampler.name` drops what the recipe says of another one, `cluster` included; one of
 `reward.name` that names the user's own drops the recipe's reward with its layers; a file as `data.source` drops the
 curriculum of drawn documents.
 Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
-Not covered: the options of a memory policy, which are checked when it is built (config/options.py).
+Not covered: the options of a memory policy, which are checked when it is built (plugin_options.py).
+
+Secrets don't stand in a configuration: it is written into run folders, reports and trackers.
+
+Guaranteed: refused, without being shown, are a value under a key called token, password, secret or API key, and an
+address with a user or a password in it; options of users' own policies and tools included. In a command line
+that is written down they are masked.
+Not covered: a secret under another name, or inside a longer text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -23,15 +31,81 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from palimpsest.config.cluster import COPIES
-from palimpsest.config.engine import ALIKE
-from palimpsest.config.explain import explain, section_of
+from palimpsest.config.engine import ALIKE, COPIES
+from palimpsest.config.keys import explain, section_of
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import RunConfig
-from palimpsest.config.secrets import refuse_secrets
 from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.plugins import is_own
+
+# ---- Secrets don't stand in a configuration ------------------------------------------------------------------
+
+
+_SECRET = re.compile(r"(?:.*_)?(?:token|password|passwd|secret|api_?key|access_key)", re.IGNORECASE)
+_WITH_USER = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^/?#\s]*(?=@)")
+_NAMED = [re.compile(rf"([\w.-]*\w)({sign})([^&\s,;}}]+)") for sign in ("=", r":\s*")]
+
+
+def refuse_secrets(values: Any, source: str) -> None:
+    """Raises ConfigError for the first secret in `values`; `source` is what messages call the configuration."""
+    for key, value in _texts(values, ""):
+        name = key.rpartition(".")[2]
+        if value.strip() and _SECRET.fullmatch(name):
+            raise ConfigError(
+                f"{source}: {key}: a configuration is written into run folders and reports, so no secret may stand in "
+                f"it; put it into an environment variable and name that under {name}_env"
+            )
+        if _WITH_USER.match(value.strip()):
+            raise ConfigError(
+                f"{source}: {key}: the address holds a user or a password; give it without them, and a token by the "
+                "name of an environment variable"
+            )
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line's words with `***` for the values of secrets: after an option so called, after `name=` or
+    `name:`, and for the user and password of an address.
+
+    >>> without_secrets(["--api-key=abc", "--token", "t", "a.password=x", "http://h:1/?api_key=k&n=1", "--x-env", "K"])
+    ['--api-key=***', '--token', '***', 'a.password=***', 'http://h:1/?api_key=***&n=1', '--x-env', 'K']
+    >>> without_secrets(["judge={url: http://ann:pw@h, api_key: k}"])
+    ['judge={url: http://***@h, api_key: ***}']
+    """
+    words, hidden = list[str](), False
+    for argument in arguments:
+        shown = _USER.sub("***", argument)
+        for pattern in _NAMED:
+            shown = pattern.sub(_masked, shown)
+        words.append("***" if hidden else shown)
+        hidden = argument.startswith("-") and _is_secret(argument)
+    return words
+
+
+def _masked(match: re.Match[str]) -> str:
+    name, sign, value = match.groups()
+    return f"{name}{sign}{'***' if _is_secret(name) else value}"
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.fullmatch(name.rpartition(".")[2].lstrip("-").replace("-", "_")) is not None
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Dotted keys and the texts that stand there."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+# ---- Recipes and overrides -----------------------------------------------------------------------------------
+
 
 Overrides = Mapping[str, Any] | Sequence[str]
 """Keys to change: `a.b=c` texts whose values are YAML, or a mapping of dotted keys, or of sections, to values."""

@@ -1,12 +1,13 @@
-"""`model`: which model, how it is held, and the variables of its chat template."""
+"""Section `model`: which model, how it is held, the variables of its chat template; and where it lies."""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from palimpsest.config.strict import Strict
+from palimpsest.config.section import Strict
 
 _OURS_IN_TEMPLATES = (
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
@@ -50,3 +51,20 @@ class ModelConfig(Strict):
                 why = "is the prompt itself" if key in _OURS_IN_TEMPLATES else "is no name of a variable"
                 raise ValueError(f"model.chat_template_kwargs.{key} {why}; give those like enable_thinking")
         return given
+
+
+# ---- Where the model that a configuration names lies ---------------------------------------------------------
+
+
+SHIPPED = {"embedded": "base-model", "embedded-tools": "tool-model"}
+"""Names of the models inside the package, and their folders."""
+
+
+def model_path(config: ModelConfig) -> str:
+    """Folder or hub id that `config.path` stands for."""
+    return named(config.path)
+
+
+def named(path: str) -> str:
+    """Folder or hub id that the name of a model stands for."""
+    return str(files("palimpsest").joinpath("assets", SHIPPED[path])) if path in SHIPPED else path

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.strict import MAX_WAIT_S, MIN_REPLY_S, Strict
+from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
 from palimpsest.plugins import check_name, is_own
 
 REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part", "final_answer")

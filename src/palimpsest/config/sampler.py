@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.cluster import COPIES
-from palimpsest.config.strict import MAX_WAIT_S, MIN_REPLY_S, Strict
-
-if TYPE_CHECKING:
-    from palimpsest.config.schema import RunConfig, SamplingConfig
+from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
 
 OWN_ARGS = (
     "model",
@@ -190,64 +186,3 @@ def _check_arg(arg: Any) -> None:
     if breaking is not None:
         told = "--" + name if name.startswith(breaking) else f"--{breaking}"
         raise ValueError(f"sampler.args: {told} can't be set, for {BREAKING[breaking]}; leave it out")
-
-
-def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
-    """The mode of a server whose log-probabilities are those at the sampling temperature, before top-p.
-
-    vLLM's raw ones leave the temperature out, its processed ones have top-p in them too. At temperature 1 raw ones are
-    right with any top-p; at another one processed ones are, without top-p.
-    """
-    return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
-
-
-def is_served(config: RunConfig, objective: str | None) -> bool:
-    """Whether servers sample in the place of the engine, opened for `objective`: they do where rewards are trained."""
-    return objective == "policy" and config.sampler.name == "vllm"
-
-
-def check_served(config: RunConfig) -> None:
-    """Refuse what servers can't sample for. Raises ValueError."""
-    sampling, loss = config.sampling, config.loss
-    if config.sampler.name == "embedded":
-        return
-    if config.engine.name not in ("embedded", "ray"):
-        raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
-    if copies := [key for key in config.cluster.no_default() if key in COPIES]:
-        key, value = copies[0], getattr(config.cluster, copies[0])
-        raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
-    if own := [name for name, role in config.roles.items() if role.model is not None]:
-        raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
-    check_publish(config)
-    cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
-    if cut and (loss.old_logprobs != "recompute" or loss.tis_cap is not None):
-        raise ValueError(
-            f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then gives no "
-            "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.tis_cap=null, which need none, "
-            "or sampling.top_p=1"
-        )
-
-
-def check_publish(config: RunConfig) -> None:
-    """Refuse ways of publishing that the processes of a run can't go."""
-    settings, cluster = config.sampler, config.cluster
-    way, on_ray = f"sampler.publish={settings.publish}", config.engine.name == "ray"
-    if settings.publish == "safetensors":
-        return
-    if config.model.device == "cpu":
-        raise ValueError(f"{way} goes from GPU to GPU: set sampler.publish=safetensors, for model.device says cpu")
-    if settings.publish == "ipc":
-        if on_ray:
-            raise ValueError(f"{way}: Ray's ranks and servers have different GPUs: set sampler.publish=nccl")
-        if settings.servers * settings.tensor_parallel > 1:
-            raise ValueError(
-                f"{way}: a server copies from the GPU that it shares with the learner, so there is one, on one GPU: "
-                "set sampler.servers=1 and sampler.tensor_parallel=1, or sampler.publish=nccl"
-            )
-        return
-    if not settings.devices:
-        raise ValueError(f"{way}: name the servers' GPUs by sampler.devices, none of which is the learner's")
-    if on_ray and cluster.gpus_per_learner == 0:
-        raise ValueError(f"{way} goes from GPU to GPU: set cluster.gpus_per_learner=1, or sampler.publish=safetensors")
-    if cluster.address is not None:
-        raise ValueError(f"{way} stays on one machine: leave out cluster.address, or set sampler.publish=safetensors")

@@ -1,7 +1,7 @@
 """The typed configuration of a run. Every recipe under recipes/ is an instance of `RunConfig`.
 
 Guaranteed: unknown keys are refused; the resolved configuration written to a run folder reproduces the run.
-Not covered: options of a memory policy, which are checked when it is built (config/options.py).
+Not covered: options of a memory policy, which are checked when it is built (plugin_options.py).
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.cluster import ClusterConfig, check_cluster
 from palimpsest.config.data import DataConfig, SearchDataConfig
-from palimpsest.config.engine import EmbeddedEngineConfig, EngineConfig
+from palimpsest.config.engine import COPIES, ClusterConfig, EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.model import AdapterConfig as AdapterConfig
 from palimpsest.config.model import ModelConfig as ModelConfig
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.sampler import SamplerConfig, check_served
-from palimpsest.config.strict import Strict
+from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.config.section import Strict
 from palimpsest.plugins import check_name, is_own
 
 STATE_MIX = "state_mix"
@@ -218,7 +217,8 @@ class TrainConfig(Strict):
 class ColdStartConfig(Strict):
     """Supervised lessons in the form of the policy's replies, before training with rewards.
 
-    Drawn by imitate/lessons.py for policies that read, by imitate/tool_lessons.py for agents with tools.
+    Drawn by training/supervised/lessons.py for policies that read, by training/supervised/lessons.py for agents with
+    tools.
     """
 
     steps: int = Field(100, ge=1)
@@ -348,3 +348,93 @@ class RunConfig(Strict):
                 f"cold_start.objectives={max(asked)} with hops={search.hops} ask about {needed} people, "
                 f"data.search.people={search.people}: raise it to {needed} at least"
             )
+
+
+def check_cluster(config: RunConfig) -> None:
+    """Refuse a `cluster` that the engine or the device leaves without effect. Raises ValueError."""
+    cluster = config.cluster
+    changed = [name for name in cluster.no_default() if name != "max_restarts"]
+    if config.engine.name == "embedded" and changed:
+        value = getattr(cluster, changed[0])
+        raise ValueError(f"cluster.{changed[0]}={value} is for engine.name=ray: set that, or leave it out")
+    if config.engine.name != "ray":
+        return
+    if config.cold_start is not None and config.model.lora is not None:
+        raise ValueError(
+            "engine.name=ray can't begin with an adapter, which a cold_start with model.lora ends with: set "
+            "cold_start=null, or model.lora=null"
+        )
+    if cluster.tensor_parallel > 1 and config.model.lora is not None:
+        raise ValueError(
+            f"cluster.tensor_parallel={cluster.tensor_parallel} can't divide adapters: set cluster.tensor_parallel=1, "
+            "or model.lora=null"
+        )
+    device = config.model.device
+    if device.startswith("cuda") and (device != "cuda" or cluster.gpus_per_learner == 0):
+        raise ValueError(
+            f"model.device={device}: Ray hands out GPUs; set model.device=auto and cluster.gpus_per_learner=1"
+        )
+    for key in ("gpus_per_learner", "gpus_per_sampler"):
+        if device == "cpu" and (gpus := getattr(cluster, key)):
+            raise ValueError(f"cluster.{key}={gpus:g}: set model.device=auto, for it says cpu, or cluster.{key}=0")
+
+
+def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
+    """The mode of a server whose log-probabilities are those at the sampling temperature, before top-p.
+
+    vLLM's raw ones leave the temperature out, its processed ones have top-p in them too. At temperature 1 raw ones are
+    right with any top-p; at another one processed ones are, without top-p.
+    """
+    return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
+
+
+def is_served(config: RunConfig, objective: str | None) -> bool:
+    """Whether servers sample in the place of the engine, opened for `objective`: they do where rewards are trained."""
+    return objective == "policy" and config.sampler.name == "vllm"
+
+
+def check_served(config: RunConfig) -> None:
+    """Refuse what servers can't sample for. Raises ValueError."""
+    sampling, loss = config.sampling, config.loss
+    if config.sampler.name == "embedded":
+        return
+    if config.engine.name not in ("embedded", "ray"):
+        raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
+    if copies := [key for key in config.cluster.no_default() if key in COPIES]:
+        key, value = copies[0], getattr(config.cluster, copies[0])
+        raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
+    if own := [name for name, role in config.roles.items() if role.model is not None]:
+        raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
+    check_publish(config)
+    cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
+    if cut and (loss.old_logprobs != "recompute" or loss.tis_cap is not None):
+        raise ValueError(
+            f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then gives no "
+            "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.tis_cap=null, which need none, "
+            "or sampling.top_p=1"
+        )
+
+
+def check_publish(config: RunConfig) -> None:
+    """Refuse ways of publishing that the processes of a run can't go."""
+    settings, cluster = config.sampler, config.cluster
+    way, on_ray = f"sampler.publish={settings.publish}", config.engine.name == "ray"
+    if settings.publish == "safetensors":
+        return
+    if config.model.device == "cpu":
+        raise ValueError(f"{way} goes from GPU to GPU: set sampler.publish=safetensors, for model.device says cpu")
+    if settings.publish == "ipc":
+        if on_ray:
+            raise ValueError(f"{way}: Ray's ranks and servers have different GPUs: set sampler.publish=nccl")
+        if settings.servers * settings.tensor_parallel > 1:
+            raise ValueError(
+                f"{way}: a server copies from the GPU that it shares with the learner, so there is one, on one GPU: "
+                "set sampler.servers=1 and sampler.tensor_parallel=1, or sampler.publish=nccl"
+            )
+        return
+    if not settings.devices:
+        raise ValueError(f"{way}: name the servers' GPUs by sampler.devices, none of which is the learner's")
+    if on_ray and cluster.gpus_per_learner == 0:
+        raise ValueError(f"{way} goes from GPU to GPU: set cluster.gpus_per_learner=1, or sampler.publish=safetensors")
+    if cluster.address is not None:
+        raise ValueError(f"{way} stays on one machine: leave out cluster.address, or set sampler.publish=safetensors")

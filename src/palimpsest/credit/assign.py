@@ -1,8 +1,8 @@
 """From groups of graded trajectories to the batches of a fixed number of optimiser steps.
 
-    rewards (overlong penalty taken off) -> advantage of every turn (credit/rules.py, per group)
+    rewards (overlong penalty taken off) -> advantage of every turn (this file, per group)
         -> times the weights of turns (Grade.turn_weights)
-        -> of every token (credit/spans.py) -> rows (all segments, or a sample: credit/dcpo.py)
+        -> of every token (credit/state.py) -> rows (all segments, or a sample: credit/dcpo.py)
         -> weight of every token (aggregate, per optimiser step)
 
 Guaranteed: each trajectory counts once in its group's statistics, however many segments it has; an ungraded
@@ -14,26 +14,76 @@ move the weights, by momentum and decay).
 
 Not covered: playing other groups in place of dropped ones (the training loop); dynamic sampling looks at the outcome
 alone, so a group of equal rewards is dropped though its turns may differ.
+
+Credit rules by name: from the grades of a group to the advantage of every turn.
+
+    mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/outcome.py)
+    state_mix                       one of these, mixed with advantages of the turns' own (credit/state.py)
+    my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
+
+A rule is shown the graded trajectories of a group alone, with what counts as their rewards (a penalty for long turns is
+off already), and gives for each of them a number, or one number a turn; in the place of a turn's, one number a token.
+
+Guaranteed, whatever the rule: an ungraded trajectory is in nobody's statistics, as no rule sees it; a lone survivor of
+a group that failures thinned out gets 0, as there is nothing to compare it with; what comes back is finite and of the
+right lengths, or the run ends with the reason in words; a rule is made anew for each step, so that a resumed run gives
+the same.
+Not covered: whether a user's rule is unbiased, or gives 0 where all rewards are equal (`palimpsest check` tells).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from palimpsest.config.schema import CreditConfig
-from palimpsest.credit import overlong, spans
+from palimpsest.config.schema import STATE_MIX, CreditConfig
+from palimpsest.credit import dapo, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
+from palimpsest.credit.dapo import comparable, graded_rewards, has_signal, partition
 from palimpsest.credit.dcpo import effective_weights, sample_segments
-from palimpsest.credit.dynamic import comparable, graded_rewards, has_signal, partition
-from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
-from palimpsest.credit.rules import build_rule
+from palimpsest.credit.outcome import OUTCOME, Rule, TurnAdvantage, asked, own_rule, turn_mean
+from palimpsest.credit.state import StateMix
 from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.plugin_options import build
+from palimpsest.plugins import is_own
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group
+
+# ---- Credit rules by name ------------------------------------------------------------------------------------
+
+
+def build_rule(config: CreditConfig) -> Rule:
+    """The rule that `credit.rule` names. Raises ConfigError."""
+    if is_own(config.rule):
+        return own_rule(config.rule, config.options, options_key="credit.options")
+    if config.rule == STATE_MIX:
+        return _state_mix(config).turn_advantages
+    return OUTCOME[config.rule]
+
+
+def unread(groups: Iterable[Group], config: CreditConfig) -> str | None:
+    """In words, which rewards of these groups' turns no shipped rule looks at; None where there are none."""
+    if is_own(config.rule) or (config.rule == STATE_MIX and _state_mix(config).alpha < 1):
+        return None
+    grades = [grade for group in groups for grade in group.grades if grade.graded]
+    parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades)]
+    if not parts:
+        return None
+    rule = "credit.options.alpha=1" if config.rule == STATE_MIX else f"credit.rule={config.rule}"
+    return (
+        f"the reward gives {' and '.join(parts)}, which {rule} does not look at, so the outcome alone is learnt from; "
+        "credit.rule=state_mix with an alpha below 1 mixes them in"
+    )
+
+
+def _state_mix(config: CreditConfig) -> StateMix:
+    return build(StateMix, config.options, "credit.options", STATE_MIX)
+
+
+# ---- From groups of graded trajectories to the batches of a fixed number of optimiser steps ------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +145,7 @@ def credit_group(
         for trajectory, per_turn in zip(group.trajectories, turns, strict=True)
     ]
     picks = _picks(group, [len(own) for own in segments], config, key)
-    tokens = [spans.spread(own, per_turn or ()) for own, per_turn in zip(segments, turns, strict=True)]
+    tokens = [state.spread(own, per_turn or ()) for own, per_turn in zip(segments, turns, strict=True)]
     rows = tuple(CreditedSegment(segments[place][i], tokens[place][i], (number, place), number) for place, i in picks)
     advantages = tuple(_mean(per_turn) for per_turn in given)
     return Credited(group, advantages, rows, tuple(map(len, segments)), len(set(picks)))
@@ -157,7 +207,7 @@ def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
     if config.overlong is None:
         return rewards
     return [
-        None if reward is None else reward - overlong.penalty(trajectory, config.overlong)
+        None if reward is None else reward - dapo.penalty(trajectory, config.overlong)
         for reward, trajectory in zip(rewards, group.trajectories, strict=True)
     ]
 

@@ -17,7 +17,7 @@ from typing import Any
 from palimpsest import plugins
 from palimpsest.credit import leave_one_out, mean, mean_std
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
-from palimpsest.reward.calling import is_async
+from palimpsest.reward.custom_reward import is_async
 from palimpsest.types import Group, Trajectory
 
 TurnAdvantage = float | tuple[float, ...]

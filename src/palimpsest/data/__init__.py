@@ -1,1 +1,1 @@
-"""Problems: readers of published formats, long-context assembly, the synthetic default."""
+"""Problems: readers of published formats, long contexts, synthetic problems, and where training gets them from."""

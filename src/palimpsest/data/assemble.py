@@ -1,4 +1,4 @@
-"""Long contexts out of paragraphs: a question's gold paragraphs among distractors from a corpus.
+"""Long contexts out of paragraphs: a question's gold paragraphs among distractors, at chosen places.
 
 A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAgent's layout). Which distractors, and
 in what order, is drawn from a generator keyed by (seed, problem id); MemAgent's own script shuffles every sample with
@@ -10,52 +10,90 @@ order, with `min_distance` at least so many documents apart.
 Guaranteed: every gold paragraph is in the context; its position is uniform (over the placements that order and distance
 admit) and independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
 Not covered: a distractor that happens to answer the question; near-duplicate paragraphs (only equal ones are merged).
+
+Where pieces of evidence stand among numbered slots (documents, chunks), in an order and a distance asked for.
+
+Guaranteed: every admissible choice of slots is equally likely.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
-from palimpsest.data.document_store import Stored
-from palimpsest.data.placing import Order, at_positions, ordered, room, spaced
+from palimpsest.data.record import Record
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
-from palimpsest.types import Problem, Question
+from palimpsest.types import Problem
+
+# ---- Where pieces of evidence stand among numbered slots (documents ------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A row of a data file: a problem whose context is either fixed or still a list of paragraphs."""
+Order = Literal["any", "forward", "reverse"]
+"""Of evidence in reasoning order: any, first hop first, last hop first (ReMemR1's distant evidence)."""
 
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    context: str | None = None
-    """The document where the file fixes it."""
-    paragraphs: tuple[str, ...] | None = None
-    """The question's own paragraphs where it doesn't, in file order, without duplicates."""
-    gold: tuple[str, ...] = ()
-    """Those of `paragraphs` that an answer needs, in the file's order (of reasoning, as published); empty where it
-    doesn't say."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    questions: tuple[Question, ...] = ()
-    """As in a problem."""
-    memory: str = ""
-    """As in a problem."""
-    stored: Stored | None = None
-    """Where a long document waits, in place of `context`."""
 
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Paragraphs that no context may lack: all of its own where the file doesn't say which are gold."""
-        return self.gold or self.paragraphs or ()
+def spaced(rng: random.Random, count: int, slots: int, distance: int) -> list[int]:
+    """`count` ascending slots, neighbours at least `distance` >= 1 apart; there must be room for them.
 
-    def problem(self, context: str | None, metadata: Mapping[str, Any]) -> Problem:
-        """The problem that it is with this context."""
-        return Problem(self.id, self.question, self.answers, context, metadata, self.questions, self.memory)
+    >>> spaced(random.Random(0), 3, 5, 2)
+    [0, 2, 4]
+    """
+    gap = distance - 1
+    drawn = sorted(rng.sample(range(slots - (count - 1) * gap), count))
+    return [slot + place * gap for place, slot in enumerate(drawn)]
+
+
+def room(count: int, distance: int) -> int:
+    """Slots that `count` pieces `distance` apart need at the least.
+
+    >>> room(2, 100), room(1, 100), room(3, 1)
+    (101, 1, 3)
+    """
+    return (count - 1) * distance + 1
+
+
+def ordered(rng: random.Random, slots: Sequence[int], order: Order) -> list[int]:
+    """Ascending slots to slots in reasoning order.
+
+    >>> ordered(random.Random(0), [1, 5], "forward"), ordered(random.Random(0), [1, 5], "reverse")
+    ([1, 5], [5, 1])
+    """
+    if order == "any":
+        return rng.sample(slots, len(slots))
+    return list(slots) if order == "forward" else list(slots)[::-1]
+
+
+def at_positions(positions: Sequence[float], count: int, slots: int, what: str) -> list[int]:
+    """The slot of each of `count` pieces at relative places of 0.0 to 1.0. Raises DataError, which begins with `what`.
+
+    >>> at_positions([0.0, 0.5, 1.0], 3, 101, "")
+    [0, 50, 100]
+    """
+    if len(positions) != count:
+        raise DataError(f"{what}: {count} gold documents, but {len(positions)} positions; give one for each")
+    chosen = [round(position * (slots - 1)) for position in positions]
+    if len(set(chosen)) < count:
+        raise DataError(
+            f"{what}: two of the positions fall on one of {slots} documents; give others, or more documents"
+        )
+    return chosen
+
+
+def distance_between(slots: Sequence[int]) -> int:
+    """Least distance of two of them; 0 for fewer than two.
+
+    >>> distance_between([9, 2, 4])
+    2
+    """
+    ranked = sorted(slots)
+    return min((later - earlier for earlier, later in pairwise(ranked)), default=0)
+
+
+# ---- Long contexts out of paragraphs -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from palimpsest import plugins
 from palimpsest.config.engine import EndpointEngineConfig, OwnEngineConfig, RayEngineConfig
-from palimpsest.config.extras import install_line
-from palimpsest.config.models import SHIPPED, model_path
-from palimpsest.config.sampler import is_served
-from palimpsest.config.schema import ModelConfig, RunConfig
-from palimpsest.engines.embedded.heap import give_back_freed_memory as give_back_freed_memory  # imports no torch
+from palimpsest.config.install_hints import install_line
+from palimpsest.config.model import SHIPPED, model_path
+from palimpsest.config.schema import ModelConfig, RunConfig, is_served
+from palimpsest.engines.embedded.freed_memory import (
+    give_back_freed_memory as give_back_freed_memory,  # imports no torch
+)
 from palimpsest.engines.protocol import Engine, Objective
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, closed_after
-from palimpsest.model_files.folder import check_name, opened
+from palimpsest.models.model_folder import check_name, opened
 
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
     from palimpsest.engines.embedded.engine import EmbeddedEngine
-    from palimpsest.engines.scale.engine import RayEngine
+    from palimpsest.engines.ray.engine import RayEngine
 
 T = TypeVar("T")
 _NEEDED = ("codec", "sampler", "learner", "limits", "close")
@@ -81,7 +82,7 @@ def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:
 def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
     if find_spec("ray") is None:
         raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
-    from palimpsest.engines.scale.engine import RayEngine
+    from palimpsest.engines.ray.engine import RayEngine
 
     return RayEngine(config, objective=objective)
 
@@ -99,7 +100,7 @@ def check_models(config: RunConfig) -> None:
 
 def check_state(config: RunConfig, checkpoint: Path) -> None:
     """Refuse at once an engine that can't take up what another saved in `checkpoint`. Raises CheckpointError."""
-    from palimpsest.engines.embedded.facts import facts_of_shares
+    from palimpsest.engines.embedded.checkpoint_state import facts_of_shares
 
     if isinstance(config.engine, RayEngineConfig):
         with suppress(OSError, ValueError):  # it is damaged: the one before it may be taken up
@@ -120,7 +121,7 @@ def open_encoder(model: str, preset: str, changes: Mapping[str, Any], *, device:
 
 def cast(folder: Path, dtype: str) -> None:
     """Round the weights in `folder` to `dtype`, float32 or bfloat16."""
-    from palimpsest.engines.embedded.casting import cast as cast_weights
+    from palimpsest.engines.embedded.model_export import cast as cast_weights
 
     cast_weights(folder, dtype)
 
@@ -128,7 +129,7 @@ def cast(folder: Path, dtype: str) -> None:
 def write_whole(config: ModelConfig, folder: Path, *, untied: bool) -> None:
     """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`; `untied`: its output
     projection too where it is tied to the embeddings."""
-    from palimpsest.engines.embedded.exporting import write_whole as write
+    from palimpsest.engines.embedded.model_export import write_whole as write
 
     write(config, folder, untied=untied)
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from palimpsest.config.models import SHIPPED, model_path
-from palimpsest.config.sampler import is_served
-from palimpsest.config.schema import ModelConfig, RunConfig
-from palimpsest.engines.embedded import devices
+from palimpsest.config.model import SHIPPED, model_path
+from palimpsest.config.schema import ModelConfig, RunConfig, is_served
+from palimpsest.engines.embedded import compute
 from palimpsest.engines.protocol import Objective
-from palimpsest.engines.vllm.process import on_cpu
+from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
-from palimpsest.model_files.folder import adapters_of, open_model, stored_dtype
+from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
 
 _GB = 1e9
 _ROOM = 0.85  # of a GPU that a suggested layout fills with weights and an optimiser's state
@@ -31,7 +30,7 @@ def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
         return config
     if objective is not None:
         raise ConfigError("model.dtype=auto is for models that are only sampled from: set float32 or bfloat16")
-    on_gpu = model.device != "cpu" and bool(devices.memories())
+    on_gpu = model.device != "cpu" and bool(compute.memories())
     whole = adapters_of(model_path(model))[1] if on_gpu else ""
     dtype = "bfloat16" if on_gpu and stored_dtype(whole) == "bfloat16" else "float32"
     return config.model_copy(update={"model": ModelConfig.model_validate(model.model_dump() | {"dtype": dtype})})
@@ -42,7 +41,7 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
 
     For engine.name=embedded and ray.
     """
-    gpus = devices.memories()
+    gpus = compute.memories()
     if config.sampler.publish == "nccl" and config.engine.name == "ray" and not _of_ray(config, objective, len(gpus)):
         raise ConfigError(
             "sampler.publish=nccl goes from GPU to GPU, and ranks get none: set sampler.publish=safetensors"

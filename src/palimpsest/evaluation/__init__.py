@@ -1,1 +1,1 @@
-"""Evaluation runs, logs, reports and plots."""
+"""Evaluation runs, their logs, statistics and comparisons."""

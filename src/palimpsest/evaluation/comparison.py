@@ -18,11 +18,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from palimpsest.config.reward import LAYERS
-from palimpsest.evaluation.asked import not_asked_told
-from palimpsest.evaluation.cells import Cell, cell_of
-from palimpsest.evaluation.identity import default_settings, leaves
-from palimpsest.evaluation.pairing import Pairing, pair
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.pairing import Cell, Pairing, cell_of, pair
+from palimpsest.evaluation.sample_log import Sample, default_settings, leaves, not_asked_told
 from palimpsest.evaluation.summary import EvalSummary, summarise
 
 RESCORED = "rescored"

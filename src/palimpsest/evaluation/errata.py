@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import DataError
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.sample_log import Sample
 
 _KEYS = {"item", "reason", "source", "answers", "excluded"}
 _FORM = '{"item": ..., "reason": ..., "source": ..., and "answers": [...] or "excluded": true}'

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from palimpsest.errors import DataError
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.sample_log import Sample
 
 _NAMED = re.compile(r"(?:^|, )(\d+) (chunk|objective)s?$")
 """The name of a set that was drawn in one size."""

@@ -1,23 +1,118 @@
-"""From samples to figures: accuracy with its interval, by document length, tokens, outcomes.
+"""From samples to figures: accuracy with its interval, by length; repeats, clusters and seeds.
 
 Every problem is in a summary: graded ones in the denominator of `accuracy`, whatever their answer (an empty one is
 wrong, not missing), ungraded ones (sampler failed, timed out...) in `ungraded` with the reason.
+
+Which samples of an evaluation belong together: those that read one document, or answer one question.
+
+Guaranteed: belonging is transitive; samples of a log that doesn't say what was read belong together by
+their question alone.
+Not covered: documents that overlap without being equal.
+
+Several samples of each problem: the figures that only they have.
+
+Means and intervals stand in this file, where the samples of one problem are a cluster.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
+from math import comb
+from statistics import fmean, median, variance
 from typing import Any
 
-from palimpsest.evaluation.clusters import clusters_of
-from palimpsest.evaluation.repeats import disagreement, passes
-from palimpsest.evaluation.samples import Sample
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, wilson
 from palimpsest.events import DocumentTruncated
-from palimpsest.measures.memory import EVIDENCE_FIRST, EVIDENCE_LAST
+from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
+
+# ---- Which samples of an evaluation belong together ----------------------------------------------------------
+
+
+def question_hash(sample: Sample) -> str:
+    """Of what is asked and what counts as right: two evaluations may be paired where it is the same."""
+    asked = [[each["question"], each["answers"]] for each in sample.questions]
+    told = json.dumps([sample.question, list(sample.answers), asked]).encode()
+    return hashlib.blake2b(told, digest_size=8).hexdigest()
+
+
+def clusters_of(samples: Sequence[Sample]) -> list[int]:
+    """[samples] the cluster of each, numbered as they come.
+
+    A question is the same one at another length, and in another sample of it, where id, text and golds are.
+    """
+    parents = list(range(len(samples)))
+
+    def root(place: int) -> int:
+        while parents[place] != place:
+            parents[place] = parents[parents[place]]
+            place = parents[place]
+        return place
+
+    first: dict[tuple[str, str], int] = {}
+    for place, sample in enumerate(samples):
+        keys = [("question", f"{sample.id}\0{question_hash(sample)}")]
+        keys += [("document", sample.document)] if sample.document else []
+        for key in keys:
+            parents[root(place)] = root(first.setdefault(key, place))
+    names: dict[int, int] = {}
+    return [names.setdefault(root(place), len(names)) for place in range(len(samples))]
+
+
+# ---- Several samples of each problem -------------------------------------------------------------------------
+
+
+RIGHT = 1.0
+"""The value of a sample that passes; a fractional reward passes where it is whole."""
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Unbiased probability that one of k samples is right, from n of which `right` are (Chen et al. 2021,
+    arXiv 2107.03374, equation 1): 1 - C(n - right, k) / C(n, k).
+
+    >>> pass_at_k(4, 1, 2), pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)
+    (0.5, 0.0, 1.0)
+    """
+    return 1.0 - comb(n - right, k) / comb(n, k)
+
+
+def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
+    """Mean pass@k over problems, by k: 1, 2, 4... and `drawn`. A problem with fewer than k graded samples is not in it;
+    empty where each problem was drawn once."""
+    if drawn < 2:
+        return {}
+    problems = _by_problem(samples)
+    sizes = sorted({*(2**power for power in range(drawn.bit_length())), drawn})
+    means = {}
+    for k in (size for size in sizes if size <= drawn):
+        values = [pass_at_k(len(own), own.count(RIGHT), k) for own in problems if len(own) >= k]
+        if values:
+            means[str(k)] = fmean(values)
+    return means
+
+
+def disagreement(samples: Iterable[Sample], drawn: int) -> float | None:
+    """Share of the problems with two graded samples at least whose samples are worth different values."""
+    several = [values for values in _by_problem(samples) if len(values) > 1]
+    return fmean(len(set(values)) > 1 for values in several) if drawn > 1 and several else None
+
+
+def _by_problem(samples: Iterable[Sample]) -> Sequence[list[float]]:
+    """The values of each problem's graded samples."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        if sample.value is not None:
+            values.setdefault((sample.name, sample.id), []).append(sample.value)
+    return list(values.values())
+
+
+# ---- From samples to figures ---------------------------------------------------------------------------------
+
 
 PARTS = 5
 """Of a document, by which accuracy is told apart."""
@@ -232,3 +327,34 @@ def _means(rows: Iterable[dict[str, float]]) -> dict[str, float]:
         for key, value in row.items():
             columns.setdefault(key, []).append(value)
     return {key: fmean(column) for key, column in sorted(columns.items())}
+
+
+# ---- Student's t ---------------------------------------------------------------------------------------------
+
+
+T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
+    2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
+)  # fmt: skip
+"""[18] 97.5% quantiles by degrees of freedom, from 1."""
+
+
+def student(values: Sequence[float | None]) -> Score:
+    """The mean of shares from 0 to 1 with its interval, which is cut to them.
+
+    Equal values have no interval, for they tell nothing of the spread; with a value missing there is no mean either.
+
+    >>> score = student([0.9, 1.0, 0.95])
+    >>> [round(score.mean, 3), round(score.low, 3), score.high]
+    [0.95, 0.826, 1.0]
+    >>> student([1.0, 1.0]), student([1.0, None])
+    (Score(mean=1.0, low=None, high=None), Score(mean=None, low=None, high=None))
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return Score(None, None, None)
+    mean = fmean(known)
+    if len(set(known)) < 2:
+        return Score(mean, None, None)
+    half = T_975[len(known) - 2] * math.sqrt(variance(known) / len(known))
+    return Score(mean, max(0.0, mean - half), min(1.0, mean + half))

@@ -17,7 +17,7 @@ A malformed reply (a gate missing, doubled or saying something else; an open gat
 memory and reads on, and an event gives the reason.
 
 Guaranteed: a prompt never exceeds `required_context`; `early_exit: false` reads every chunk whatever the gate says.
-Not covered: the authors' prompts and weights of their rewards, which were not at hand (reward/gates.py is ours).
+Not covered: the authors' prompts and weights of their rewards, which were not at hand (reward/turn_rewards.py is ours).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import ClassVar
 from palimpsest.events import GatesDecided, ReadingEnded, ReplyMalformed
 from palimpsest.memory import overwrite
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
-from palimpsest.memory.parts.tagged import TaggedPolicy, blocks
 from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.tagged_memory import TaggedPolicy, blocks
 from palimpsest.text.codec import Codec
-from palimpsest.text.tags import Cutter, Fault, find_parts, the_one
+from palimpsest.text.reply_tags import Cutter, Fault, find_parts, the_one
 from palimpsest.types import Completion, Problem
 
 _GATES = {"check": ("no", "yes"), "next": ("continue", "end")}

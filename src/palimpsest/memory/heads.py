@@ -35,8 +35,8 @@ from palimpsest.events import HeadWritten
 from palimpsest.memory import overwrite
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.parts.prompts import Slots, has_text, shared
-from palimpsest.memory.parts.tagged import blocks
 from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.tagged_memory import blocks
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 

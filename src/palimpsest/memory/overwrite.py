@@ -34,8 +34,8 @@ from palimpsest.memory.parts.grounded import Grounded, Rule, sift
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import thoughtful, without_thinking
 from palimpsest.text.sentences import Unit
-from palimpsest.text.tags import thoughtful, without_thinking
 from palimpsest.text.template import Template
 from palimpsest.types import Completion, Outcome, Problem, StopReason
 

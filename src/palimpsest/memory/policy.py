@@ -41,7 +41,7 @@ class Model(Protocol):
         """Complete `prompt_ids` and record the turn under `name`, with `notes` for metrics and the viewer.
 
         A `Prompt`, which `Template.fill` makes, brings where its named pieces stand: `Turn.spans`. What is measured of
-        a memory is measured of its pieces `memory` and `section` (measures/trace.py).
+        a memory is measured of its pieces `memory` and `section` (metrics/reading_trace.py).
 
         `role` names who takes the turn, of those under `roles` in the configuration, e.g. one that isn't trained;
         None: the agent itself. Raises ConfigError for a role that isn't there.
@@ -59,7 +59,7 @@ class Model(Protocol):
 
 
 class Teachable(Protocol):
-    """What the lessons of a cold start need of a policy that reads (imitate/lessons.py)."""
+    """What the lessons of a cold start need of a policy that reads (training/supervised/lessons.py)."""
 
     @property
     def memory_tokens(self) -> int:

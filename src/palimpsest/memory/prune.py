@@ -25,15 +25,13 @@ from typing import Annotated, Any, ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryUngrounded, Pruned, PruneRefused
-from palimpsest.memory.parts import tool_prompts
+from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.grounded import Grounded, Rule, unsupported
 from palimpsest.memory.parts.prompts import Slots, shared
-from palimpsest.memory.parts.tool_agent import Episode, Found, Said, ToolAgentPolicy
-from palimpsest.memory.parts.tool_prompts import QUERY, ToolPrompts
+from palimpsest.memory.parts.tool_agent import QUERY, Episode, Found, Said, ToolAgentPolicy, ToolPrompts
 from palimpsest.text.sentences import Unit, units
 from palimpsest.text.template import insert
-from palimpsest.text.tool_arguments import argument_fault
-from palimpsest.text.tool_calls import ToolCall
+from palimpsest.text.tool_calls import ToolCall, argument_fault
 from palimpsest.tools.tool import ToolSpec
 
 _REFUSED = "prune_refused"
@@ -97,14 +95,14 @@ and often. Keep results whose facts you haven't written down yet.
 """
 
 STANDARD = PrunePrompts(
-    **shared(tool_prompts.STANDARD),
+    **shared(tool_agent.STANDARD),
     system_prune=_SYSTEM_PRUNE,
     user_prune=_GUIDE + QUERY,
     pruned="Deleted: {ids}. Go on from the memory.",
 )
 """In our own words, after the structure of MemAct's."""
 
-SHORT = PrunePrompts(**shared(tool_prompts.SHORT), user_prune=tool_prompts.SHORT.user, pruned="done")
+SHORT = PrunePrompts(**shared(tool_agent.SHORT), user_prune=tool_agent.SHORT.user, pruned="done")
 """What the embedded model was made for."""
 
 

@@ -9,23 +9,24 @@ from collections.abc import Container, Iterable
 from types import FunctionType
 from typing import Any
 
-from palimpsest.config import options
+from palimpsest import plugin_options
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.given import found, is_given
-from palimpsest.memory.closed_book import ClosedBookPolicy
-from palimpsest.memory.full_context import FullContextPolicy, PassagesPolicy, SlidingWindowPolicy
+from palimpsest.memory.document_baselines import (
+    ClosedBookPolicy,
+    FullContextPolicy,
+    PassagesPolicy,
+    SlidingWindowPolicy,
+)
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
-from palimpsest.memory.recall import RecallPolicy
-from palimpsest.memory.retrieve import RetrievalPolicy
-from palimpsest.memory.summary import SummaryPolicy
-from palimpsest.memory.tool_window import ToolWindowPolicy
-from palimpsest.plugins import completed, named_class
+from palimpsest.memory.recall import RecallPolicy, RetrievalPolicy
+from palimpsest.memory.tool_baselines import SummaryPolicy, ToolWindowPolicy
+from palimpsest.plugins import completed, found, is_given, named_class
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
@@ -88,7 +89,7 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
     if made is not None:
         policy_class(config.name)
         return whole_policy(made)
-    return options.build(policy_class(config.name), config.options, "policy.options", config.name)
+    return plugin_options.build(policy_class(config.name), config.options, "policy.options", config.name)
 
 
 def evaluated(config: PolicyConfig) -> PolicyConfig:

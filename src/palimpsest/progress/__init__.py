@@ -1,1 +1,1 @@
-"""What work shows while it is done: the contract, and the displays of a terminal, a log and a notebook."""
+"""Progress of long work: what a job reports, how far it is, and the displays of a terminal, a log and a notebook."""

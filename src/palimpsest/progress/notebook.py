@@ -12,8 +12,8 @@ from typing import Any
 
 from IPython.display import display
 
-from palimpsest.progress.display import Display, Line
-from palimpsest.progress.overall import Overall
+from palimpsest.progress.displays import Display, Line
+from palimpsest.progress.reporter import Overall
 
 _EVERY_S = 0.2  # seconds between two changes of a bar
 

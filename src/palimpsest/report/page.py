@@ -1,20 +1,44 @@
-"""The HTML file of a report: its template, the viewer's colours, images inside it.
+"""Parts of a report: the HTML page, an episode told memory by memory, accuracy by place of the evidence.
 
 Guaranteed: it loads nothing from anywhere and holds no script (a content security policy forbids it); every value is
 escaped.
+
+A report's table "Where the evidence lies": accuracy by the fifth of the document that holds it.
+
+    rows       agents and baselines; of evidence in several places one row for the first and one for the last piece
+    columns    0 to 20%, 20 to 40%... of the document's length
+
+Not covered: problems whose data name no evidence, or name one that doesn't stand in the document; they are in no cell.
+
+One problem told memory by memory, in a report: an episode that went wrong, and beside it one that got it right.
+
+What a turn did to the memory is the viewer's difference (viewer/analysis/memory_diff.py): what it kept, took from the
+section,
+reworded, made up, dropped. Turns that changed nothing are counted.
+
+Guaranteed: text of models and documents leaves here with its control characters as escapes; a report holds a bounded
+number of turns. Not covered: agents with tools, whose episodes have no memory to tell.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from palimpsest.view.page_files import page_files
+from palimpsest.evaluation.summary import PositionSummary
+from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import visible
+from palimpsest.types import Grade, Group
+from palimpsest.viewer.analysis.episode_timeline import Story
+from palimpsest.viewer.analysis.memory_diff import Dropped, Origin
+from palimpsest.viewer.export.inline_page import page_files
+from palimpsest.viewer.screens.open_groups import Opened
 
 REPORT = "report.html"
 
@@ -48,3 +72,158 @@ def colours() -> Markup:
     """The viewer's own, light and dark, as variables of CSS."""
     style = page_files()["page.css"].decode("utf-8")
     return Markup(style[style.index(":root {") : style.index("* { box-sizing")])
+
+
+# ---- A report's table "Where the evidence lies" --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRow:
+    """One policy on one set of problems."""
+
+    label: str
+    main: bool
+    """Whether it is the agent's."""
+    first: Sequence[PositionSummary]
+    """[5] or empty."""
+    last: Sequence[PositionSummary]
+    """[5], or empty where the first piece of evidence is the last one too."""
+
+
+def evidence_table(rows: Iterable[PlacedRow]) -> dict[str, Any] | None:
+    """What evidence.html.j2 shows; None where no row has evidence."""
+    known = [row for row in rows if row.first]
+    if not known:
+        return None
+    columns = [f"{part.start:.0%} to {part.end:.0%}" for part in known[0].first]
+    return {"columns": columns, "rows": [shown for row in known for shown in _shown(row)]}
+
+
+def _shown(row: PlacedRow) -> Iterator[dict[str, Any]]:
+    parts = {"first evidence": row.first, "last evidence": row.last} if row.last else {"": row.first}
+    for which, cells in parts.items():
+        label = f"{row.label}, {which}" if which else row.label
+        yield {"label": visible(label), "main": row.main, "cells": [_cell(part) for part in cells]}
+
+
+def _cell(part: PositionSummary) -> dict[str, str]:
+    score = part.accuracy
+    if score.mean is None:
+        return {"value": "–", "below": ""}
+    interval = "" if score.low is None or score.high is None else f", {score.low:.0%} to {score.high:.0%}"
+    return {"value": f"{score.mean:.0%}", "below": f"of {part.graded:,}{interval}"}
+
+
+# ---- One problem told memory by memory, in a report ----------------------------------------------------------
+
+
+SHOWN_TURNS = 10
+_WORDS = {
+    "kept": "kept",
+    "section": "from the section",
+    "reworded": "from memory, reworded",
+    "nowhere": "from nowhere",
+    "dropped": "dropped",
+    "lost": "evidence, dropped",
+}
+_KINDS = {
+    Origin.KEPT: "kept",
+    Origin.UNKNOWN: "kept",
+    Origin.SECTION: "section",
+    Origin.NOWHERE: "nowhere",
+}
+LEGEND = tuple((kind, words) for kind, words in _WORDS.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ToldPart:
+    """A piece of a memory."""
+
+    kind: str
+    text: str
+
+    @property
+    def words(self) -> str:
+        """What it is, for those who see no colour."""
+        return _WORDS[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldTurn:
+    """A turn that changed the memory, and how many before it changed nothing."""
+
+    number: int
+    """From 0, as records and `palimpsest view` count."""
+    parts: Sequence[ToldPart]
+    unchanged: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToldStory:
+    """An episode."""
+
+    kind: str
+    """right, partly, wrong, ungraded."""
+    question: str
+    turns: Sequence[ToldTurn]
+    left_out: int
+    """Turns that changed the memory and aren't told."""
+    unchanged: int
+    """Turns behind the last one told."""
+    answer: str
+    gold: str
+    grade: str
+
+
+def told_beside(groups: Sequence[Group], codec: Codec) -> list[ToldStory]:
+    """A failure and the success beside it, of the first problem that has both; a failure alone where none has; empty
+    where there is nothing to tell."""
+    graded = [
+        [(grade.value, at) for at, grade in enumerate(group.grades) if grade.value is not None] for group in groups
+    ]
+    mixed = [at for at, values in enumerate(graded) if values and min(values)[0] < 1 <= max(values)[0]]
+    wrong = [at for at, values in enumerate(graded) if values and min(values)[0] < 1]
+    if not wrong:
+        return []
+    at = (mixed or wrong)[0]
+    worst, best = min(graded[at]), max(graded[at], key=lambda each: (each[0], -each[1]))
+    rollouts = [worst[1], *([best[1]] if mixed else [])]
+    opened = Opened(groups[at], codec)
+    stories = [_told(opened.story(rollout), groups[at].grades[rollout]) for rollout in rollouts]
+    return stories if any(story.turns for story in stories) else []
+
+
+def _told(story: Story, grade: Grade) -> ToldStory:
+    turns, unchanged = list[ToldTurn](), 0
+    for number, step in enumerate(story.steps):
+        parts = list(_parts(story, number))
+        if all(part.kind == "kept" for part in parts) and parts:
+            unchanged += 1
+            continue
+        turns.append(ToldTurn(step.turn, parts, unchanged))
+        unchanged = 0
+    value = grade.value
+    kind = "ungraded" if value is None else "right" if value >= 1 else "wrong" if value <= 0 else "partly"
+    return ToldStory(
+        kind=kind,
+        question=visible(story.problem.question),
+        turns=turns[-SHOWN_TURNS:],
+        left_out=max(0, len(turns) - SHOWN_TURNS),
+        unchanged=unchanged,
+        answer=visible(story.trajectory.answer or "–"),
+        gold=visible(" or ".join(story.problem.answers)),
+        grade="no grade" if value is None else f"reward {value:.2f}",
+    )
+
+
+def _parts(story: Story, number: int) -> Iterator[ToldPart]:
+    for part in story.diff(number).in_order:
+        if isinstance(part, Dropped):
+            yield ToldPart("lost" if part.evidence else "dropped", visible(part.text))
+        else:
+            yield ToldPart(_KINDS.get(part.origin, "reworded"), visible(part.text))
+
+
+def view_command(folder: Path) -> str:
+    """The command that shows all of it."""
+    return f"palimpsest view {visible(str(folder))}"

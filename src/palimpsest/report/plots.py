@@ -1,21 +1,36 @@
-"""The three figures of a report, as PNG bytes: reward over steps, accuracy and tokens against the size of problems.
+"""The figures of reports, as PNG or SVG.
 
 Guaranteed: the same data give the same picture (no clock, no random draw, no version stamp in the file).
 Not covered: windows. matplotlib draws into memory without touching a global figure or backend.
+
+Figures of a comparison, as PNG or SVG: accuracy against length, accuracy against cost.
+
+Guaranteed: the same data give the same bytes; a side without a figure somewhere has no point there.
+Not covered: more than six sides in colours of their own (they begin again, with another line).
+
+How an agent's use of its context changed over training: a figure for each measure that the metrics hold.
+
+Guaranteed: only what was measured is drawn; a step without the measure leaves a gap in no line, it has no point there;
+the same rows give the same bytes. Not covered: smoothing beyond a trailing mean.
 """
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from palimpsest.report.words import DOCUMENTS, Words, times
+from palimpsest.report.axis_labels import DOCUMENTS, Words, times
+from palimpsest.runs.jsonl_rows import is_number
+from palimpsest.text.display_text import printable
 
 # Okabe and Ito's palette: told apart with any colour vision, and by marker where printed grey.
 STYLES = (
@@ -208,3 +223,228 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
+
+
+# ---- Figures of a comparison, as PNG or SVG ------------------------------------------------------------------
+
+
+FORMATS = ("svg", "png")
+_FEW = 8  # lines whose names stand in two columns
+_LINES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One side at one length of one task."""
+
+    size: float
+    """Place on the axis of lengths."""
+    mean: float
+    low: float
+    high: float
+    tokens: float
+    """Processed per problem."""
+
+
+Lines = Mapping[str, Sequence[Measured]]
+"""Side (and task, where there are several) to its points, shorter ones first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What lengths are called."""
+
+    label: str
+    names: Mapping[float, str]
+    """Of each place."""
+    multiplies: bool
+    """Whether it is logarithmic."""
+
+
+def accuracy_by_length(lines: Lines, axis: Axis, form: str) -> bytes:
+    """Accuracy of each side at each length, with 95% intervals, as `form` (svg or png)."""
+    figure, axes = figure_and_axes()
+    for place, (label, points) in enumerate(lines.items()):
+        color, marker, line = _style(place)
+        x = [point.size for point in points]
+        axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
+        axes.errorbar(
+            x,
+            [point.mean for point in points],
+            yerr=[[p.mean - p.low for p in points], [p.high - p.mean for p in points]],
+            color=color,
+            marker=marker,
+            linestyle=line,
+            linewidth=2,
+            elinewidth=0.8,
+            label=_label(label),
+        )
+    if axis.multiplies:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(list(axis.names)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _label(axis.names.get(x, ""))))
+    axes.set_xlabel(_label(axis.label))
+    _finish(figure, axes, len(lines))
+    return _written(figure, form)
+
+
+def accuracy_by_cost(lines: Lines, form: str) -> bytes:
+    """Accuracy of each side against the tokens it processed per problem, a point a length, as `form`."""
+    figure, axes = figure_and_axes()
+    for place, (label, points) in enumerate(lines.items()):
+        color, marker, line = _style(place)
+        known = [point for point in points if point.tokens > 0]
+        x, y = [point.tokens for point in known], [point.mean for point in known]
+        axes.plot(x, y, color=color, marker=marker, linestyle=line, linewidth=1, label=_label(label))
+    if any(point.tokens > 0 for points in lines.values() for point in points):
+        axes.set_xscale("log")
+    axes.set_xlabel("tokens processed per problem: prompts and replies of all calls")
+    _finish(figure, axes, len(lines))
+    return _written(figure, form)
+
+
+def _label(name: str) -> str:
+    """A foreign name as it is drawn: no character that XML refuses, no formula."""
+    return printable(name).replace("$", r"\$")
+
+
+def _style(place: int) -> tuple[str, str, str]:
+    color, marker = STYLES[place % len(STYLES)]
+    return color, marker, _LINES[place // len(STYLES) % len(_LINES)]
+
+
+def _finish(figure: Figure, axes: Axes, lines: int) -> None:
+    axes.set_ylim(-0.03, 1.06)
+    axes.set_ylabel("accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if lines:
+        columns = 2 if lines <= _FEW else 3
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.18 * math.ceil(lines / columns))  # room for the legend above
+        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5 if lines <= _FEW else 7)
+
+
+def _written(figure: Figure, form: str) -> bytes:
+    buffer = io.BytesIO()
+    stamps = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+    with matplotlib.rc_context({"svg.hashsalt": "palimpsest", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format=form, facecolor="white", metadata=stamps)
+    return buffer.getvalue()
+
+
+# ---- Columns of a run's metrics against the step -------------------------------------------------------------
+
+
+def metrics_figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Figure:
+    """A panel per column; steps whose row lacks it, or holds no number there, are left out."""
+    figure, only = figure_and_axes()
+    if len(columns) > 1:
+        figure.clear()
+        figure.set_figheight(2.4 * len(columns))
+    panels = [only] if len(columns) == 1 else list(figure.subplots(len(columns), sharex=True))
+    for panel, name in zip(panels, columns, strict=True):
+        points = [(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)]
+        panel.plot([step for step, _ in points], [value for _, value in points], color=STYLES[0][0], marker=".")
+        panel.set_ylabel(name)
+    panels[-1].set_xlabel("step")
+    return figure
+
+
+# ---- Draws what a benchmark's work costs as it grows ---------------------------------------------------------
+
+
+def plot_scaling(scaling: Sequence[Sequence[float]], path: str, unit: str = "segments") -> None:
+    """Rows of a count (`unit`), tokens and seconds, as a PNG: a straight line where cost is linear."""
+    figure = Figure(figsize=(5.0, 3.2), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([row[1] for row in scaling], [row[2] for row in scaling], "o-", color="#0072B2")
+    for count, tokens, seconds in scaling:
+        axes.annotate(f"{count:.0f}", (tokens, seconds), textcoords="offset points", xytext=(5, -11))
+    axes.set(xlabel=f"{'physical ' if unit == 'segments' else ''}tokens (beside each point: {unit})", ylabel="seconds")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    FigureCanvasAgg(figure).print_png(path)
+
+
+# ---- How an agent's use of its context changed over training -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    name: str
+    label: str
+    """Of the vertical axis."""
+    lines: Mapping[str, str]
+    """Key of a metric to what its line is called."""
+    caption: str
+
+
+_PANELS = (
+    _Panel(
+        "prunes",
+        "prunes per episode",
+        {"tool/prunes": "carried out", "tool/prune_refused": "refused"},
+        "Prunes per sampled episode over training: how often the agent deleted part of its history.",
+    ),
+    _Panel(
+        "context",
+        "context tokens of a turn",
+        {"tool/context_tokens": "mean", "tool/context_tokens_max": "largest of the step"},
+        "Tokens the agent had before it in each turn, over training.",
+    ),
+    _Panel(
+        "episode-tokens",
+        "tokens per episode",
+        {"tool/input_tokens": "input, all turns", "tool/sampled_tokens": "sampled"},
+        "Tokens per sampled episode over training: prompts of all turns, prefixes counted each time, and replies.",
+    ),
+)
+
+
+def training_figures(rows: Sequence[Mapping[str, Any]], *, smooth: int = 5) -> list[dict[str, Any]]:
+    """A figure (name, png, caption, alt) for each of prunes, context size and tokens that `rows` of metrics hold.
+
+    `rows`: lines of metrics.jsonl with their `step`; bold lines are the mean of the last `smooth` values.
+    """
+    figures = []
+    for panel in _PANELS:
+        lines = {label: _points(rows, key) for key, label in panel.lines.items()}
+        if any(lines.values()):
+            alt = f"{panel.label} over training steps"
+            image = _drawn(panel, {label: points for label, points in lines.items() if points}, smooth)
+            figures.append({"name": panel.name, "png": image, "caption": panel.caption, "alt": alt})
+    return figures
+
+
+def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """Step and value of each row that has a number there; rows without a step are counted from 1.
+
+    >>> _points([{"step": 1, "a": 2.0}, {"step": 2}, {"step": 3, "a": 4.0}], "a")
+    [(1.0, 2.0), (3.0, 4.0)]
+    """
+    numbered = ((float(row.get("step", place)), row.get(key)) for place, row in enumerate(rows, start=1))
+    return [(step, float(value)) for step, value in numbered if value is not None and is_number(value)]
+
+
+def trailing_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and those before it, `window` in all.
+
+    >>> trailing_mean([2.0, 4.0, 6.0], 2)
+    [2.0, 3.0, 5.0]
+    """
+    recent = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(part) / len(part) for part in recent]
+
+
+def _drawn(panel: _Panel, lines: Mapping[str, Sequence[tuple[float, float]]], smooth: int) -> bytes:
+    figure, axes = figure_and_axes()
+    for (label, points), (color, _) in zip(lines.items(), STYLES, strict=False):
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+        axes.plot(steps, trailing_mean(values, smooth), color=color, linewidth=2.2, label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("training step (rollout batch)")
+    axes.set_ylabel(panel.label)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
+    return png(figure)

@@ -18,12 +18,11 @@ from typing import Any
 
 import bm25s
 
-from palimpsest.data.corpus import read_corpus, searched_text
+from palimpsest.data.formats.corpus import read_corpus, searched_text
 from palimpsest.errors import DataError
 from palimpsest.retrieval import index_folder
-from palimpsest.retrieval.passages import Passages, written
+from palimpsest.retrieval.index_folder import Passages, top, written
 from palimpsest.retrieval.search import Hit
-from palimpsest.retrieval.top import top
 
 KIND = "bm25/1"
 """Written to the manifest; an index of another kind or version is built anew."""

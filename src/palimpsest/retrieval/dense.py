@@ -19,13 +19,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from palimpsest.config.extras import install_line
-from palimpsest.data.corpus import read_corpus, searched_text
+from palimpsest.config.install_hints import install_line
+from palimpsest.data.formats.corpus import read_corpus, searched_text
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.retrieval import index_folder
-from palimpsest.retrieval.passages import Passages, written
+from palimpsest.retrieval.index_folder import Passages, top, written
 from palimpsest.retrieval.search import Hit
-from palimpsest.retrieval.top import top
 
 
 def _installed() -> Any:

@@ -1,4 +1,4 @@
-"""The folder of an index: built aside, published by one rename, verified when opened.
+"""The folder of an index: published by one rename, verified when opened; its passages, mapped; the best of many scores.
 
     DIR/manifest.json          written last: kind, what it was made of, settings, SHA-256 of every other file
     .DIR.palimpsest-partial/   a build under way, or one that was killed: the next build begins by deleting it
@@ -7,17 +7,24 @@
 Guaranteed on a local POSIX file system: DIR is a whole index or is not there; two processes that want the same index
 build it once, one after the other; a folder that is no index is never overwritten; a symbolic link to DIR stays one.
 Not covered: changes to the files while an index is open; going on with a build that was killed.
+
+The passages of an index on disk, mapped and not read: one JSON object a line, and where each line begins.
+
+Guaranteed: each passage read is the caller's own copy; safe to read from several threads.
+Not covered: passages that are no JSON objects (data/formats/corpus.py sees to that).
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from palimpsest import files
@@ -117,3 +124,69 @@ def _building(folder: Path) -> Iterator[Path]:
             yield aside
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+# ---- The passages of an index on disk, mapped and not read ---------------------------------------------------
+
+
+_PASSAGES, _STARTS = "passages.jsonl", "starts.npy"
+
+
+class Passages:
+    """Passages by their number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._starts = np.load(folder / _STARTS, mmap_mode="r")
+        """[N + 1] byte at which each passage begins; the last is the end of the file."""
+        with (folder / _PASSAGES).open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        start, end = int(self._starts[at]), int(self._starts[at + 1])
+        found: dict[str, Any] = orjson.loads(self._bytes[start:end])
+        return found
+
+    @property
+    def sizes_N(self) -> np.ndarray:
+        """[N] bytes of each passage."""
+        return np.diff(self._starts)
+
+
+def written(passages: Iterable[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+    """The passages as they come, each written to `folder` on the way; to be read to the end."""
+    starts = [0]
+    with (folder / _PASSAGES).open("wb") as file:
+        for passage in passages:
+            starts.append(starts[-1] + file.write(orjson.dumps(passage) + b"\n"))
+            yield passage
+    np.save(folder / _STARTS, np.array(starts, dtype=np.int64))
+
+
+# ---- The best of many scores ---------------------------------------------------------------------------------
+
+
+_BLOCK = 256  # scores looked at as one; a power of two that a core adds up in a microsecond
+
+
+def top(scores_N: np.ndarray, topk: int) -> np.ndarray:
+    """Places of the `topk` largest scores, largest first, equal ones in order.
+
+    The k-th largest of the blocks' maxima is a lower bound of the k-th largest score, so all but a few scores are
+    ruled out by one comparison and none but those is sorted.
+
+    >>> top(np.array([0.0, 2.0, 1.0, 2.0, 1.0]), 3).tolist()
+    [1, 3, 2]
+    """
+    blocks = len(scores_N) // _BLOCK
+    if blocks > topk:
+        maxima = scores_N[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+        places = np.flatnonzero(scores_N >= np.partition(maxima, blocks - topk)[blocks - topk])
+    else:
+        places = np.arange(len(scores_N))
+    if len(places) > topk:
+        kept = scores_N[places]
+        places = places[kept >= np.partition(kept, len(places) - topk)[len(places) - topk]]
+    return places[np.argsort(-scores_N[places], kind="stable")][:topk]

@@ -21,14 +21,11 @@ from pathlib import Path
 from palimpsest import plugins
 from palimpsest.config.reward import LAYERS, RewardConfig
 from palimpsest.errors import ConfigError
-from palimpsest.reward import own
-from palimpsest.reward.faithful import FaithfulLayer
-from palimpsest.reward.gates import GateLayer
-from palimpsest.reward.grader import MatchGrader
+from palimpsest.reward import custom_reward
+from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader
 from palimpsest.reward.grading import Grades, Layer, close, graded
-from palimpsest.reward.judge import Judge
-from palimpsest.reward.objectives import AnswerJudge, ConstraintLayer, FinalAnswerGrader
-from palimpsest.reward.state import StateLayer
+from palimpsest.reward.judge.model_judge import Judge
+from palimpsest.reward.turn_rewards import FaithfulLayer, GateLayer, StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -75,13 +72,13 @@ def check_reward(config: RewardConfig) -> None:
             f"reward.strict=true has no meaning with reward.name={config.name}: set reward.name=boxed or drop it"
         )
     if plugins.is_own(config.name):
-        own.check_reward(config.name, config.options)
+        custom_reward.check_reward(config.name, config.options)
     elif config.options:
         raise ConfigError(
             f"reward.options are those of a reward of your own; reward.name={config.name} has none: drop them"
         )
     for layer in config.layers:
-        own.check_layer(layer.name, layer.options)
+        custom_reward.check_layer(layer.name, layer.options)
 
 
 def training_layers(config: RewardConfig) -> list[str]:
@@ -108,7 +105,7 @@ def layers_told(config: RewardConfig) -> str | None:
 
 def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
     if plugins.is_own(config.name):
-        return own.own_reward(config.name, config.options, codec, config.timeout_s)
+        return custom_reward.own_reward(config.name, config.options, codec, config.timeout_s)
     return shipped_answer(config, folder)
 
 
@@ -133,4 +130,4 @@ def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
     if config.final_answer.constraint_penalty:
         yield ConstraintLayer(config.final_answer.constraint_penalty)
     for layer in config.layers:
-        yield own.own_layer(layer.name, layer.options, codec, config.timeout_s)
+        yield custom_reward.own_layer(layer.name, layer.options, codec, config.timeout_s)

@@ -1,4 +1,4 @@
-"""One episode: a memory policy plays a problem against a sampler, and every model call is kept as it happened.
+"""One episode: a policy plays a problem against samplers, and every model call is kept as it happened.
 
 Guaranteed:
 - every episode ends with a named `Outcome`; nothing a policy or a sampler raises escapes as an exception;
@@ -6,25 +6,91 @@ Guaranteed:
   tokens, and so does the same episode in another batch, as far as the sampler's arithmetic does;
 - turns recorded before a failure are kept.
 Not covered: `timeout_s` reads the clock, so which episodes it ends may differ between two runs.
+
+Roles: the turns of an episode may be taken by several, of whom some are trained and others are not.
+
+A policy asks for a turn with `model.generate(..., role="answerer")`; the configuration says under `roles` who that is.
+The turn is recorded with its role and whether it is trained, so that segments, credit and imitation know it from the
+record alone. Turns without a role are the agent's own: sampled from the run's model and trained.
+
+Guaranteed: a frozen role's tokens carry no weight anywhere; where a later prompt of the agent holds them they are
+context. A role that the configuration doesn't name is an error that tells the names it has.
+Not covered: training two models at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import CompletionDelta, Sampler
-from palimpsest.errors import EngineError, PromptTooLong, SamplerError, being_cancelled, raised_at
-from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, What, told
+from palimpsest.errors import ConfigError, EngineError, PromptTooLong, SamplerError, being_cancelled, nearest, raised_at
+from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, ToolFailed, What, told
 from palimpsest.memory.policy import Answered, MemoryPolicy
-from palimpsest.rollout.roles import Roles, role_of
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Trajectory, Turn, spans_of
+
+# ---- Why an episode was lost, in words -----------------------------------------------------------------------
+
+
+def failure(trajectory: Trajectory) -> str | None:
+    """The first error that the episode recorded, on one line; None if there is none."""
+    for event in trajectory.events:
+        what = event.what
+        if isinstance(what, PolicyFailed):
+            return _told(what.type, what.message) + (f" ({what.where})" if what.where else "")
+        if isinstance(what, SamplerFailed | PromptOverflowed | ToolFailed):
+            return _told(what.kind, what.message)
+    return None
+
+
+def _told(kind: str, message: str) -> str:
+    return f"{kind}: {message.splitlines()[0] if message else 'no message'}"
+
+
+# ---- Roles ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Who takes the turns of one role."""
+
+    sampler: Sampler | None = None
+    """None: the run's own."""
+    trained: bool = True
+
+
+Roles = Mapping[str, Role]
+
+AGENT = Role()
+"""Who takes the turns that name no role."""
+
+
+def role_of(name: str | None, roles: Roles) -> Role:
+    """The role called `name`. Raises ConfigError for one that isn't there.
+
+    >>> role_of("answerer", {"answerer": Role(trained=False)}).trained, role_of(None, {}).trained
+    (False, True)
+    """
+    if name is None:
+        return AGENT
+    if name not in roles:
+        known = f"known: {', '.join(roles)}" if roles else "there are none"
+        raise ConfigError(
+            f"role {name!r} of a turn is unknown{nearest(name, roles)}; {known}: name it in the recipe, e.g. "
+            f"roles: {{{name}: {{trained: false}}}}"
+        )
+    return roles[name]
+
+
+# ---- One episode ---------------------------------------------------------------------------------------------
+
 
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.errors import CheckpointError, NotWritten
-from palimpsest.model_files.manifest import FORMAT, MANIFEST, read_manifest, sealed, verify_files
+from palimpsest.models.checkpoint_manifest import FORMAT, MANIFEST, read_manifest, sealed, verify_files
 from palimpsest.provenance import MADE_WITH, environment
 
 Write = Callable[[Path], Awaitable[Mapping[str, str]]]

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Protocol
 from palimpsest import files
 from palimpsest.config.schema import TrainConfig
 from palimpsest.errors import PalimpsestError, RunError
-from palimpsest.rollout.record import encode_groups
+from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.checkpoint import step_name
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet
-from palimpsest.runs.rows import read_rows
 from palimpsest.runs.run_folder import METRICS, SAVED, RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.types import Group

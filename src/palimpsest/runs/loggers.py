@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import plugins
-from palimpsest.config.extras import install_line
+from palimpsest.config.install_hints import install_line
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, PalimpsestError
-from palimpsest.given import is_given, plain
-from palimpsest.progress.progress import Progress, Silent, StepDisplay
+from palimpsest.plugins import is_given, plain
+from palimpsest.progress.reporter import Progress, Silent, StepDisplay
 from palimpsest.runs.run_folder import RunFolder
 
 _PACKAGES = ("tensorboard", "wandb", "trackio")  # the sinks that need one, which is called as they are

@@ -34,14 +34,22 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.runs.checkpoint import CHECKPOINTS, Checkpoints, checkpoint_paths, checkpoint_step, step_name
-from palimpsest.runs.lock import NAME as LOCK
-from palimpsest.runs.lock import FolderLock
-from palimpsest.runs.moving import CONFIG as CONFIG
-from palimpsest.runs.moving import is_run, refuse_moving
-from palimpsest.runs.origin import CONTINUED, EVENTS, STARTED, Origin, has_checkpoint, made_with, resume_command
-from palimpsest.runs.resume_rules import Change, changes, identity
-from palimpsest.runs.rewind import cut, spans
-from palimpsest.runs.rows import append_row, end_line, read_rows
+from palimpsest.runs.folder_guard import CONFIG as CONFIG
+from palimpsest.runs.folder_guard import NAME as LOCK
+from palimpsest.runs.folder_guard import FolderLock, is_run, refuse_moving
+from palimpsest.runs.jsonl_rows import append_row, cut, end_line, read_rows, spans
+from palimpsest.runs.resume_rules import (
+    CONTINUED,
+    EVENTS,
+    STARTED,
+    Change,
+    Origin,
+    changes,
+    has_checkpoint,
+    identity,
+    made_with,
+    resume_command,
+)
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"

@@ -1,36 +1,92 @@
-"""Encoding that keeps data and control apart.
+"""Encoding that keeps data and control apart; where the tokens of a text begin and end.
 
 Two encoders over one tokenizer: `encode` for data (documents, questions, tool results), which can never produce a
 control token whatever the text says, and `encode_trusted` for our own templates, which may.
 
-Also what the model's folder says of a conversation: how it is rendered (rendering.py), and what ends a turn: the
+Also what the model's folder says of a conversation: how it is rendered (chat_template.py), and what ends a turn: the
 tokenizer's own end, the ends that generation_config.json names, and what the chat template puts after a reply.
 
 Guaranteed: no id of an added token (special or not: `<|im_end|>`, `<think>`, `<tool_call>`...) leaves `encode`;
 with a byte-level tokenizer without normaliser, decode(encode(x)) == x.
 Not covered: text that persuades the model; lone surrogates, which become U+FFFD.
+
+Ids of long texts that were encoded lately: whoever asks whether a document fits, each policy that reads it and each
+episode of it then encode it once.
+
+Guaranteed: no more tokens are remembered than `most`; several threads may ask at once.
+Not covered: texts that come round again after more than `most` other tokens, which are encoded again.
+
+Where the tokens of a text begin and end.
+
+A tokenizer that falls back to bytes, or works on them, may need several tokens for a character; the text of the first
+of them is no beginning of the whole text then. Between such tokens is no edge:
+
+    ids       a    <0xC3>  <0xA9>   b          edges, tokens before: 0  1  3  4
+    text      a    é                b                characters before: 0  1  2  3
+
+Guaranteed: both numbers never fall; the first edge is before all tokens, the last after them; time is linear in the
+tokens, but in the square of a stretch without an edge.
+Not covered: decoders that look back further than one stretch between edges.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from palimpsest.config.models import model_path
+from palimpsest.config.model import model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.errors import ModelError
-from palimpsest.model_files.folder import adapters_of, open_tokenizer, opened
-from palimpsest.model_files.reading import read_object, refusing, token_ids
-from palimpsest.model_files.tokenizer_file import check_tokenizer
-from palimpsest.text.remembered import Remembered
-from palimpsest.text.rendering import Message, Refusal, check_template, render
+from palimpsest.models.model_files import check_tokenizer, read_object, refusing, token_ids
+from palimpsest.models.model_folder import adapters_of, open_tokenizer, opened
+from palimpsest.text.chat_template import Message, Refusal, check_template, render
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+# ---- Ids of long texts that were encoded lately --------------------------------------------------------------
+
+
+class Remembered:
+    """Texts and their ids, by when they were asked for."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: tokens, of 8 bytes each, for every number is held once."""
+        self._most, self._tokens = most, 0
+        self._ids: dict[str, list[int]] = {}
+        self._numbers: dict[int, int] = {}
+        self._lock = Lock()
+
+    def get(self, text: str) -> list[int] | None:
+        """[T] a list of the caller's own; None for a text that isn't remembered."""
+        with self._lock:
+            ids = self._ids.pop(text, None)
+            if ids is None:
+                return None
+            self._ids[text] = ids  # the last to be forgotten
+        return ids.copy()
+
+    def add(self, text: str, ids: Sequence[int]) -> list[int]:
+        """[T] `ids`, whose numbers are shared with all that is remembered; the oldest texts make room."""
+        share = self._numbers.setdefault
+        kept = [share(i, i) for i in ids]
+        with self._lock:
+            self._tokens += len(kept) - len(self._ids.pop(text, ()))
+            self._ids[text] = kept
+            while self._tokens > self._most:
+                self._tokens -= len(self._ids.pop(next(iter(self._ids))))
+        return kept.copy()
+
+
+# ---- Encoding that keeps data and control apart --------------------------------------------------------------
 
 
 GENERATION = "generation_config.json"
@@ -241,3 +297,48 @@ def _ends(path: str) -> tuple[int, ...]:
 
 def _clean(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+# ---- Where the tokens of a text begin and end ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Edge number i has counts[i] tokens and places[i] characters before it."""
+
+    text: str
+    counts: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], codec: Codec) -> Edges:
+        """Of the text of `ids` [T]."""
+        text = codec.decode(ids)
+        counts, places = [0], [0]
+        back, seen = (
+            0,
+            "",
+        )  # the stretch before the last edge, decoded with what follows: some decoders strip a beginning
+        for count in range(1, len(ids) + 1):
+            decoded = codec.decode(ids[back:count])
+            if decoded.startswith(seen) and text.startswith(decoded[len(seen) :], places[-1]):
+                places.append(places[-1] + len(decoded) - len(seen))
+                back, seen = counts[-1], codec.decode(ids[counts[-1] : count])
+                counts.append(count)
+        if counts[-1] < len(ids) or places[-1] < len(text):
+            counts.append(len(ids))
+            places.append(len(text))
+        return cls(text, tuple(counts), tuple(places))
+
+    def at(self, place: int) -> int | None:
+        """How many tokens make up the text before a character, None if no number does."""
+        number = self.first_from(place)
+        return self.counts[number] if number < len(self.places) and self.places[number] == place else None
+
+    def first_from(self, place: int) -> int:
+        """Number of the first edge at or after a character; one more than there are if there is none."""
+        return bisect_left(self.places, place)
+
+    def last_until(self, place: int) -> int:
+        """Number of the last edge at or before a character."""
+        return bisect_right(self.places, place) - 1

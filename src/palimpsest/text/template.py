@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from palimpsest.errors import ConfigError, ModelError
+from palimpsest.text.chat_template import Refusal
 from palimpsest.text.codec import Codec
-from palimpsest.text.rendering import Refusal
 from palimpsest.types import Prompt
 
 _SLOT = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<slot>[a-z_]+)\}")

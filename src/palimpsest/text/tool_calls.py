@@ -1,4 +1,5 @@
-r"""Tool calls in a model's reply, found in its text. Nothing of a reply is ever evaluated.
+"""Tool calls: found in a model's reply, compared with the tool's schema, written for a prompt. Nothing is ever
+evaluated.
 
     hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number       Hermes, Qwen 2.5 and 3
     llama3    {"name": ..., "parameters": {...}}, several with ; between them            Llama 3.1 to 3.3
@@ -8,29 +9,48 @@ r"""Tool calls in a model's reply, found in its text. Nothing of a reply is ever
 
 What is complete is a `ToolCall`, everything else that sets out to be a call is a `Malformed` whose reason can be shown
 to the model: no exception escapes, and no malformed call is lost in silence. What might be a quotation is not taken for
-a call: thinking (thinking.py), up to the first that ends, isn't looked at; a call in thinking that begins the reply and
+a call: thinking (reply_tags.py), up to the first that ends, isn't looked at; a call in thinking that begins the reply
+and
 never ends is malformed; and a malformed call of which it can't be told how far it goes takes the rest of the reply with
 it. In hermes that is one with a string left open, a tag inside, text beside its JSON, or beyond the limits; in the
 other styles, which have no closing tag, any whose JSON can't be read.
 
-JSON is taken strictly, as strict_json.py says: keys once, no NaN, no half of a surrogate pair and the like.
+JSON is taken strictly, as json_text.py says: keys once, no NaN, no half of a surrogate pair and the like.
 
 Guaranteed: the spans are in order and apart; time is linear in the reply, and at most `MAX_JSON_CHARS` characters are
 read as JSON, to a depth of `strict_json.MAX_DEPTH`, whatever the length of the reply.
 Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; whether
-the tool exists and the arguments suit it (tool_arguments.py). `[TOOL_CALLS]` is a control token of some vocabularies:
+the tool exists and the arguments suit it (this file). `[TOOL_CALLS]` is a control token of some vocabularies:
 the reply must be decoded with it.
+
+Whether a tool call's arguments suit the tool, by a small part of JSON Schema.
+
+    type         string, integer, number, boolean, array, object, null, or a list of them
+    properties   of an object; a key that isn't among them is refused
+    required     keys an object must have
+    items        schema of every element of an array
+    enum         the values allowed
+    description, title, default: read by the model, not checked
+
+Every other keyword is refused in the schema, at start, rather than passed over in each call. Unlike JSON Schema,
+`properties` closes an object: a tool is a function and takes no argument it doesn't know. 3.0 is no integer, true
+is no number.
+
+Guaranteed: depth of recursion is that of the schema, never of the arguments; a message is one line of bounded length.
+Not covered: anything that needs the tool itself, such as an id that must exist.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from palimpsest.text.strict_json import Unreadable, end_of_value, kind, loaded, shown
-from palimpsest.text.thinking import Thought, thoughts
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.text.json_text import Unreadable, end_of_value, kind, loaded, shown
+from palimpsest.text.reply_tags import Thought, thoughts
 
 CallStyle = Literal["hermes", "llama3", "mistral"]
 
@@ -280,3 +300,158 @@ _FINDERS: Mapping[CallStyle, Callable[[_Reader, int], None]] = {
     "llama3": _find_llama3,
     "mistral": _find_mistral,
 }
+
+
+# ---- Whether a tool call's arguments suit the tool, by a small part of JSON Schema ---------------------------
+
+
+Schema = Mapping[str, Any]
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+_KEYWORDS = {"type", "properties", "required", "items", "enum", "description", "title", "default"}
+
+
+def check_schema(schema: Schema, where: str = "parameters") -> None:
+    """Raises ConfigError if a tool's schema goes beyond what is checked here.
+
+    >>> check_schema({"type": "object", "properties": {"query": {"type": "str"}}})
+    Traceback (most recent call last):
+    palimpsest.errors.ConfigError: tool schema parameters.query.type=str: not a type; did you mean string?
+    """
+    for keyword in schema:
+        if keyword not in _KEYWORDS:
+            known = ", ".join(sorted(_KEYWORDS))
+            raise ConfigError(f"tool schema {where}.{keyword}: not supported; known are {known}")
+    for name in _types(schema):
+        if name not in _TYPES:
+            hint = nearest(str(name), _TYPES) or f"; one of {', '.join(_TYPES)}"
+            raise ConfigError(f"tool schema {where}.type={name}: not a type{hint}")
+    for key in schema.get("required", ()):
+        if key not in schema.get("properties", {key: {}}):
+            raise ConfigError(f"tool schema {where}.required={key}: describe it under {where}.properties too")
+    for key, inner in schema.get("properties", {}).items():
+        check_schema(inner, f"{where}.{key}")
+    if "items" in schema:
+        check_schema(schema["items"], f"{where}[]")
+
+
+def argument_fault(arguments: Any, schema: Schema) -> str | None:
+    """The first thing wrong with a call's arguments, naming key, value and fix; None if nothing is.
+
+    >>> schema = {"type": "object", "required": ["query"],
+    ...           "properties": {"query": {"type": "string"}, "topk": {"type": "integer"}}}
+    >>> argument_fault({"query": "Oslo", "topk": "5"}, schema)
+    'topk="5" is a string: give an integer'
+    >>> argument_fault({"qeury": "Oslo"}, schema)
+    'qeury is not an argument: give only query, topk; did you mean query?'
+    >>> argument_fault({"topk": 5}, schema)
+    'query is missing: add it (string)'
+    >>> argument_fault({"query": "Oslo"}, schema) is None
+    True
+    """
+    return _fault(arguments, schema, "")
+
+
+def _fault(value: Any, schema: Schema, path: str) -> str | None:
+    shown = f"{path or 'arguments'}={_shown(value)}"
+    types = _types(schema)
+    if types and not any(_is(value, name) for name in types):
+        return f"{shown} is {_article(_type_of(value))}: give {' or '.join(map(_article, types))}"
+    if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
+        return f"{shown} is not allowed: give one of {', '.join(map(_shown, schema['enum']))}"
+    if isinstance(value, dict):
+        return _object_fault(value, schema, path)
+    if isinstance(value, list) and "items" in schema:
+        faults = (_fault(one, schema["items"], f"{path}[{place}]") for place, one in enumerate(value))
+        return next((fault for fault in faults if fault is not None), None)
+    return None
+
+
+def _object_fault(value: Mapping[str, Any], schema: Schema, path: str) -> str | None:
+    prefix = f"{path}." if path else ""
+    properties: Mapping[str, Schema] | None = schema.get("properties")
+    for key in value:
+        if properties is not None and key not in properties:
+            known = f"give only {', '.join(properties)}" if properties else "give none"
+            return f"{prefix}{_cut(key)} is not an argument: {known}{nearest(key[:80], properties)}"
+    for key in schema.get("required", ()):
+        if key not in value:
+            types = " or ".join(_types((properties or {}).get(key, {})))
+            return f"{prefix}{key} is missing: add it{f' ({types})' if types else ''}"
+    faults = (_fault(value[key], inner, prefix + key) for key, inner in (properties or {}).items() if key in value)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _types(schema: Schema) -> list[str]:
+    given = schema.get("type", [])
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _is(value: Any, name: str) -> bool:
+    return isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+
+
+def _type_of(value: Any) -> str:
+    return next((name for name in _TYPES if _is(value, name)), type(value).__name__)
+
+
+def _article(name: str) -> str:
+    return name if name == "null" else f"an {name}" if name[0] in "aio" else f"a {name}"
+
+
+def _shown(value: Any) -> str:
+    return _cut(json.dumps(value, default=str))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---- Calls and tools as a model reads and writes them --------------------------------------------------------
+
+
+_FORMS: Mapping[CallStyle, str] = {
+    "hermes": '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>',
+    "llama3": '{"name": "...", "parameters": {...}}',
+    "mistral": '[TOOL_CALLS][{"name": "...", "arguments": {...}}]',
+}
+
+
+def described_tools(functions: Sequence[Mapping[str, Any]], style: CallStyle) -> str:
+    """Tools, in the form of OpenAI's function calling, in words: for a chat template that has no place for them."""
+    schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
+    return f"# Tools\n\nTo call a tool, write:\n{_FORMS[style]}\n\nThese are the tools, one a line:\n{schemas}"
+
+
+def call_text(name: str, arguments: Mapping[str, Any], style: CallStyle) -> str:
+    """A call as a model writes it: what a teacher shows.
+
+    >>> print(call_text("search", {"query": "Oslo"}, "hermes"))
+    <tool_call>
+    {"name": "search", "arguments": {"query": "Oslo"}}
+    </tool_call>
+    """
+    return calls_text([(name, arguments)], style)
+
+
+def calls_text(calls: Sequence[tuple[str, Mapping[str, Any]]], style: CallStyle) -> str:
+    """The calls of one reply, (name, arguments) each.
+
+    >>> calls_text([("search", {"query": "Oslo"}), ("search", {"query": "Rome"})], "llama3")
+    '{"name": "search", "parameters": {"query": "Oslo"}}; {"name": "search", "parameters": {"query": "Rome"}}'
+    >>> calls_text([("search", {"query": "Oslo"})], "mistral")
+    '[TOOL_CALLS][{"name": "search", "arguments": {"query": "Oslo"}}]'
+    """
+    key = "parameters" if style == "llama3" else "arguments"
+    written = [json.dumps({"name": name, key: dict(arguments)}, ensure_ascii=False) for name, arguments in calls]
+    if style == "hermes":
+        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+    return "; ".join(written) if style == "llama3" else f"[TOOL_CALLS][{', '.join(written)}]"

@@ -1,4 +1,4 @@
-"""What a tool is. tools/registry.py builds the configured ones.
+"""What a tool is. tools/shipped_tools.py builds the configured ones.
 
 Not covered: a tool that blocks the event loop; use `asyncio.to_thread` inside it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palimpsest.text.tool_arguments import Schema
+from palimpsest.text.tool_calls import Schema
 from palimpsest.types import Problem
 
 

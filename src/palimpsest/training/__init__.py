@@ -1,1 +1,1 @@
-"""The loop, the loss, supervised cold start, checkpoints."""
+"""The training loop: collect a batch, learn from it, measure the step. `supervised` is the cold start."""

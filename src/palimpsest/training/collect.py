@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 from palimpsest import plugins
 from palimpsest.config.schema import RunConfig
-from palimpsest.credit.dynamic import has_signal
+from palimpsest.credit.dapo import has_signal
 from palimpsest.errors import RunError, take_tracebacks
 from palimpsest.events import PolicyFailed
-from palimpsest.given import is_given
 from palimpsest.memory.registry import admit_all
-from palimpsest.rollout.failures import failure
+from palimpsest.plugins import is_given
+from palimpsest.rollout.episode import failure
 from palimpsest.rollout.group import Player
-from palimpsest.rollout.record import encode_groups, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.loggers import LoggerSet
-from palimpsest.runs.origin import EVENTS
+from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import RunFolder
-from palimpsest.text.counting import counted
-from palimpsest.training.metrics import Metrics, group_metrics, rates, sampled_tokens
+from palimpsest.text.display_text import counted
+from palimpsest.training.step_metrics import Metrics, group_metrics, rates, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 if TYPE_CHECKING:
-    from palimpsest.data.source import ProblemSource
+    from palimpsest.data.sources.problem_source import ProblemSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Batch:
     stage: int | None
     """Of the curriculum, as it was when the batch was begun; None without one."""
     metrics: Metrics
-    """What training/metrics.py tells of the groups."""
+    """What training/step_metrics.py tells of the groups."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Empty where the batch comes from a checkpoint."""
     encoded: bytes | None = None
@@ -63,7 +63,8 @@ class Batch:
         return f"ahead/{step_name(self.step)}.jsonl.zst"
 
     def record(self) -> bytes:
-        """The groups as a record file holds them. Read and written once more they might differ (rollout/record.py)."""
+        """The groups as a record file holds them. Read and written once more they might differ
+        (rollout/trajectory_file.py)."""
         return self.encoded or encode_groups(self.groups)
 
     def facts(self) -> dict[str, Any]:

@@ -25,34 +25,90 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
+from palimpsest.config.data import CurriculumConfig
 from palimpsest.config.schema import RunConfig
-from palimpsest.credit.dynamic import has_signal
-from palimpsest.credit.rules import unread
-from palimpsest.data.contents import changed
+from palimpsest.credit.assign import unread
+from palimpsest.credit.dapo import has_signal
+from palimpsest.data.fingerprints import changed
 from palimpsest.engines.protocol import Learner, Sampler
 from palimpsest.errors import RunError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades
-from palimpsest.rollout.group import Player
-from palimpsest.rollout.roles import Roles
-from palimpsest.rollout.variant import build_variant
+from palimpsest.rollout.episode import Roles
+from palimpsest.rollout.group import Player, build_variant
 from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.training.collect import Batch, Collector, why_ungraded
-from palimpsest.training.curriculum import Curriculum
-from palimpsest.training.gradients import SkipWatch
-from palimpsest.training.learn import Learnt, learn
-from palimpsest.training.metrics import Metrics
+from palimpsest.training.learn import Learnt, SkipWatch, learn
+from palimpsest.training.step_metrics import Metrics
 
 if TYPE_CHECKING:
-    from palimpsest.data.source import ProblemSource
+    from palimpsest.data.sources.problem_source import ProblemSource
+
+
+# ---- Problems that grow as the agent learns ------------------------------------------------------------------
+
+
+class Curriculum:
+    """The present stage, and the mean rewards of the last steps spent at it.
+
+    >>> sizes = Curriculum(CurriculumConfig(chunks=(1, 2), advance_at=0.8, window=2))
+    >>> [sizes.update(reward) for reward in (0.9, 0.6, 1.0)], sizes.size, sizes.unit
+    ([False, False, True], 2, 'chunks')
+    """
+
+    def __init__(self, config: CurriculumConfig) -> None:
+        self._config = config
+        self.stage = 0
+        self._rewards: list[float] = []
+
+    @property
+    def size(self) -> int:
+        """Of the problems drawn now, in `unit`."""
+        return self.size_at(self.stage)
+
+    def size_at(self, stage: int) -> int:
+        """Of a stage's problems."""
+        return self._config.sizes[stage]
+
+    @property
+    def unit(self) -> str:
+        """chunks of documents, or objectives of search problems."""
+        return self._config.unit
+
+    def update(self, reward: float | None) -> bool:
+        """Take in one step's mean reward, None if nothing was graded; True if the problems grow from here on."""
+        if reward is None:
+            return False
+        self._rewards = [*self._rewards, reward][-self._config.window :]
+        full = len(self._rewards) == self._config.window
+        last = self.stage == len(self._config.sizes) - 1
+        if last or not full or fmean(self._rewards) < self._config.advance_at:
+            return False
+        self.stage += 1
+        self._rewards = []
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"stage": self.stage, "rewards": list(self._rewards)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a state from a checkpoint."""
+        self.stage = state["stage"]
+        self._rewards = list(state["rewards"])
+
+
+# ---- The training loop joins two parts -----------------------------------------------------------------------
+
 
 SILENT_STEPS = 5
 """Steps in a row without any group with a signal after which the run warns."""

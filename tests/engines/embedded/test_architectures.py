@@ -15,8 +15,8 @@ from torch import Tensor
 from palimpsest.config.schema import OptimConfig
 from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import disable_noise
-from palimpsest.engines.embedded.probe import admit
+from palimpsest.engines.embedded.model_loading import disable_noise
+from palimpsest.engines.embedded.parity import admit
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.errors import ModelError
 from palimpsest.types import Completion, SamplingParams

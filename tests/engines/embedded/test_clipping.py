@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from palimpsest.engines.embedded.clipping import PIECE, clip_grad_norm, total_norm
+from palimpsest.engines.embedded.optim import PIECE, clip_grad_norm, total_norm
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

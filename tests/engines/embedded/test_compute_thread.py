@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from palimpsest.config.load import load_recipe
+from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import EmbeddedEngine, EmbeddedLearner
-from palimpsest.engines.embedded.thread import ComputeThread
 from palimpsest.engines.protocol import Objective, StepBatch, TrainSegment
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, Segment
@@ -238,7 +238,7 @@ def test_a_score_that_breaks_on_the_thread_is_a_failure_of_the_sampler(
         raise RuntimeError("out of memory")
 
     async def go() -> None:
-        monkeypatch.setattr("palimpsest.engines.embedded.sampling.batch.score", broken)
+        monkeypatch.setattr("palimpsest.engines.embedded.sampling.continuous_batch.score", broken)
         with pytest.raises(SamplerError, match="scoring failed: RuntimeError: out of memory"):
             await engine.sampler.score(PROMPT, PROMPT)
         monkeypatch.undo()

@@ -18,7 +18,7 @@ from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunCo
 from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import check_budget, load_model
+from palimpsest.engines.embedded.model_loading import check_budget, load_model
 from palimpsest.engines.embedded.optim import learning_rate
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from palimpsest.engines.embedded.sampling.kv import KVPool, KVShape
-from palimpsest.engines.embedded.sampling.radix import PrefixCache
+from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape, PrefixCache
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.types import Completion, SamplingParams

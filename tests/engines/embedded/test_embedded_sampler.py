@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from palimpsest.engines.embedded.sampling.forward import HFForward
-from palimpsest.engines.embedded.sampling.fused import FusedForward
+from palimpsest.engines.embedded.sampling.forward import FusedForward, HFForward
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import OptimConfig
-from palimpsest.engines.embedded.facts import FACTS, Facts, read_facts
+from palimpsest.engines.embedded.checkpoint_state import FACTS, Facts, read_facts
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.errors import CheckpointError
 

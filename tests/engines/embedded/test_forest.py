@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.engines.embedded.forest.layout import CUT_OVERHEAD, Forest, build_forests
-from palimpsest.engines.embedded.forest.plan import plan_of, seen
-from palimpsest.engines.embedded.forest.trie import cut
+from palimpsest.engines.embedded.forest.attention import plan_of, seen
+from palimpsest.engines.embedded.forest.layout import CUT_OVERHEAD, Forest, build_forests, cut
 from palimpsest.engines.protocol import StepBatch
 from support.forests import batch_of_rows, credited, grown
 from support.work import calls_of
@@ -159,8 +158,8 @@ def test_parts_compute_every_visible_pair_once_and_no_other(
     draw = random.Random(seed)
     (forest,) = built(batch_of_rows(grown(draw, depth=depth, length=7, vocab=5), draw))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("palimpsest.engines.embedded.forest.plan.SQUARE", square)
-        patch.setattr("palimpsest.engines.embedded.forest.plan.TILE", 16)
+        patch.setattr("palimpsest.engines.embedded.forest.attention.SQUARE", square)
+        patch.setattr("palimpsest.engines.embedded.forest.attention.TILE", 16)
         plan = plan_of(forest, torch.float32, None if everywhere else forest.places)
     times = torch.zeros(len(plan.places), forest.physical_tokens)
     for part in plan.parts:

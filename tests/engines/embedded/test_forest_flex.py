@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from palimpsest.engines.embedded.forest import flex as forest_flex
-from palimpsest.engines.embedded.forest.attention import dense
+from palimpsest.engines.embedded.forest import attention as forest_flex
+from palimpsest.engines.embedded.forest.attention import Plan, dense, plan_of, seen
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
-from palimpsest.engines.embedded.forest.plan import Plan, plan_of, seen
 from support.forests import batch_of_rows, grown
 
 

@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe
-from palimpsest.config.models import model_path
+from palimpsest.config.model import model_path
 from palimpsest.config.schema import CreditConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig
 from palimpsest.credit.assign import assign
-from palimpsest.data.search_synthetic import SyntheticSearchSource
-from palimpsest.data.synthetic import SyntheticSource
+from palimpsest.data.synthetic.documents import SyntheticSource
+from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
 from palimpsest.engines.embedded.forest import attention as forest_attention
+from palimpsest.engines.embedded.forest import attention as forest_plan
 from palimpsest.engines.embedded.forest import layout as forest
-from palimpsest.engines.embedded.forest import plan as forest_plan
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
-from palimpsest.memory.full_context import FullContextPolicy
+from palimpsest.memory.document_baselines import FullContextPolicy
 from palimpsest.memory.gated import GatedPolicy
 from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy

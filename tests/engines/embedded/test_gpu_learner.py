@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from palimpsest.bench.padded import plain_gradient
+from palimpsest.bench.workloads import plain_gradient
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from palimpsest.bench.shapes import segment
+from palimpsest.bench.workloads import segment
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler

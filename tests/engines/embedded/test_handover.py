@@ -13,9 +13,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from palimpsest.config.model import AdapterConfig, ModelConfig
-from palimpsest.engines.embedded.handover import untied, write_untied
-from palimpsest.engines.embedded.lora import adapted
-from palimpsest.engines.scale.storage import _describe
+from palimpsest.engines.embedded.model_loading import adapted
+from palimpsest.engines.embedded.weight_transfer import untied, write_untied
+from palimpsest.engines.ray.sharding import _describe
 from support.architectures import built, configured
 from support.models import build_llama
 

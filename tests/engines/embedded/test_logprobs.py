@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from palimpsest.engines.embedded.architecture import head_of
-from palimpsest.engines.embedded.forest.logprobs import token_logprobs
+from palimpsest.engines.embedded.forest.forest_model import token_logprobs
 
 LARGE = 151_936  # ids of Qwen3's output projection
 

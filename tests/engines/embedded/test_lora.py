@@ -17,8 +17,7 @@ import torch
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
-from palimpsest.engines.embedded.lora import save_adapter
-from palimpsest.engines.embedded.model import load_model, trainable
+from palimpsest.engines.embedded.model_loading import load_model, save_adapter, trainable
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import ModelError
 from palimpsest.types import SamplingParams

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from palimpsest.config.schema import ModelConfig, OptimConfig
-from palimpsest.engines.embedded import probe
-from palimpsest.engines.embedded.agreement import gap, own_logits
+from palimpsest.engines.embedded import parity
 from palimpsest.engines.embedded.architecture import context_of, max_context
-from palimpsest.engines.embedded.forest import attention, hidden, plan
-from palimpsest.engines.embedded.forest import model as forest_model
+from palimpsest.engines.embedded.forest import attention
+from palimpsest.engines.embedded.forest import forest_model as forest_model
+from palimpsest.engines.embedded.forest import forest_model as hidden
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import load_model
-from palimpsest.engines.embedded.probe import admit
+from palimpsest.engines.embedded.model_loading import load_model
+from palimpsest.engines.embedded.parity import admit, gap, own_logits
 from palimpsest.engines.embedded.sampling.forward import Masks
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.errors import ModelError, PromptTooLong
@@ -58,8 +58,8 @@ def test_the_probe_of_a_sampler_reaches_beyond_a_sliding_window(name: str, monke
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma3"])
 def test_the_probe_of_a_learner_reaches_beyond_a_sliding_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_window(*args: Any, window: int | None = None) -> plan.Plan:
-        return plan.plan_of(*args)
+    def without_window(*args: Any, window: int | None = None) -> attention.Plan:
+        return attention.plan_of(*args)
 
     model = built(name)
     forest_model.adopt(model)
@@ -136,7 +136,7 @@ def test_positions_that_depend_on_the_call_are_refused() -> None:
 def test_what_a_class_does_to_its_logits_is_not_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(name).bfloat16()
     admit(model)
-    monkeypatch.setattr(probe, "head_of", lambda model: model.get_output_embeddings())
+    monkeypatch.setattr(parity, "head_of", lambda model: model.get_output_embeddings())
     with pytest.raises(ModelError, match="changes its logits after the output projection"):
         admit(model)
 

@@ -18,7 +18,7 @@ import palimpsest
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.rollout.record import read_groups
+from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.types import Segment
 from support.forests import exact
 from support.models import build_llama

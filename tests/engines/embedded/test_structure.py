@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from palimpsest.engines.embedded.sampling.forward import HFForward
-from palimpsest.engines.embedded.sampling.fused import FusedForward
+from palimpsest.engines.embedded.architecture import is_plain, last_layer_is_plain
+from palimpsest.engines.embedded.sampling.forward import FusedForward, HFForward
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.embedded.structure import is_plain, last_layer_is_plain
 from palimpsest.types import Completion, SamplingParams
 from support.models import build_llama
 

@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 
 from palimpsest.config.model import AdapterConfig, ModelConfig
 from palimpsest.config.schema import OptimConfig
-from palimpsest.engines.embedded import transfer
+from palimpsest.engines.embedded import weight_transfer
+from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import trainable
-from palimpsest.engines.embedded.thread import ComputeThread
-from palimpsest.engines.embedded.transfer import IpcSender, LocalSender, NcclSender
+from palimpsest.engines.embedded.model_loading import trainable
+from palimpsest.engines.embedded.weight_transfer import IpcSender, LocalSender, NcclSender
 from palimpsest.engines.protocol import WeightsDescription
 from palimpsest.errors import ConfigError, EngineError, ProcessesLost
 from support.disks import no_file_over
@@ -52,7 +52,7 @@ def learner_on(folder: Path, **settings: Any) -> ForestLearner:
 def test_what_is_sent_is_what_the_file_holds(
     settings: dict[str, Any], tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    monkeypatch.setattr(weight_transfer, "check_gpu", lambda _: None)
     learner = learner_on(tiny_model_folder, **settings)
     learner.write_weights(tmp_path / "file")
     wanted: dict[str, torch.Tensor] = {}
@@ -75,7 +75,7 @@ def test_a_learner_on_a_cpu_is_refused(kind: Any) -> None:
 
 
 def test_weights_are_sent_to_those_alone_who_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    monkeypatch.setattr(weight_transfer, "check_gpu", lambda _: None)
     gathered = list[int]()
 
     def weights() -> Any:
@@ -122,7 +122,7 @@ async def test_what_a_sender_raises_is_raised_where_it_is_awaited() -> None:
 
 
 def test_a_group_that_was_given_up_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    monkeypatch.setattr(weight_transfer, "check_gpu", lambda _: None)
     names = ["a", "b", "c"]
     sender = NcclSender(lambda: ((name, torch.zeros(2)) for name in names), CPU)
     sending = sender._going()
@@ -135,8 +135,8 @@ def test_a_group_that_was_given_up_is_asked_for_no_more(monkeypatch: pytest.Monk
 async def test_one_who_waits_for_peers_holds_nothing_of_the_learner_s_and_parts_if_they_come_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
-    monkeypatch.setattr(transfer, "on_device", lambda _: nullcontext())
+    monkeypatch.setattr(weight_transfer, "check_gpu", lambda _: None)
+    monkeypatch.setattr(weight_transfer, "on_device", lambda _: nullcontext())
     begun, end, parted = threading.Event(), threading.Event(), threading.Event()
     common = ModuleType("vllm.distributed.weight_transfer.nccl_common")
 
@@ -188,7 +188,7 @@ def test_what_nccl_and_vllm_read_from_the_environment_is_there_while_they_are_as
     wrapper.NCCLLibrary = Library  # type: ignore[attr-defined]
     for name in ("vllm", "vllm.distributed", "vllm.distributed.device_communicators", wrapper.__name__):
         monkeypatch.setitem(sys.modules, name, wrapper)
-    monkeypatch.setattr(transfer, "check_gpu", lambda _: None)
+    monkeypatch.setattr(weight_transfer, "check_gpu", lambda _: None)
     assert NcclSender(lambda: iter(()), CPU).invite() == "A" * 170 + "A="
     assert (seen["VLLM_CONFIGURE_LOGGING"], seen["NCCL_SOCKET_IFNAME"]) == ("1", "lo")
     assert (os.environ["VLLM_CONFIGURE_LOGGING"], os.environ.get("NCCL_SOCKET_IFNAME")) == ("1", None)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 
 PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else None)
 pytestmark = [

@@ -12,8 +12,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Limits
-from palimpsest.engines.vllm.engine import ServedLearner, check_gpus
-from palimpsest.engines.vllm.sampler import VllmSampler
+from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler, check_gpus
 from palimpsest.errors import ConfigError, SamplerError
 from support.vllm_wire import Wire, eighths, reply, wire
 

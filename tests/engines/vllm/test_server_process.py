@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from palimpsest.config.sampler import SamplerConfig
-from palimpsest.engines.vllm import process as processes
-from palimpsest.engines.vllm.process import ServerProcess, check_python
+from palimpsest.engines.vllm import server_process as processes
+from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
 
 PRETENDER = """#!{python}

@@ -15,11 +15,10 @@ import pytest
 
 from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.protocol import Limits, WeightsDescription
-from palimpsest.engines.vllm import transfer
+from palimpsest.engines.vllm import weight_push
 from palimpsest.engines.vllm.client import Client
-from palimpsest.engines.vllm.engine import ServedLearner, check_names
-from palimpsest.engines.vllm.sampler import VllmSampler
-from palimpsest.engines.vllm.transfer import OverIpc, OverNccl
+from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler, check_names
+from palimpsest.engines.vllm.weight_push import OverIpc, OverNccl
 from palimpsest.errors import ConfigError, EngineError, ProcessesLost, SamplerError
 from palimpsest.types import SamplingParams
 from support.vllm_wire import Wire, eighths, reply, wire
@@ -223,7 +222,7 @@ async def test_what_fails_at_the_learner_is_the_run_s_error(tmp_path: Path, monk
     async with served(tmp_path) as (published, learner, _, servers):
         learner.fails = True
         servers[0].faults["/update_weights"] = lambda _: None  # it waits for what is never sent
-        monkeypatch.setattr(transfer, "_GRACE_S", 0.05)
+        monkeypatch.setattr(weight_push, "_GRACE_S", 0.05)
         learner.version = 1
         with pytest.raises(EngineError, match="NCCL error"):
             await published.publish()

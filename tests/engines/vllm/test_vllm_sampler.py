@@ -17,9 +17,9 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Limits
-from palimpsest.engines.vllm.member import time_limit
-from palimpsest.engines.vllm.sampler import VllmSampler
-from palimpsest.engines.vllm.weights import Probe
+from palimpsest.engines.vllm.client import Probe
+from palimpsest.engines.vllm.engine import VllmSampler
+from palimpsest.engines.vllm.pool import time_limit
 from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import SamplingParams, StopReason
 from support.forests import batch_of_rows, grown
@@ -387,7 +387,7 @@ async def test_a_server_is_busy_while_it_has_requests_and_counts_their_time_once
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("palimpsest.engines.vllm.member.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("palimpsest.engines.vllm.pool.perf_counter", lambda: clock[0])
     async with pool(2) as (sampler, servers):
         for server in servers:
             server.gate = asyncio.Event()

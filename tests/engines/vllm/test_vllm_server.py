@@ -25,13 +25,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from palimpsest.config.model import AdapterConfig, ModelConfig
 from palimpsest.config.sampler import SamplerConfig
-from palimpsest.engines.embedded.handover import write_untied
-from palimpsest.engines.embedded.lora import adapted
-from palimpsest.engines.embedded.model import load_model
+from palimpsest.engines.embedded.model_loading import adapted, load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.embedded.weight_transfer import write_untied
 from palimpsest.engines.protocol import Limits
-from palimpsest.engines.vllm.sampler import VllmSampler
-from palimpsest.runs.rows import read_rows
+from palimpsest.engines.vllm.engine import VllmSampler
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Completion, SamplingParams
 from support.cluster import ClusterRun
 from support.command import Run

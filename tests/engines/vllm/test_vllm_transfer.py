@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from palimpsest.runs.rows import read_rows
+from palimpsest.runs.jsonl_rows import read_rows
 from support.cpu_transfer import done, installed
 
 PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")

@@ -23,11 +23,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from palimpsest.engines.embedded.model import pick_device
+from palimpsest.engines.embedded.model_loading import pick_device
 from palimpsest.errors import ConfigError, ModelError, nearest
 from palimpsest.files import sha256
-from palimpsest.model_files.folder import open_model, open_tokenizer
-from palimpsest.model_files.reading import refusing
+from palimpsest.models.model_files import refusing
+from palimpsest.models.model_folder import open_model, open_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ import torch
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
-from palimpsest.engines.embedded.heap import give_back_freed_memory
+from palimpsest.engines.embedded.compute import ComputeThread, set_threads
+from palimpsest.engines.embedded.freed_memory import give_back_freed_memory
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model import load_model, trainable
+from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.embedded.thread import ComputeThread, set_threads
-from palimpsest.engines.embedded.transfer import IpcSender, LocalSender, NcclSender
+from palimpsest.engines.embedded.weight_transfer import IpcSender, LocalSender, NcclSender
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec

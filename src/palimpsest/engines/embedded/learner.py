@@ -5,7 +5,8 @@ Guaranteed: the gradient of a step is the sum over its segments, however they ar
 computed: they are in the denominators, not in the learner's metrics); what segments of a micro-batch have in common
 from their start is computed once; log-probabilities are taken at the sampling temperature and only where the loss mask
 is set; a saved folder opens with `from_pretrained` and restores weights and optimiser bit for bit.
-Of a model with adapters (lora.py) the adapters alone are trained, saved and restored, and the reference of the KL term
+Of a model with adapters (model_loading.py) the adapters alone are trained, saved and restored, and the reference of the
+KL term
 is the same model without them.
 Not covered: several devices. The reference model of the KL term is not saved: it is the model the run started from,
 and a fingerprint of it is checked on load.
@@ -29,8 +30,16 @@ from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.architecture import head_of, max_context
-from palimpsest.engines.embedded.facts import FACTS, ONE_FILE, SHARES, Facts, read_facts
-from palimpsest.engines.embedded.forest.batches import with_signal
+from palimpsest.engines.embedded.checkpoint_state import (
+    FACTS,
+    ONE_FILE,
+    SHARES,
+    Facts,
+    fingerprint,
+    read_facts,
+    read_shares,
+)
+from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, token_logprobs
 from palimpsest.engines.embedded.forest.gradients import (
     ForestGradients,
     OldLogprobs,
@@ -38,20 +47,16 @@ from palimpsest.engines.embedded.forest.gradients import (
     scores_of,
     skips_silent,
 )
-from palimpsest.engines.embedded.forest.hidden import hidden_at
-from palimpsest.engines.embedded.forest.layout import Forest, build_forests
-from palimpsest.engines.embedded.forest.logprobs import token_logprobs
-from palimpsest.engines.embedded.forest.model import adopt
-from palimpsest.engines.embedded.handover import no_room, size_of, write_untied
-from palimpsest.engines.embedded.heap import keep_freed_memory
-from palimpsest.engines.embedded.lora import merged_weights, save_adapter
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests, with_signal
+from palimpsest.engines.embedded.freed_memory import keep_freed_memory
+from palimpsest.engines.embedded.model_loading import merged_weights, save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.embedded.shares import fingerprint, read_shares
+from palimpsest.engines.embedded.weight_transfer import no_room, size_of, write_untied
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
-from palimpsest.model_files.manifest import STATE_FOLDER
-from palimpsest.model_files.reading import refusing
+from palimpsest.models.checkpoint_manifest import STATE_FOLDER
+from palimpsest.models.model_files import refusing
 
 
 class ForestLearner:

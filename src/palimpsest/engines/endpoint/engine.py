@@ -1,6 +1,6 @@
 """An engine that samples from a model behind an OpenAI-compatible address, and learns nothing.
 
-Opened once for an evaluation: it finds out how the endpoint is asked (probe.py) and says so in `limits`.
+Opened once for an evaluation: it finds out how the endpoint is asked (client.py) and says so in `limits`.
 
 Guaranteed: `limits.endpoint` says which of its figures are exact; the same request has the same seed.
 Not covered: the same reply to the same request, which is the endpoint's affair; scores of given tokens.
@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.config.model import ModelConfig
-from palimpsest.config.models import SHIPPED, model_path
+from palimpsest.config.model import SHIPPED, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
-from palimpsest.endpoints import Again
-from palimpsest.engines.endpoint.client import Client
-from palimpsest.engines.endpoint.forms import Answered
-from palimpsest.engines.endpoint.probe import Found, model_of, probe
+from palimpsest.engines.endpoint.client import Client, Found, model_of, probe
+from palimpsest.engines.endpoint.wire_formats import Answered
 from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
 from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError
-from palimpsest.model_files.folder import tokenizer_folder
-from palimpsest.model_files.reading import read_object
+from palimpsest.http_services import Again
+from palimpsest.models.model_files import read_object
+from palimpsest.models.model_folder import tokenizer_folder
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
 

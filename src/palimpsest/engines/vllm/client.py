@@ -1,32 +1,221 @@
-"""One server of vLLM, asked over HTTP: token ids in, token ids and log-probabilities out, and new weights.
+"""One server of vLLM, asked over HTTP: token ids in and out, new weights, and a check that it samples from them.
 
 Guaranteed: what comes back is what was asked for, sampled by the weights that were published last, or an error; a reply
 is never larger than the limit; a key is in no message.
 Not covered: time limits, which whoever calls sets; streams.
+
+What `/inference/v1/generate` of a server of vLLM answered, read and checked.
+
+Guaranteed: refused is another request's answer, one sampled by other weights, a completion that goes on after its stop
+token, ends before its length or says otherwise, an id without its log-probability, a log-probability that isn't finite
+or lies above 0, more cached tokens than the prompt has.
+Not covered: numbers that are plausible and wrong.
+
+All raise WrongAnswer, or a LookupError, TypeError, ValueError or AttributeError where the answer has another shape.
+
+What tells whether a server samples from the weights that it was told to load: the learner and it score the same ids.
+
+Both of vLLM's silent faults (docs/vllm.md), and whatever else answers well and keeps old weights, show as scores that
+are off the learner's, or that stay the same to the last bit while the learner's move.
+
+Guaranteed: what is off by more than rounding in the weights' dtype is an error.
+Not covered: weights of which a part is old and that part hardly differs from the new one.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from palimpsest.config.sampler import LogprobsMode
-from palimpsest.connections import BadReply, Connections, Unanswered
-from palimpsest.endpoints import redacted
-from palimpsest.engines.vllm.answers import (
-    Sampled,
-    WrongAnswer,
-    check_origin,
-    read_completion,
-    read_likeliest,
-    read_scores,
-)
-from palimpsest.engines.vllm.weights import Probe, Scored, check_loaded, check_scores
 from palimpsest.errors import SamplerError
-from palimpsest.types import SamplingParams
+from palimpsest.http_connections import BadReply, Connections, Unanswered
+from palimpsest.http_services import redacted
+from palimpsest.types import SamplingParams, StopReason
+
+# ---- What /inference/v1/generate of a server of vLLM answered, read and checked ------------------------------
+
+
+_STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
+_ROUNDING = 1e-3
+"""Nats that a log-probability may lie above 0, by rounding."""
+
+
+class WrongAnswer(ValueError):
+    """It has the shape of an answer, and can't be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What came of one request."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    cached: int
+    """Tokens of the prompt that were in the server's prefix cache."""
+
+
+def check_origin(answer: Any, request_id: str, version: str) -> None:
+    """Refuse what isn't the answer to this request, by the weights of `version`."""
+    (choice,) = answer["choices"]
+    versions = {span["version"] for span in choice["weight_versions"]}
+    if not answer["request_id"].endswith(request_id):
+        raise WrongAnswer("answered another request than it was asked")
+    if versions != {version}:
+        raise WrongAnswer(f"sampled with weights {sorted(map(str, versions))}, {version} is published")
+
+
+def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> Sampled:
+    """The completion of a prompt of so many tokens."""
+    (choice,) = answer["choices"]
+    ids, content = tuple(choice["token_ids"]), choice["logprobs"]["content"]
+    if not ids or [each["token_id"] for each in content] != list(ids):
+        raise WrongAnswer("tokens and log-probabilities don't belong together")
+    if not all(type(id_) is int and id_ >= 0 for id_ in ids):
+        raise WrongAnswer("a token is no id")
+    logprobs = tuple(_nats(each["logprob"]) for each in content)
+    if choice["finish_reason"] not in _STOPS:
+        raise WrongAnswer(f"ended the request by {choice['finish_reason']!r}")
+    reason = _STOPS[choice["finish_reason"]]
+    _check_end(ids, reason, params)
+    cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if type(cached) is not int or not 0 <= cached <= prompt_tokens:
+        raise WrongAnswer(f"found {cached!r} tokens of a prompt of {prompt_tokens} in its cache")
+    return Sampled(ids, logprobs, reason, cached)
+
+
+def _check_end(ids: Sequence[int], reason: StopReason, params: SamplingParams) -> None:
+    """Refuse a completion that ends neither by its first stop token nor by its length."""
+    first_stop = next((place for place, id_ in enumerate(ids) if id_ in params.stop_ids), None)
+    if len(ids) > params.max_tokens:
+        raise WrongAnswer(f"sampled {len(ids)} tokens where at most {params.max_tokens} were asked for")
+    if first_stop is not None and first_stop < len(ids) - 1:
+        raise WrongAnswer(f"went on after the stop token {ids[first_stop]}")
+    if reason is not (StopReason.LENGTH if first_stop is None else StopReason.STOP):
+        last = f"{ids[-1]}, which is no stop token" if first_stop is None else f"the stop token {ids[-1]}"
+        raise WrongAnswer(f"says it ended by {reason.value}, but the last token is {last}")
+    if first_stop is None and len(ids) < params.max_tokens:
+        raise WrongAnswer(f"ended after {len(ids)} of {params.max_tokens} tokens, without a stop token")
+
+
+def read_scores(answer: Any, prompt_tokens: int, ids: Sequence[int]) -> tuple[float, ...]:
+    """[T] nats of `ids` after a prompt of so many tokens."""
+    rows = answer["prompt_logprobs"]
+    if len(rows) != prompt_tokens + len(ids):
+        raise WrongAnswer(f"scored {len(rows)} tokens of {prompt_tokens + len(ids)}")
+    return tuple(_nats(row[str(id_)]["logprob"]) for row, id_ in zip(rows[prompt_tokens:], ids, strict=True))
+
+
+def read_likeliest(answer: Any) -> dict[int, float]:
+    """Nats of the likeliest tokens after a prompt, by their ids."""
+    (token,) = answer["choices"][0]["logprobs"]["content"]
+    return {int(each["token_id"]): _nats(each["logprob"]) for each in token["top_logprobs"]}
+
+
+def _nats(value: Any) -> float:
+    logprob = float(value)
+    if not math.isfinite(logprob):
+        raise WrongAnswer("a log-probability is not finite")
+    if logprob > _ROUNDING:
+        raise WrongAnswer(f"a log-probability is {logprob:.3g}, above 0")
+    return logprob
+
+
+# ---- What tells whether a server samples from the weights that it was told to load ---------------------------
+
+
+_TOLERANCE = {"float32": 0.02, "bfloat16": 0.5}
+"""Nats a token, in the mean, that kernels may be apart, by the weights' dtype."""
+_MOVED = 0.02
+"""Share of the tolerance by which the learner must have moved before a server must have, too."""
+_IDS = 32
+_LARGE, _SPECIAL = 4000, 1000  # a large vocabulary has its special tokens at either end
+_STRIDE = 7919  # a prime: the ids are spread over the vocabulary
+
+
+def probe_ids(vocab: int, window: int) -> tuple[int, ...]:
+    """Ids that a model is scored on; a server samples one more.
+
+    >>> probe_ids(10, 5)
+    (0, 9, 8, 7)
+    """
+    first, last = (_SPECIAL, vocab // 2) if vocab > _LARGE else (0, vocab)
+    return tuple(first + place * _STRIDE % (last - first) for place in range(min(_IDS, window - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the learner says of some ids under the weights that are published."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
+    dtype: str
+    """Of the weights."""
+
+    @property
+    def tolerance(self) -> float:
+        return _TOLERANCE[self.dtype]
+
+
+Scored = tuple[Probe, tuple[float, ...]]
+"""A probe, and what a server said of its ids."""
+
+
+def check_scores(now: Scored, before: Scored | None) -> None:
+    """Refuse scores of other weights than the learner's; `before`: of the weights published before. Raises
+    WrongAnswer."""
+    probe, scores = now
+    if (off := _distance(probe.logprobs, scores)) > probe.tolerance:
+        raise WrongAnswer(
+            f"is {off:.2g} nats a token off the learner: it samples from other weights than it was given, or "
+            f"computes in another --dtype than model.dtype={probe.dtype}"
+        )
+    if before is None or before[1] != scores:
+        return
+    if (moved := _distance(before[0].logprobs, probe.logprobs)) > probe.tolerance * _MOVED:
+        raise WrongAnswer(f"scores as before it was given new weights, which moved the learner by {moved:.2g} nats")
+
+
+def _distance(these: Sequence[float], those: Sequence[float]) -> float:
+    """Nats a token."""
+    return fmean(abs(a - b) for a, b in zip(these, those, strict=True))
+
+
+def check_loaded(answer: Any) -> None:
+    """Refuse what `reload_weights` answered where it says that it failed: vLLM's says null for each of its workers.
+    Raises WrongAnswer."""
+    results = answer.get("results") if isinstance(answer, dict) else None
+    if results is None:
+        return
+    failed = [each for each in results if each in (False, "False") or "error" in str(each).lower()]
+    if not results or failed:
+        raise WrongAnswer(f"answered {failed or results!r} when it was to load new weights")
+
+
+def is_tied(model: str) -> bool:
+    """Whether the folder that a server was started on says that its output projection is its embeddings.
+
+    False where that isn't known: a folder that this machine doesn't see.
+    """
+    try:
+        described = json.loads((Path(model) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    sections = [described, described.get("text_config")] if isinstance(described, dict) else []
+    return any(isinstance(each, dict) and each.get("tie_word_embeddings") is True for each in sections)
+
+
+# ---- One server of vLLM, asked over HTTP ---------------------------------------------------------------------
+
 
 _REPLY_BYTES = 64 << 20
 _TOP = 10

@@ -4,7 +4,14 @@
              or, by sampler.publish=nccl or ipc, -> every server that is up, without a folder
 
 Guaranteed: a version is written once, however often it is published; no weights stay on their way once the engine is
-closed, or its process is killed (engines/guard.py).
+closed, or its process is killed (engines/process_guard.py).
+
+Servers of vLLM as one sampler: requests in, published weights in.
+
+Guaranteed: nothing is sampled by other weights than those published last; every request ends within
+`sampler.request_timeout_s` of being sent.
+Not covered: the same tokens from another number of servers, or with requests that meet otherwise, where sums round
+otherwise in another batch (docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -14,21 +21,149 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from palimpsest.config.sampler import SamplerConfig, logprobs_mode
-from palimpsest.config.schema import RunConfig
-from palimpsest.engines import guard
-from palimpsest.engines.protocol import Engine, Learner, Limits, StepBatch, UpdateStats, WeightsDescription
-from palimpsest.engines.vllm.process import check_python
-from palimpsest.engines.vllm.sampler import VllmSampler
-from palimpsest.engines.vllm.transfer import OverIpc, OverNccl, Transfer
-from palimpsest.errors import GOES_ON, ConfigError, ProcessesLost
-from palimpsest.model_files.weights import check_weights
+from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.config.schema import RunConfig, logprobs_mode
+from palimpsest.engines import process_guard
+from palimpsest.engines.protocol import (
+    CompletionDelta,
+    Counts,
+    Engine,
+    Learner,
+    Limits,
+    SamplerStats,
+    StepBatch,
+    UpdateStats,
+    WeightsDescription,
+    check_prompt,
+)
+from palimpsest.engines.vllm.client import Client, Probe, probe_ids
+from palimpsest.engines.vllm.pool import Member, Pool, Write, time_limit
+from palimpsest.engines.vllm.server_process import ServerProcess, check_python
+from palimpsest.engines.vllm.weight_push import OverIpc, OverNccl, Transfer
+from palimpsest.errors import GOES_ON, ConfigError, ProcessesLost, SamplerError
+from palimpsest.http_services import token_from
+from palimpsest.models.model_files import check_weights
+from palimpsest.types import Completion, SamplingParams
+
+# ---- Servers of vLLM as one sampler --------------------------------------------------------------------------
+
+
+class VllmSampler:
+    """Satisfies `palimpsest.engines.protocol.Sampler`. Servers start when weights are first published."""
+
+    def __init__(self, settings: SamplerConfig, limits: Limits, *, mode: LogprobsMode, dtype: str, logs: Path) -> None:
+        """`limits` of the model, `dtype` of its weights; `logs`: a folder for what the servers print.
+
+        Raises ConfigError.
+        """
+        self._settings, self._vocab, self._dtype = settings, limits.vocab, dtype
+        self.max_context = min(limits.max_context, settings.max_context or limits.max_context)
+        key = token_from(settings.api_key_env, "sampler.api_key_env")
+        members = [Member(Client(url, url, key=key), None) for url in settings.urls]
+        for index in range(0 if settings.urls else settings.servers):
+            process = ServerProcess(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
+            members.append(Member(None, process))
+        self._pool = Pool(members, settings, mode=mode, window=self.max_context)
+        self._counts = Counts()
+
+    @property
+    def probe_ids(self) -> tuple[int, ...]:
+        """Ids of which the learner tells what it thinks of its new weights."""
+        return probe_ids(self._vocab, self.max_context)
+
+    def probe(self, logprobs: Sequence[float]) -> Probe:
+        """What servers must say of `probe_ids`: the learner's [T - 1] nats of each after those before it."""
+        return Probe(self.probe_ids, tuple(logprobs), self._dtype)
+
+    @property
+    def version(self) -> int:
+        published = self._pool.published
+        return published.version if published else 0
+
+    @property
+    def reading(self) -> set[Path]:
+        """Folders that servers are being started on."""
+        return self._pool.reading
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that the servers take at once."""
+        return self._settings.max_in_flight * len(self._pool)
+
+    def take_over(self, transfer: Transfer) -> None:
+        """Have servers that are up get their weights by `transfer` from now on."""
+        self._pool.transfer = transfer
+
+    async def load_weights(
+        self, folder: Path, version: int, probe: Probe | None = None, write: Write | None = None
+    ) -> None:
+        """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
+        name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
+        again, and while it is in `reading`. `probe`: what the learner says of `probe_ids`, which every server must say
+        too. `write`: called before a server reads the folder, which isn't there yet. A server that is being started is
+        waited for only where no other is left.
+
+        Raises SamplerError if no server is left.
+        """
+        await self._pool.load_weights(folder, version, probe, write)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        """See `Sampler.generate`. The part of `session` before its last slash names the group."""
+        self._check(prompt_ids, params.max_tokens)
+        group = session.rpartition("/")[0] if session else None
+        with self._counts.counted():
+            async with self._pool.admitted(group) as (client, tag):
+                version = self.version
+                async with time_limit(self._settings.request_timeout_s, client.name, "request_timeout_s"):
+                    answer = await client.generate(prompt_ids, params, version=tag, seeded=self._settings.seeded)
+            if max(answer.token_ids) >= self._vocab:
+                raise SamplerError(f"{client.name}: sampled an id outside the vocabulary of {self._vocab}")
+        self._counts.prompt_tokens += len(prompt_ids)
+        self._counts.computed_prompt_tokens += len(prompt_ids) - answer.cached
+        self._counts.generated_tokens += len(answer.token_ids)
+        return Completion(answer.token_ids, answer.logprobs, answer.stop_reason, version)
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """See `Sampler.stream`; all tokens come in one delta."""
+        completion = await self.generate(prompt_ids, params, session=session)
+        yield CompletionDelta(completion.token_ids, completion.logprobs)
+        yield CompletionDelta(completion=completion)
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """See `Sampler.score`."""
+        if not ids:
+            return ()
+        self._check(prompt_ids, len(ids) + 1)  # a server samples one more
+        self._check(ids, 1)
+        limit = self._settings.request_timeout_s
+        async with self._pool.admitted(None) as (client, tag), time_limit(limit, client.name, "request_timeout_s"):
+            return await client.score(prompt_ids, ids, version=tag)
+
+    def stats(self) -> SamplerStats:
+        """See `SamplerStats`; what servers don't tell is 0."""
+        return SamplerStats(**vars(self._counts), busy_s=self._pool.busy_s)
+
+    async def close(self) -> None:
+        """End the servers that were started; a second call does nothing."""
+        await self._pool.close()
+
+    def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        """vLLM would take a prompt that is too long."""
+        check_prompt(prompt_ids, max_tokens, vocab=self._vocab, max_context=self.max_context)
+
+
+# ---- An engine whose learner is another engine's and whose sampler is a pool of vLLM servers -----------------
+
 
 FOLDER = "servers"
 """In the run folder: what servers print, and weights on their way to them."""
@@ -47,7 +182,7 @@ class WritesWeights(Learner, Protocol):
         ...
 
     def sender(self, publish: str) -> Any:
-        """A `Broadcasts` for nccl, an `Exposes` for ipc (transfer.py)."""
+        """A `Broadcasts` for nccl, an `Exposes` for ipc (weight_push.py)."""
         ...
 
 
@@ -63,7 +198,7 @@ class ServedLearner:
         if transfer is not None:
             sampler.take_over(transfer)
         self._published: int | None = None
-        self._guard: guard.Guard | None = None
+        self._guard: process_guard.Guard | None = None
         self._count = 0
         self._written: Path | None = None
         """The last folder that is whole."""
@@ -95,7 +230,7 @@ class ServedLearner:
         if self._published == self.version:
             return self.version
         if self._guard is None:
-            self._guard = guard.start(secrets.token_hex(8), [self._handover])
+            self._guard = process_guard.start(secrets.token_hex(8), [self._handover])
             self._handover.mkdir(mode=0o700, parents=True)
         self._count += 1
         folder = self._handover / f"{self._count}-version-{self.version}"

@@ -25,8 +25,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from palimpsest.text.chat import ChatPieces
-from palimpsest.text.codec import Codec
-from palimpsest.text.edges import Edges
+from palimpsest.text.codec import Codec, Edges
 from palimpsest.types import RESULT, Prompt, Span
 
 Tokens = tuple[int, ...]

@@ -30,7 +30,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from palimpsest.config import options
+from palimpsest import plugin_options
 from palimpsest.config.prompt_file import is_prompt_file, read_prompt_file
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.text.codec import Codec
@@ -111,7 +111,7 @@ def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used:
             raise ConfigError(f"{KEY}={prompts!r}: choose one of {names}, or a file of your own such as my.yaml")
         return shipped[prompts]
     cls = type(next(iter(shipped.values())))
-    texts = options.build(cls, prompts, KEY, "the texts of this policy")
+    texts = plugin_options.build(cls, prompts, KEY, "the texts of this policy")
     _check(texts, prompts, used)
     plain = {name: insert(getattr(texts, name), {}) for name in _without_slots(cls)}
     return replace(texts, **plain)

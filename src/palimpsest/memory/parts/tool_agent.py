@@ -1,4 +1,4 @@
-"""The loop of an agent that calls tools, which prune.py, tool_window.py and summary.py build on.
+"""The loop of an agent that calls tools, which prune.py, memory/tool_baselines.py and summary.py build on.
 
     prompt = system, tools, question
     repeat:  reply = model(prompt)
@@ -12,6 +12,12 @@ calls, unknown tools, bad arguments, time-outs, exceptions, calls beyond `parall
 ends no episode; a prompt and its reply never exceed `context_tokens`; only replies are read for calls, so nothing a
 question or a result says is one. Sampled ids stay as they are.
 Not covered: a document (`Problem.context`) is not read; a tool that blocks the event loop.
+
+Texts that all agents with tools share, in our own words, after the structure of MemAct's (arXiv 2510.12635).
+
+`standard` speaks to a pretrained instruction model: a system message, then a user message with the question. `short` is
+what the embedded model was made for: the question and the names of the tools, no schemas. What a policy says besides
+stands in its own file.
 """
 
 from __future__ import annotations
@@ -23,24 +29,60 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.events import ToolCalled, ToolFailed
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
-from palimpsest.memory.parts.prompts import Wording, chosen
-from palimpsest.memory.parts.tool_prompts import SHORT, STANDARD, ToolPrompts
+from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.seeding import keyed_random
 from palimpsest.text.chat import call_style, chat_pieces, opening
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, insert
-from palimpsest.text.tool_arguments import argument_fault
-from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, find_calls
-from palimpsest.text.tool_writing import described_tools
-from palimpsest.tools.registry import build_tools
+from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, argument_fault, described_tools, find_calls
+from palimpsest.tools.shipped_tools import build_tools
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
+
+# ---- Texts that all agents with tools share ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPrompts(PromptSet):
+    """Texts of an agent with tools, and how results are shown to it."""
+
+    user: Annotated[str, Slots("question", optional=("tools",))] = ""
+    """{tools}: the names of the tools."""
+    schemas: bool = True
+    """Whether the tools are described to the model."""
+    result: Annotated[str, Slots("id", "text")] = "[id: {id}] {text}"
+    error_chars: int = 400
+    """An error message is cut to this length."""
+    short_ids: bool = False
+    """a, b, ..., z, xa, ..., the same for every problem, rather than six letters and digits drawn by the problem."""
+
+
+_SYSTEM = """You answer questions by research with tools. Look facts up instead of relying on what you remember, one \
+small step at a time: a question often needs several searches, each building on what the last one found. Make only a \
+few calls at once, read every result, and check an answer before you give it.
+
+When you are certain, or when nothing more can be found, answer without calling a tool: a sentence or two that sum up \
+what you found, then a last line that begins with FINAL_ANSWER: and holds the answer alone, as short as it can be. If \
+the question has several parts named Q1, Q2 and so on, write after FINAL_ANSWER: one JSON object with these names as \
+keys and the answers as strings."""
+
+QUERY = "<user_query>\n{question}\n</user_query>"
+
+STANDARD = ToolPrompts(system=_SYSTEM, user=QUERY)
+
+SHORT = ToolPrompts(
+    user="Problem: {question}\nTools: {tools}", schemas=False, result="[{id}] {text}", error_chars=80, short_ids=True
+)
+
+
+# ---- The loop of an agent that calls tools, which prune.py, memory/tool_baselines.py and summary.py build on -
+
 
 Found = ToolCall | Malformed
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from palimpsest.config.schema import LossConfig
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
-from palimpsest.engines.embedded.model import recomputing
+from palimpsest.engines.embedded.model_loading import recomputing
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Objective, TrainSegment, UpdateStats

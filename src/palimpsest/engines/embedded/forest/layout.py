@@ -1,4 +1,4 @@
-"""Packs segments into prefix forests: each distinct prefix token of a forest is laid out, and computed, once.
+"""Packs segments into prefix forests: each distinct prefix token is laid out, and computed, once.
 
 What is shared is the computation; what is trained stays per segment. Where segments part, one place predicts several
 next tokens, and a token sampled in two trajectories is trained twice, with each one's own advantage:
@@ -12,21 +12,205 @@ within the token budget unless a single segment is longer; forests over the budg
 twice. Not covered: sharing over micro-batches, and of anything but a prefix.
 
 Axes: T places, U places that predict, N trained tokens, R segments, K nodes.
+
+What of a step's segments is computed: the tokens each one needs, and what is trained of it.
+
+A row ends before its last trained token, which is predicted but never read.
+
+Axes: S tokens of a row, M trained tokens of it.
+
+The trie of a set of token rows, in depth-first order: which rows share what, where each token is laid out once.
+
+Rows in lexicographic order are the depth-first order of their trie, so all of it follows from how much each row shares
+with the one before (`shared`): a row adds the tokens behind that to the layout, and the rows that go on through a
+token are neighbours. No loop here runs over tokens.
+
+Guaranteed: within a tree every distinct prefix has exactly one place; the descendants of a token are the places from
+it up to its exit. The same rows give the same layout, in whatever order they come.
+Not covered: prefixes that begin anywhere but at the first token.
+
+Axes: R rows, T places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palimpsest.engines.embedded.forest.batches import Row, row_of
-from palimpsest.engines.embedded.forest.trie import Ids, cut, in_order, lay_out, shared_lengths
 from palimpsest.engines.protocol import TrainSegment
+
+# ---- What of a step's segments is computed -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One segment as arrays."""
+
+    index: int
+    """Its place in the step's segments."""
+    tokens: NDArray[np.int64]
+    """[S] the tokens that are read."""
+    before: NDArray[np.int64]
+    """[M] place in `tokens` after which a trained token follows; the next four are aligned with it."""
+    targets: NDArray[np.int64]
+    advantages: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    logprobs: NDArray[np.float64]
+
+
+def row_of(item: TrainSegment, index: int) -> Row | None:
+    """The row of a segment, None if nothing of it is trained.
+
+    Raises ValueError for a trained token without context.
+    """
+    segment = item.segment
+    mask = segment.loss_mask
+    where = np.flatnonzero(np.frombuffer(bytes(mask), np.bool_))
+    if not len(where):
+        return None
+    if where[0] == 0:
+        raise ValueError(f"segment {index}: its first token can't be trained, nothing stands before it")
+    tokens = np.fromiter(segment.token_ids, np.int64, len(mask))
+
+    def trained(values: Sequence[float]) -> NDArray[np.float64]:
+        return np.fromiter(compress(values, mask), np.float64, len(where))
+
+    return Row(
+        index=index,
+        tokens=tokens[: where[-1]],
+        before=where - 1,
+        targets=tokens[where],
+        advantages=trained(item.advantages),
+        weights=trained(item.weights),
+        logprobs=trained(segment.logprobs),
+    )
+
+
+def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
+    """Places of the segments with a trained token whose advantage isn't 0; of the shortest if there is none.
+
+    A clipped policy gradient is exactly 0 for the others. One is always left, so that even a step without a signal
+    has a gradient (of zeros) and metrics.
+    """
+    trained = [index for index, item in enumerate(segments) if any(item.segment.loss_mask)]
+    found = [i for i in trained if any(compress(segments[i].advantages, segments[i].segment.loss_mask))]
+    return found or sorted(trained, key=lambda i: len(segments[i].segment.token_ids))[:1]
+
+
+# ---- The trie of a set of token rows, in depth-first order ---------------------------------------------------
+
+
+Ids = NDArray[np.int64]
+
+
+def in_order(rows: Sequence[Ids]) -> list[int]:
+    """Indices of `rows` in lexicographic order, a prefix before what it is a prefix of, equal rows by index.
+
+    >>> in_order([np.array([5, 1]), np.array([2, 300, 7]), np.array([2, 300]), np.array([2, 4])])
+    [3, 2, 1, 0]
+    """
+    keys = [row.astype(">i8").tobytes() for row in rows]  # big-endian bytes compare like the ids
+    return sorted(range(len(rows)), key=lambda i: (keys[i], i))
+
+
+def shared_lengths(rows: Sequence[Ids]) -> Ids:
+    """[R] tokens that each row has in common with the one before it, from the start; 0 for the first.
+
+    >>> shared_lengths([np.array([1, 2]), np.array([1, 2, 3]), np.array([1, 4]), np.array([7])]).tolist()
+    [0, 2, 1, 0]
+    """
+    shared = np.zeros(len(rows), np.int64)
+    for r in range(1, len(rows)):
+        left, right = rows[r - 1], rows[r]
+        size = min(len(left), len(right))
+        differs = left[:size] != right[:size]
+        first = int(differs.argmax()) if size else 0
+        shared[r] = first if size and differs[first] else size
+    return shared
+
+
+def cut(lengths: Ids, shared: Ids, budget: int, overhead: int) -> list[int]:
+    """Rows at which a new forest begins, so that each stays within `budget` places at the least cost.
+
+    A cut costs what its two neighbours share, which is computed twice then, and `overhead` for the call of its own.
+    A row longer than the budget gets a forest of its own; a row that is a prefix of the next one costs nothing beside
+    it and stays there. Four rows of 4 tokens, of which the middle two share only 1:
+
+    >>> cut(np.full(4, 4), np.array([0, 3, 1, 3]), budget=8, overhead=2)
+    [0, 2]
+    """
+    count = len(lengths)
+    added = np.cumsum(lengths - shared)
+    allowed = np.ones(count, np.bool_)
+    allowed[1:] = shared[1:] < lengths[:-1]
+    price = np.where(allowed, shared + overhead, np.iinfo(np.int64).max // 4)
+    price[0] = 0
+    cost = np.zeros(count + 1, np.int64)  # of the first so many rows
+    origin = np.zeros(count, np.int64)
+    low = 0
+    for r in range(count):
+        while low < r and lengths[low] + added[r] - added[low] > budget:
+            low += 1
+        while low and not allowed[low]:
+            low -= 1  # no longer for it: all of these rows lie on one path
+        origin[r] = low + int(np.argmin(cost[low : r + 1] + price[low : r + 1]))
+        cost[r + 1] = cost[origin[r]] + price[origin[r]]
+    begins, end = [], count
+    while end:
+        end = int(origin[end - 1])
+        begins.append(end)
+    return begins[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Trie:
+    """Rows laid out together; see `lay_out`."""
+
+    places: list[Ids]
+    """For each row, the place of each of its tokens."""
+    owner: Ids
+    """[T] row that a place was laid out for: the first that has it."""
+    depths: Ids
+    """[T] tokens before it on the path from its root."""
+    exits: Ids
+    """[T] one past the last place that descends from it."""
+
+
+def lay_out(lengths: Ids, shared: Ids) -> Trie:
+    """Places of rows in lexicographic order, of which each shares `shared` tokens with the one before.
+
+    Rows `1 2 3`, `1 2 4` and `1 5` share `1 2` and `1`:
+
+    >>> trie = lay_out(np.array([3, 3, 2]), np.array([0, 2, 1]))
+    >>> [places.tolist() for places in trie.places]
+    [[0, 1, 2], [0, 1, 3], [0, 4]]
+    >>> trie.depths.tolist(), trie.exits.tolist()
+    ([0, 1, 2, 2, 1], [5, 4, 3, 4, 5])
+    """
+    added = lengths - shared
+    ends = np.cumsum(added)
+    begins = ends - added
+    total, deepest = int(ends[-1]), int(lengths.max())
+    depths = np.arange(total) - np.repeat(begins - shared, added)
+    path, places = np.empty(deepest, np.int64), []
+    for begin, end, keep, length in zip(begins, ends, shared, lengths, strict=True):
+        path[keep:length] = np.arange(begin, end)
+        places.append(path[:length].copy())
+    exits, stop = np.empty(total, np.int64), np.full(deepest, total)
+    for begin, end, keep, length in reversed(list(zip(begins, ends, shared, lengths, strict=True))):
+        exits[begin:end] = stop[keep:length]
+        stop[keep:] = begin  # what the rows before have at these depths ends here
+    return Trie(places, np.repeat(np.arange(len(lengths)), added), depths, exits)
+
+
+# ---- Packs segments into prefix forests ----------------------------------------------------------------------
+
 
 CUT_OVERHEAD = 64  # tokens whose computation costs as much as one more pass
 MIN_SHARED = 8  # a shorter common prefix is computed again: attending to it apart would cost more

@@ -1,9 +1,27 @@
-"""Runs any transformers causal language model over the key-value pool.
+"""Forward passes over the key-value pool: any transformers model, and Llama-like ones with little overhead.
 
 `HFForward` calls the unpatched model class with a cache object that writes into the pool and hands back views of it.
-`fused.py` computes the same for Llama-like models with less overhead per call.
+this file computes the same for Llama-like models with less overhead per call.
 
 Axes: A decoded rows, B prefilled rows, S tokens of the longest, W hidden size, V vocabulary.
+
+The forward of Llama-like models with little overhead per call: fewer, larger operations on a CPU.
+
+What it does differently from the model's own class, and why the result is the same:
+- query, key and value (and gate and up) are one product; the norm before it is folded into its weights;
+- the two halves that a rotation mixes are laid side by side, so a rotation is one complex product (queries and keys
+  are permuted alike, their products are unchanged);
+- a prefill has no padding: products run over all tokens of all rows end to end, attention row by row;
+- in the last layer of a prefill only each row's last token is carried on.
+
+Guaranteed: it is used only for models made of the modules it knows and of no other (engines/embedded/architecture.py),
+and after its logits
+have been compared with the model's own on a probe (`pick_forward`).
+Not covered: models on a GPU, in bfloat16 or above `MAX_PARAMETERS` (the copies of the weights would cost memory and
+save nothing there); position encodings that change with the length. The generic path takes those.
+
+Axes: A decoded rows, B prefilled rows, N tokens of the call, W hidden size, H query heads, G key-value heads,
+D head size, L keys.
 """
 
 from __future__ import annotations
@@ -14,12 +32,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from palimpsest.engines.embedded.architecture import FULL, SLIDING, context_of, head_of
-from palimpsest.engines.embedded.sampling.kv import KVPool
+from palimpsest.engines.embedded.architecture import FULL, SLIDING, context_of, head_of, is_plain, ropes
+from palimpsest.engines.embedded.sampling.kv_cache import KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +187,272 @@ class HFForward:
 
     def _to(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+# ---- The forward of Llama-like models with little overhead per call ------------------------------------------
+
+
+STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+MAX_PARAMETERS = 200_000_000
+TOLERANCE = 1e-4  # of the probe's logits, relative to their spread
+
+
+def pick_forward(model: Any, pool: KVPool) -> Forward:
+    """The fused forward if the model is one it knows and a probe agrees, else the generic one."""
+    if not _supported(model):
+        return HFForward(model, pool)
+    probe = KVPool(pool.shape)
+    agree = _agree(HFForward(model, probe), FusedForward(model, probe), probe)
+    return FusedForward(model, pool) if agree else HFForward(model, pool)
+
+
+def _supported(model: Any) -> bool:
+    weight = model.get_input_embeddings().weight
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and is_plain(model)
+        and context_of(model).sliding is None
+        and all(rope["rope_type"] in STATIC_ROPE for rope in ropes(model.config))
+        and sum(p.numel() for p in model.parameters()) <= MAX_PARAMETERS
+    )
+
+
+def _agree(generic: Forward, fused: FusedForward, pool: KVPool) -> bool:
+    """Whether both give the same logits for two short rows, prefilled in part after a stored prefix, then decoded."""
+    results = []
+    ids = (np.arange(12, dtype=np.int64) * 7919) % fused.vocab
+    pool.reserve(2, 16)
+    rows = np.arange(2)
+    for forward in (generic, fused):
+        first = forward.step(None, Prefill(rows, [ids[:5], ids[:3]], np.zeros(2, np.int64)))
+        second = forward.step(None, Prefill(rows[:1], [ids[5:9]], np.array([5])))
+        third = forward.step(Decode(rows[:1], ids[10:11], np.array([9])), Prefill(rows[1:], [ids[3:5]], np.array([3])))
+        results.append(torch.cat([first, second, third]).float())
+    spread = float(results[0].std()) + 1e-6
+    gap = float((results[0] - results[1]).abs().max())
+    return gap <= TOLERANCE * spread  # False for NaN as well
+
+
+@dataclass(slots=True)
+class _Layer:
+    """Weights with norms folded in; matrices as [out, in]."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norm: Tensor | None
+    """[H + G, D] Qwen3's norm of queries and keys, with the attention scale."""
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+Span = tuple[
+    int, int, int, int
+]  # row of the pool, position of the first token, its place in the call, one past the last
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """All tokens of a call end to end: the decoded ones, then each suffix."""
+
+    tokens: NDArray[np.int64]
+    """[N]; the next two are aligned with it."""
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    decoded: int
+    """A: the first so many tokens are decoded ones."""
+    spans: list[Span]
+    """One for each suffix."""
+    last: NDArray[np.int64]
+    """[A + B] places of the tokens whose logits are wanted."""
+
+    @classmethod
+    def of(cls, decode: Decode | None, prefill: Prefill | None) -> _Work:
+        empty = np.zeros(0, np.int64)
+        tokens, rows, positions = (decode.tokens, decode.rows, decode.lengths) if decode else (empty, empty, empty)
+        count = len(tokens)
+        if prefill is None:
+            return cls(tokens, rows, positions, count, [], np.arange(count))
+        sizes = np.array([len(s) for s in prefill.suffixes])
+        ends = count + np.cumsum(sizes)
+        begins = ends - sizes
+        inside = np.arange(count, ends[-1]) - np.repeat(begins - prefill.starts, sizes)
+        return cls(
+            np.concatenate([tokens, *prefill.suffixes]),
+            np.concatenate([rows, np.repeat(prefill.rows, sizes)]),
+            np.concatenate([positions, inside]),
+            count,
+            list(
+                zip(
+                    prefill.rows.tolist(),
+                    prefill.starts.tolist(),
+                    begins.tolist(),
+                    ends.tolist(),
+                    strict=True,
+                )
+            ),
+            np.concatenate([np.arange(count), ends - 1]),
+        )
+
+    def last_spans(self) -> list[Span]:
+        """The spans when only `last` is carried on."""
+        return [(row, start + b - a - 1, i, i + 1) for i, (row, start, a, b) in enumerate(self.spans, self.decoded)]
+
+
+class _Decoded:
+    """Attention of the decoded rows over views of the pool, in one batched product for all of them."""
+
+    def __init__(self, work: Decode, groups: int, dim: int) -> None:
+        self._groups, self._dim = groups, dim
+        self._width = int(work.rows[-1]) + 1
+        self._rows = None if self._width == len(work.rows) else torch.from_numpy(work.rows)
+        self._length = int(work.lengths.max()) + 1
+        lengths = np.zeros(self._width, np.int64)
+        lengths[work.rows] = work.lengths
+        hidden = torch.arange(self._length) > torch.from_numpy(lengths)[:, None]
+        mask = torch.zeros(self._width, groups, self._length).masked_fill_(hidden[:, None], -torch.inf)
+        self._mask = mask.view(self._width * groups, 1, self._length)
+
+    def attend(self, query: Tensor, pool: Tensor) -> Tensor:
+        """[A, H, D] from queries of that shape; rows between them that are not decoded are computed and dropped."""
+        shape = query.shape
+        if self._rows is not None:
+            query = query.new_zeros(self._width, *shape[1:]).index_copy_(0, self._rows, query)
+        keys, values = pool[:, : self._width].flatten(1, 2)[:, :, : self._length]
+        query = query.reshape(self._width * self._groups, -1, self._dim)
+        weights = torch.baddbmm(self._mask, query, keys.transpose(1, 2)).softmax(dim=-1)
+        result = torch.bmm(weights, values).view(self._width, *shape[1:])
+        return result if self._rows is None else result[self._rows]
+
+
+class FusedForward:
+    """Satisfies `forward.Forward`."""
+
+    def __init__(self, model: Any, pool: KVPool) -> None:
+        config = model.config
+        self._model, self._pool = model, pool
+        self._heads = config.num_attention_heads
+        self._groups, self._dim = pool.shape.heads, pool.shape.head_dim
+        self._eps = float(config.rms_norm_eps)
+        self.vocab = int(model.get_output_embeddings().weight.shape[0])
+        half = torch.arange(self._dim).view(2, -1)
+        self._pairs = half.t().flatten()  # 0, D/2, 1, D/2 + 1, ...
+        self._rotation = torch.empty(0)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the weights anew."""
+        base = self._model.get_decoder()
+        self._embedding = base.embed_tokens.weight.detach()
+        self._layers = [self._fuse(layer) for layer in base.layers]
+        self._head = self._model.get_output_embeddings().weight.detach() * base.norm.weight
+
+    def _fuse(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        scale = float(attention.scaling)
+        normed = hasattr(attention, "q_norm")
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights = [p.weight for p in projections]
+        biases = [p.bias for p in projections]
+        scales = (1.0 if normed else scale, 1.0)
+        for i in range(2):  # queries and keys
+            weights[i] = self._pair(weights[i]) * scales[i]
+            biases[i] = None if biases[i] is None else self._pair(biases[i]) * scales[i]
+        head_norm = None
+        if normed:
+            q, k = attention.q_norm.weight[self._pairs] * scale, attention.k_norm.weight[self._pairs]
+            head_norm = torch.cat([q.expand(self._heads, -1), k.expand(self._groups, -1)])
+        return _Layer(
+            qkv=torch.cat(weights) * layer.input_layernorm.weight,
+            qkv_bias=None if biases[0] is None else torch.cat(biases),
+            head_norm=head_norm,
+            out=attention.o_proj.weight.detach(),
+            gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * layer.post_attention_layernorm.weight,
+            down=mlp.down_proj.weight.detach(),
+        )
+
+    def _pair(self, weight: Tensor) -> Tensor:
+        """Rows of each head in the order that puts the two numbers of a rotation side by side."""
+        heads: Tensor = weight.unflatten(0, (-1, self._dim))
+        return heads[:, self._pairs].flatten(0, 1)
+
+    # ---- the call -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self, decode: Decode | None, prefill: Prefill | None) -> Tensor:
+        """See `Forward.step`; decoded tokens and suffixes go through every product together."""
+        work = _Work.of(decode, prefill)
+        decoded = _Decoded(decode, self._groups, self._dim) if decode is not None else None
+        turn = self._turns(int(work.positions.max()) + 1)[torch.from_numpy(work.positions)][:, None]
+        store = self._pool.places(work.rows, work.positions)
+        hidden = F.embedding(torch.from_numpy(work.tokens), self._embedding)
+        spans, last = work.spans, len(self._layers) - 1
+        for index, (layer, pool) in enumerate(zip(self._layers, self._pool.layers, strict=True)):
+            heads = self._project(hidden, layer, turn)
+            pool.view(-1, self._dim).index_copy_(0, store, heads[:, self._heads :].reshape(-1, self._dim))
+            query = heads[:, : self._heads]
+            if index == last and prefill is not None:
+                chosen = torch.from_numpy(work.last)
+                hidden, query, spans = hidden[chosen], query[chosen], work.last_spans()
+            attended = torch.empty(query.shape)
+            if decoded is not None:
+                attended[: work.decoded] = decoded.attend(query[: work.decoded], pool)
+            self._attend(query, pool, spans, attended)
+            hidden = self._rest(hidden, attended.view(len(hidden), -1), layer)
+        return F.linear(self._unit(hidden), self._head)
+
+    def _attend(self, query: Tensor, pool: Tensor, spans: list[Span], result: Tensor) -> None:
+        """Write the attention of each row's queries [a:b], which stand at `start` and after, into `result`."""
+        query = query.transpose(0, 1)[None]
+        grouped = self._heads != self._groups
+        for row, start, a, b in spans:
+            length = start + b - a
+            result[a:b] = F.scaled_dot_product_attention(
+                query[:, :, a:b],
+                pool[0, row : row + 1, :, :length],
+                pool[1, row : row + 1, :, :length],
+                attn_mask=self._causal(start, length) if start and b - a > 1 else None,
+                is_causal=start == 0 and b - a > 1,
+                scale=1.0,
+                enable_gqa=grouped,
+            )[0].transpose(0, 1)
+
+    def _causal(self, start: int, length: int) -> Tensor:
+        """[length - start, length] 0 where a query may look, -inf elsewhere; a view of one stored square."""
+        if self._triangle.shape[0] < length:
+            self._triangle = torch.full((self._pool.capacity,) * 2, -torch.inf).triu_(1)
+        return self._triangle[start:length, :length]
+
+    _triangle = torch.empty(0, 0)
+
+    # ---- parts ----------------------------------------------------------------------------------------------
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """`x` over its root mean square: a norm whose weight is folded into what follows."""
+        return x * x.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+
+    def _project(self, hidden: Tensor, layer: _Layer, turn: Tensor) -> Tensor:
+        """[N, H + 2 G, D] queries and keys, rotated, then values."""
+        heads = F.linear(self._unit(hidden), layer.qkv, layer.qkv_bias).view(len(hidden), -1, self._dim)
+        turned = heads[:, : self._heads + self._groups]
+        if layer.head_norm is not None:
+            turned.copy_(self._unit(turned) * layer.head_norm)
+        torch.view_as_complex(turned.unflatten(-1, (-1, 2))).mul_(turn)
+        return heads
+
+    def _rest(self, hidden: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
+        """[N, W] the residual stream after attention's output and the feed-forward part."""
+        hidden = torch.addmm(hidden, attended, layer.out.t())
+        both = F.linear(self._unit(hidden), layer.gate_up)
+        size = both.shape[1] // 2
+        return torch.addmm(hidden, F.silu(both[:, :size]).mul_(both[:, size:]), layer.down.t())
+
+    def _turns(self, length: int) -> Tensor:
+        """[at least length, D / 2] complex rotation of each position."""
+        if self._rotation.shape[0] < length:
+            size = max(length, self._pool.capacity)
+            cos, sin = self._model.get_decoder().rotary_emb(self._embedding, torch.arange(size)[None])
+            self._rotation = torch.complex(cos[0, :, : self._dim // 2], sin[0, :, : self._dim // 2])
+        return self._rotation

@@ -1,7 +1,8 @@
 """The embedded engine's sampler: any number of callers on the event loop, one batch on the compute thread.
 
 Every `generate` is a request. One task hands the requests that have come in to the next step of the batch
-(`batch.py`), waits for it on the compute thread while the loop goes on, hands out what ended, and lets the loop run the
+(`continuous_batch.py`), waits for it on the compute thread while the loop goes on, hands out what ended, and lets the
+loop run the
 episodes that were waiting for it; there is no barrier between turns, episodes or groups.
 
 Guaranteed: what is in a step depends on what was asked for before it and on nothing that happens while it is computed,
@@ -23,8 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from palimpsest.engines.embedded.architecture import Context, context_of
-from palimpsest.engines.embedded.sampling.batch import CACHE_TOKENS, Batch, Counters, Request, Stepped
-from palimpsest.engines.embedded.thread import ComputeThread
+from palimpsest.engines.embedded.compute import ComputeThread
+from palimpsest.engines.embedded.sampling.continuous_batch import CACHE_TOKENS, Batch, Counters, Request, Stepped
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats, check_prompt
 from palimpsest.errors import PalimpsestError, SamplerError
 from palimpsest.types import Completion, SamplingParams

@@ -1,0 +1,321 @@
+"""Questions about files of one's own, answered by a memory agent that reads them from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from palimpsest.app.agent.play import Episode, in_words
+from palimpsest.app.composition import OpenAgent, with_agent
+from palimpsest.app.config_resolution import Agent, Recipe, Remote, model_folder
+from palimpsest.app.python_calls import blocking, python_words, suitable_progress
+from palimpsest.app.python_objects import Objects, as_folder
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.files.text_files import Document, read_files
+from palimpsest.errors import ConfigError
+from palimpsest.events import Event, MemoryUngrounded, of_type
+from palimpsest.metrics.reading_trace import Texts, last_memory, origins, readings
+from palimpsest.plugins import held_by
+from palimpsest.progress.reporter import Progress, Silent
+from palimpsest.rollout.episode import ANSWER, failure
+from palimpsest.text.answers import extract, final_answer
+from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import spoken
+from palimpsest.text.sentences import sentences
+from palimpsest.types import Outcome, Problem, Question, Trajectory, Turn
+
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A piece of a file, word for word, that a sentence of the last memory is from."""
+
+    text: str
+    file: str
+    start: int
+    """In characters of the file's text."""
+    end: int
+    kept: str
+    """The sentence as the memory has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """What one reading turn did to the memory."""
+
+    turn: int
+    """From 0."""
+    turns: int
+    """How many sections there are to read; 0: not known."""
+    memory: str
+    """After it."""
+    before: str
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Sentences that are new."""
+        return _without(self.memory, self.before)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Sentences that are gone."""
+        return _without(self.before, self.memory)
+
+
+def _without(text: str, other: str) -> tuple[str, ...]:
+    known = set(sentences(other))
+    return tuple(each for each in sentences(text) if each not in known)
+
+
+OnMemory = Callable[[MemoryChange], None]
+
+
+@dataclass(frozen=True, repr=False)
+class Asked:
+    """A question, its answer, and what the answer rests on."""
+
+    question: str
+    answer: str | None
+    """What the reply boxes, or names as its final answer, else all it says; None where there is no reply."""
+    answers: tuple[str | None, ...]
+    """One a question, where several were asked at once; else `answer` alone."""
+    document: Document
+    trajectory: Trajectory
+    quotes: tuple[Quote, ...]
+    """Of the sentences of the last memory, in its order."""
+    unsupported: tuple[str, ...]
+    """Sentences of the last memory of which no file has so much as four words in a row: made up, or said anew."""
+    _problem: Problem = field(repr=False)
+    _codec: Codec = field(repr=False)
+
+    @property
+    def kept_out(self) -> int:
+        """Units of replies that `policy.options.grounded` kept out of the memory."""
+        found = of_type(self.trajectory.events, MemoryUngrounded)
+        return sum(len(event.dropped) for event in found)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the episode ended."""
+        return self.trajectory.outcome
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no answer, in words; None where there is one, or nothing is known."""
+        return None if self.answer is not None else failure(self.trajectory)
+
+    @property
+    def tokens_in(self) -> int:
+        """Read by the model, over all turns."""
+        return sum(len(turn.prompt_ids) for turn in self.trajectory.turns)
+
+    @property
+    def tokens_sampled(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns)
+
+    def __repr__(self) -> str:
+        said = self.answer if self.answer is not None else f"no answer: {self.failure or self.outcome}"
+        count = len(self.unsupported)
+        made_up = f", {count} sentence{'s' if count > 1 else ''} of the memory in no file" if count else ""
+        head = f"Asked {_short(self.question)!r}: {_short(said)!r}, {len(self.trajectory.turns)} turns{made_up}"
+        return "\n".join([head, *(f"  {q.file}:{q.start}-{q.end}  {_short(q.text)}" for q in self.quotes)])
+
+    @cached_property
+    def episode(self) -> Episode:
+        """Turn by turn, in words."""
+        return in_words(self._problem, self.trajectory, self._codec)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `palimpsest ask --json` prints."""
+        several = {"answers": list(self.answers)} if len(self.answers) > 1 else {}
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            **several,
+            "outcome": str(self.outcome),
+            "turns": len(self.trajectory.turns),
+            "tokens_in": self.tokens_in,
+            "tokens_sampled": self.tokens_sampled,
+            "quotes": [
+                {"text": q.text, "file": q.file, "start": q.start, "end": q.end, "kept": q.kept} for q in self.quotes
+            ],
+            "unsupported": list(self.unsupported),
+            "kept_out": self.kept_out,
+        }
+
+
+def _short(text: str) -> str:
+    """On one line, of 80 characters at most."""
+    line = " ".join(text.split())
+    return line if len(line) <= 80 else line[:77] + "..."
+
+
+@python_words
+async def ask_async(
+    model: Any,
+    files: Files,
+    question: str | Sequence[str],
+    *,
+    policy: Any = None,
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    seed: int = 0,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    tokenizer: Any = None,
+    on_memory: OnMemory | None = None,
+    quiet: bool = False,
+    progress: Progress | None = None,
+) -> Asked:
+    """Have an agent read files and answer a question, greedily unless the recipe's `eval_sampling` says otherwise.
+
+    `ask` is an ordinary call and works in a notebook; `ask_async` is to be awaited.
+
+    - `model`: `embedded`, a Hugging Face folder, a run or its folder (its newest checkpoint) or a hub id
+    - `files`: a file, a folder, `-` for standard input, or a list of them, read in this order
+    (data/files/text_files.py)
+    - `question`: or several, answered from one reading by policies that can
+    - `policy`, `recipe`, `overrides`, `seed`: as for `evaluate`
+    - `base_url`: an OpenAI-compatible endpoint where `model` is asked, with `api_key_env`, `tokenizer`
+    - `on_memory` is called with every memory as it is written
+    - `quiet`: show nothing; `progress`: show it on this
+
+    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix. An episode that fails is
+    no error: `outcome` and `failure` tell.
+    """
+    questions = _questions(question)
+    things = Objects("palimpsest.ask", held_by(model))
+    shown = progress or suitable_progress(quiet=quiet)
+    with things.known(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
+        policy, overrides = things.agent(policy, overrides, None)
+        remote = Remote.named(base_url, api_key_env, tokenizer)
+        config = Agent(model, policy, recipe, overrides, seed, remote).config({})
+        model_folder(model, (lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))
+        document = read_files(_named(files))
+        return await with_agent(config, lambda agent: _answer(agent, document, questions, on_memory, shown))
+
+
+ask = blocking(ask_async)
+
+
+async def chat_async(
+    config: RunConfig,
+    document: Document,
+    next_question: Callable[[], str | None],
+    told: Callable[[Asked], None],
+    *,
+    on_memory: OnMemory | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Answer one question after the other on the same document, until `next_question` gives None.
+
+    The document is read anew for each: what was kept for one question needn't serve another.
+    """
+
+    async def work(agent: OpenAgent) -> None:
+        while (question := next_question()) is not None:
+            told(await _answer(agent, document, _questions(question), on_memory, progress or Silent()))
+
+    await with_agent(config, work)
+
+
+chat = blocking(chat_async)
+
+
+async def _answer(
+    agent: OpenAgent, document: Document, questions: Sequence[str], on_memory: OnMemory | None, progress: Progress
+) -> Asked:
+    problem = Problem.asking("question", [Question(each, ()) for each in questions], document.text)
+    codec = agent.engine.codec
+    policy = agent.policy_for(problem)
+    prepared = policy.prepare(problem, codec)
+    sections = len(getattr(prepared, "chunks", ()))
+    with progress.count("sections", max(sections, 1)) as tick:
+        changes, left = MemoryChanges(codec, sections), iter(range(sections))
+
+        def on_turn(turn: Turn, events: Sequence[Event]) -> None:
+            if turn.name != ANSWER and next(left, None) is not None:
+                tick(1)
+            if on_memory is not None and (change := changes.of(turn, events)) is not None:
+                on_memory(change)
+
+        trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=on_turn)
+    return asked_of(agent.config, problem, document, trajectory, codec)
+
+
+class MemoryChanges:
+    """Tells what the turns of an episode did to its memory, one after the other."""
+
+    def __init__(self, codec: Codec, sections: int) -> None:
+        self._codec, self._sections = codec, sections
+        self._before, self._turns = "", 0
+
+    def of(self, turn: Turn, events: Sequence[Event]) -> MemoryChange | None:
+        """None where it wrote none."""
+        number, self._turns = self._turns, self._turns + 1
+        if turn.name == ANSWER:
+            return None
+        alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
+        memory = last_memory(alone, Texts(self._codec))
+        if memory is None:
+            return None
+        before, self._before = self._before, memory.text
+        return MemoryChange(number, self._sections, memory.text, before)
+
+
+def asked_of(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:
+    """What an episode came to, with the places in the document that its last memory is from."""
+    texts = Texts(codec)
+    read = readings(trajectory, texts)
+    memory = read[-1].memory_after if read else last_memory(trajectory, texts)
+    first = read[0].memory_before.ids if read else None  # what a prompt shows where there is no memory yet
+    held = dict.fromkeys(memory.sentences) if memory is not None and memory.ids != first else ()
+    sentences = [sentence for sentence in held if any(letter.isalnum() for letter in sentence)]
+    spans = origins(sentences, document.text, read)
+    places = [None if span is None else document.place(*span) for span in spans]
+    quotes = tuple(
+        Quote(document.text[span[0] : span[1]], *place, kept)
+        for kept, span, place in zip(sentences, spans, places, strict=True)
+        if span is not None and place is not None
+    )
+    replies = trajectory.answers or (trajectory.answer,) * len(problem.by_question)  # no answers: none of any question
+    answers = tuple(_said(reply, config.reward.name) for reply in replies)
+    return Asked(
+        question=problem.question,
+        answer=answers[0],
+        answers=answers,
+        document=document,
+        trajectory=trajectory,
+        quotes=quotes,
+        unsupported=tuple(kept for kept, span in zip(sentences, spans, strict=True) if span is None),
+        _problem=problem,
+        _codec=codec,
+    )
+
+
+def _said(reply: str | None, reward: str) -> str | None:
+    """What a reply gives as its answer."""
+    if reply is None:
+        return None
+    if reward == "final_answer" and (named := final_answer(reply)) is not None:
+        return named
+    found = extract(reply)
+    return found.text if found is not None else spoken(reply).strip()
+
+
+def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
+    """One or several. Raises ConfigError for none, or a blank one."""
+    questions = (question,) if isinstance(question, str) else tuple(question)
+    if not questions or not all(isinstance(each, str) and each.strip() for each in questions):
+        raise ConfigError("ask: the question is blank; say what you want to know of the files")
+    return questions
+
+
+def _named(files: Files) -> list[str]:
+    return [os.fspath(each) for each in ([files] if isinstance(files, str | os.PathLike) else files)]

@@ -1,0 +1,223 @@
+"""One episode, to look at: a question and a document, memory by memory, to the answer."""
+
+from __future__ import annotations
+
+import html
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from palimpsest.app.composition import OpenAgent, with_agent
+from palimpsest.app.config_resolution import Agent, Recipe, Remote
+from palimpsest.app.evaluate.evaluation_data import own_problems
+from palimpsest.app.python_calls import Table, blocking, python_words
+from palimpsest.app.python_objects import Objects, as_folder, check_problem, problems_of
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.sources.problem_source import build_source
+from palimpsest.errors import ConfigError
+from palimpsest.events import DocumentTruncated
+from palimpsest.metrics.reading_trace import Texts, memories
+from palimpsest.plugins import held_by
+from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import closing, graded
+from palimpsest.rollout.episode import failure
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Outcome, Problem, Trajectory
+
+_SHOWN = 40  # memories of a long episode that its repr has
+_WIDE = 200  # characters of each
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn in words."""
+
+    name: str
+    """What the call was for: read, answer, act."""
+    prompt: str = field(repr=False)
+    """Control tokens included."""
+    reply: str
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A trajectory in words."""
+
+    problem: Problem
+    trajectory: Trajectory
+    """As it was recorded, in tokens."""
+    turns: tuple[PlayedTurn, ...]
+    memories: tuple[str, ...]
+    """After each reading turn, or as an agent with tools wrote them down."""
+    grade: Grade | None
+    """None for a problem without gold answers."""
+
+    @property
+    def answer(self) -> str | None:
+        """Text of the answer turn, None if the episode never got there."""
+        return self.trajectory.answer
+
+    @property
+    def answers(self) -> tuple[str | None, ...]:
+        """One a question: of several in their order, else `answer` alone."""
+        if not self.problem.questions:
+            return (self.answer,)
+        return self.trajectory.answers or (None,) * len(self.problem.questions)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return self.trajectory.outcome
+
+    @property
+    def table(self) -> Table:
+        """A row a turn."""
+        turns = zip(self.turns, self.trajectory.turns, strict=True)
+        return Table.of(
+            [{"": word.name, "prompt tokens": len(turn.prompt_ids), "reply": word.reply} for word, turn in turns]
+        )
+
+    def __repr__(self) -> str:
+        lines = [text if number is None else f"{number:>3} {text}" for number, text in self._shown()]
+        value = "" if self.grade is None else f", reward {self.grade.value}"
+        cut = "".join(f", {kept:,} of {tokens:,} tokens of the document read" for tokens, kept in self._cuts())
+        error = failure(self.trajectory) if self.answer is None else None
+        ended = f"{self.outcome}{f' ({_one_line(error)})' if error else ''}"
+        head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {ended}{value}{cut}"
+        return "\n".join([head, *lines, *(f"  > {_short(answer or '')}" for answer in self.answers)])
+
+    def _shown(self) -> list[tuple[int | None, str]]:
+        """Memories with their numbers, each short; of many those at both ends."""
+        numbered = list(enumerate(self.memories))
+        kept = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
+        parts: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in kept]
+        return parts[0] if len(parts) == 1 else [*parts[0], (None, "..."), *parts[1]]
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(tokens of the document, those that were read), if some were not."""
+        cuts = [event for event in self.trajectory.events if event.kind == DocumentTruncated.kind]
+        return [(event.detail["tokens"], event.detail["kept"]) for event in cuts]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        shown = [("" if number is None else f" value='{number}'", text) for number, text in self._shown()]
+        rows = "".join(f"<li{value}>{html.escape(text)}</li>" for value, text in shown)
+        head = html.escape(repr(self).partition("\n")[0])
+        answers = "".join(f"<p>{html.escape(_short(answer or ''))}</p>" for answer in self.answers)
+        return f"<p>{head}</p><ol start='0'>{rows}</ol>{answers}"
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks and what would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def _short(text: str) -> str:
+    line = _one_line(text)
+    return line if len(line) <= _WIDE else f"{line[:_WIDE]}..."
+
+
+@python_words
+async def play_async(
+    problem: Problem | Mapping[str, Any] | str | None = None,
+    context: str | None = None,
+    *,
+    answers: str | Sequence[str] = (),
+    model: Any = "embedded",
+    policy: Any = None,
+    reward: Any = None,
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    chunks: int | None = None,
+    seed: int = 0,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    tokenizer: Any = None,
+    quiet: bool = False,
+) -> Episode:
+    """Play one episode, greedily unless the recipe's `eval_sampling` says otherwise.
+
+    `play` is an ordinary call and works in a notebook; `play_async` is to be awaited.
+
+    - `problem`: a `Problem`, or a dict of one; or a question, with its `context`, a text, and, to have it graded,
+      `answers`; or nothing: the first held-out problem of the recipe's data, of `chunks` paragraphs or as many
+      questions where it is drawn
+    - `policy`: a shipped one, `my_module:MyPolicy`, a class or an object; the recipe's without it
+    - `quiet`: no warning of damaged checkpoints; nothing else is shown
+    - `model`, `reward`, `recipe`, `overrides`, `seed`, `base_url`, `api_key_env`, `tokenizer`: as for `evaluate`
+
+    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
+    """
+    things = Objects("palimpsest.play", held_by(model))
+    with things.known(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
+        policy, overrides = things.agent(policy, overrides, reward)
+        remote = Remote.named(base_url, api_key_env, tokenizer)
+        agent = Agent(model, policy, recipe, overrides, seed, remote)
+        config = agent.config({})
+        agent.model_name((lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))
+        asked = _problem(problem, context, answers, chunks, config)
+        return await with_agent(config, lambda agent: _played(agent, asked))
+
+
+play = blocking(play_async)
+
+
+async def _played(agent: OpenAgent, asked: Problem) -> Episode:
+    trajectory = await agent.play(asked, agent.policy_for(asked), "play")
+    grade = None
+    if asked.answers:
+        reward = build_reward(agent.config.reward, agent.engine.codec)
+        grade = await closing(reward, graded(reward.answer, asked, trajectory))
+    return in_words(asked, trajectory, agent.engine.codec, grade)
+
+
+def _problem(
+    problem: Problem | Mapping[str, Any] | str | None,
+    context: str | None,
+    answers: str | Sequence[str],
+    chunks: int | None,
+    config: RunConfig,
+) -> Problem:
+    _check_types(problem, context, answers)
+    if problem is None:
+        if context is not None or answers:
+            raise ConfigError("play: context and answers belong to a question; give the question first")
+        return build_source(config.data, split="eval").problems(step=0, count=1, size=chunks)[0]
+    if chunks is not None:
+        raise ConfigError(f"chunks={chunks}: the size of a problem that is drawn; leave it out with one of your own")
+    if isinstance(problem, Mapping):
+        (problem,) = own_problems(problems_of([problem], "palimpsest.play(problem=...)"))
+    if isinstance(problem, Problem):
+        if context is not None or answers:
+            raise ConfigError(f"play: problem {problem.id} has a context and answers of its own; leave out the others")
+        check_problem(problem, "palimpsest.play(problem=...)")
+        return problem
+    if not problem.strip():
+        raise ConfigError("play: the question is blank; leave it out to play the first problem of the recipe's data")
+    golds = (answers,) if isinstance(answers, str) else tuple(answers)
+    return Problem("question", problem, golds, context)
+
+
+def _check_types(problem: Any, context: Any, answers: Any) -> None:
+    """Raise ConfigError that names an argument of another type than it takes."""
+    texts = [answers] if isinstance(answers, str) else answers
+    listed = isinstance(texts, Sequence) and all(isinstance(each, str) for each in texts)
+    for name, value, right, wanted in (
+        ("problem", problem, isinstance(problem, Problem | Mapping | str | None), "a question, a Problem or a dict"),
+        ("context", context, isinstance(context, str | None), "one text, several of them joined: '\\n'.join(texts)"),
+        ("answers", answers, listed, "a text or a list of texts"),
+    ):
+        if not right:
+            raise ConfigError(f"palimpsest.play({name}=...) is of type {type(value).__name__}: give {wanted}")
+
+
+def in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grade | None = None) -> Episode:
+    """The episode of a trajectory."""
+    turns = tuple(
+        PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
+        for turn in trajectory.turns
+    )
+    written = tuple(memory.text for memory in memories(trajectory, Texts(codec)))
+    return Episode(problem, trajectory, turns, written, grade)

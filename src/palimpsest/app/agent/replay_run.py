@@ -1,0 +1,425 @@
+"""A recorded episode played again from one of its turns, as it was or with another memory.
+
+Turns before that one stand as they were recorded, the others are sampled, their draws keyed as in the run: with the
+weights that sampled it, an episode whose memory isn't changed ends in the tokens that were recorded. A memory is
+changed by what writes it: the reply of the turn before is replaced by one in the policy's form that writes the given
+text (`Teachable.reply`), so that policy and prompts are what they always are.
+
+Guaranteed: the record is only read; a turn whose prompt comes out otherwise than recorded is refused, never passed
+over; which weights played and where the document is from is told.
+Not covered: changing the memory of a policy that gives no form for it (agents with tools, `full_context`, those of
+one's own without `teachable`). Sums that fall otherwise in their last bits, as the episode is sampled in another batch:
+once in very many draws that picks another token.
+
+Another memory for a recorded episode: the reply that writes it, and which prompts show it.
+
+Guaranteed: a text that says what was remembered, white space around it aside, changes nothing; an empty one is the
+policy's own empty memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.app.agent.recorded_origin import Origin, RecordedEpisode, origin_of, place_of, read_episode
+from palimpsest.app.composition import OpenAgent, with_agent
+from palimpsest.app.evaluate.rescoring import UNSET_URL
+from palimpsest.app.python_calls import blocking
+from palimpsest.engines.protocol import Engine
+from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Recalled, Replayed, of_type
+from palimpsest.memory.overwrite import Document, OverwritePolicy
+from palimpsest.memory.policy import Teachable
+from palimpsest.memory.tagged_memory import TaggedPolicy
+from palimpsest.metrics.reading_trace import Texts, last_memory, readings
+from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import closing, graded
+from palimpsest.rollout.episode import failure, play
+from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.runs.folder_guard import refuse_inside
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Trajectory, Turn
+
+# ---- Another memory for a recorded episode -------------------------------------------------------------------
+
+
+_SHOWN = ("memory", "other_heads")
+"""Pieces of a prompt that show memories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a turn is to remember."""
+
+    text: str
+    """With the space before it that the recorded memory has; "" for nothing."""
+    ids: tuple[int, ...]
+    """[T] as prompts show it."""
+    reply: Completion
+    """Of the turn before; no use at turn 0, before which there is none."""
+    changes: bool
+    """Whether it says something else than what was remembered."""
+
+    def is_in(self, turn: Turn) -> bool:
+        """Whether a prompt shows it; an empty one, where it is all that the memory is."""
+        pieces = [ids for name in _SHOWN if (ids := turn.piece(name)) is not None]
+        if not self.text:
+            return any(ids in ((), self.ids) for ids in pieces)
+        return any(holds(ids, self.ids) for ids in pieces)
+
+
+def edited(memory: str, recorded: Trajectory, origin: Origin, turn: int, codec: Codec) -> Edit:
+    """`memory` as what `turn` of a recorded episode is to remember. Raises ConfigError where it can't."""
+    policy, name = origin.policy.teachable(), origin.config.policy.name
+    known = _remembered(recorded, turn, codec)
+    if policy is None or (turn == 0 and not origin.policy.takes_memory):
+        raise ConfigError(f"--memory: {name} tells no form in which its memory could be written; leave it out")
+    if turn and recorded.turns[turn - 1].piece("section") is None:
+        raise ConfigError(f"--memory: the turn before {turn} writes no memory; give another --turn, or leave it out")
+    empty = codec.encode(policy.texts.empty_memory)
+    if memory.strip() == codec.decode(known).strip() or (not memory.strip() and list(known) == empty):
+        text = "" if not memory.strip() else codec.decode(known)
+        return Edit(text, tuple(known), recorded.turns[max(turn - 1, 0)].completion, changes=False)
+    text = _as_written(memory, codec.decode(known)) if memory.strip() else ""
+    if not text and turn == 0:
+        return Edit(
+            "", tuple(empty), recorded.turns[0].completion, changes=True
+        )  # an episode without a memory begins so
+    ids = codec.encode(text) if text else _nothing(policy, empty)
+    return Edit(text, tuple(ids), _writing(ids, recorded, origin, policy, turn, codec), changes=True)
+
+
+def holds(ids: Sequence[int], part: Sequence[int]) -> bool:
+    """Whether `part` stands in `ids` as it is.
+
+    >>> holds((1, 2, 3), (2, 3)), holds((1, 2, 3), (1, 3))
+    (True, False)
+    """
+    size = len(part)
+    return any(tuple(ids[at : at + size]) == tuple(part) for at in range(len(ids) - size + 1))
+
+
+def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
+    """[T] what the turn before wrote, of several heads the one it rewrote; of turn 0 what it shows.
+
+    Raises ConfigError.
+    """
+    piece = recorded.turns[turn].piece("memory")
+    if piece is None:
+        raise ConfigError(
+            f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory that could be changed; leave it out, "
+            "or give another --turn"
+        )
+    if turn == 0:
+        return piece
+    before = recorded.turns[turn - 1]
+    written = (each.written for each in readings(recorded, Texts(codec)) if each.turn is before)
+    return next((text.ids or codec.encode(text.text) for text in written), piece)
+
+
+def _as_written(memory: str, known: str) -> str:
+    """`memory` with the space before it that the `known` one has, where it has none of its own.
+
+    >>> _as_written("Anna", " none"), _as_written(" Anna", "none")
+    (' Anna', ' Anna')
+    """
+    lead = known[: len(known) - len(known.lstrip())] if memory == memory.lstrip() else ""
+    return lead + memory
+
+
+def _nothing(policy: Teachable, empty: Sequence[int]) -> Sequence[int]:
+    """[T] what stands for an empty memory: the policy's text for it, or nothing where that is longer than a memory.
+
+    Raises ConfigError where an empty reply leaves the memory as it is.
+    """
+    if 0 < len(empty) <= policy.memory_tokens:
+        return empty
+    if policy.may_keep:
+        raise ConfigError(
+            "--memory is empty, and by policy.options.empty_memory=keep an empty reply leaves the memory as it is; "
+            "give a text"
+        )
+    return ()
+
+
+def _writing(
+    ids: Sequence[int], recorded: Trajectory, origin: Origin, policy: Teachable, turn: int, codec: Codec
+) -> Completion:
+    """A reply of the turn before that writes `ids` in the policy's form. Raises ConfigError where they are too many."""
+    if len(ids) > policy.memory_tokens:
+        raise ConfigError(
+            f"--memory has {len(ids)} tokens, policy.options.memory_tokens={policy.memory_tokens}; shorten it"
+        )
+    reply = _reply(policy, ids, recorded, turn, codec)
+    if isinstance(origin.policy, TaggedPolicy) and len(reply) > origin.policy.written_tokens:
+        raise ConfigError(
+            f"--memory: the reply that writes it has {len(reply)} tokens, policy.options.reply_tokens="
+            f"{origin.policy.written_tokens}; shorten it"
+        )
+    version = recorded.turns[turn - 1].completion.policy_version
+    return Completion(tuple(reply), (0.0,) * len(reply), StopReason.STOP, version)
+
+
+def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
+    """With the query that the recorded reply asked for, if it did."""
+    asked = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
+    return policy.reply(codec, ids, codec.encode(asked[0].query) if asked else None)
+
+
+# ---- A recorded episode played on from one of its turns, as it was or with another memory --------------------
+
+
+OUT = "replays"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an episode ended."""
+
+    memory: str | None
+    """The last; None where the policy has none."""
+    answer: str | None
+    outcome: str
+    value: float | None
+    reason: str | None
+    """Why there is no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Both ends of an episode."""
+
+    recorded: End
+    replayed: End
+    turn: int
+    memory: str | None
+    """What was put in the memory's place, "" for the policy's empty memory; None: the memory is the recorded one."""
+    given: bool
+    """Whether `memory` says something else than the recorded one: it then counts as input, never as the agent's."""
+    first_seen: int | None
+    """The first turn whose prompt shows `memory`; None where none was given, and for an empty one in the midst of
+    other heads."""
+    parts_at: int | None
+    """The first of the turns played on whose reply isn't the recorded one; None: all are."""
+    weights: str
+    model: str
+    """The folder they are in, whose tokenizer decodes both."""
+    document: str
+    path: Path
+    """A record of two rollouts: the recorded, and the replayed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `palimpsest replay --json` prints."""
+        ends = {
+            name: {key: getattr(end, key) for key in End.__dataclass_fields__}
+            for name, end in (("recorded", self.recorded), ("replayed", self.replayed))
+        }
+        keys = ("turn", "memory", "given", "first_seen", "parts_at", "weights", "model", "document")
+        return {**ends, **{key: getattr(self, key) for key in keys}, "path": str(self.path)}
+
+
+async def replay_async(
+    episode: str,
+    *,
+    turn: int | None = None,
+    memory: str | None = None,
+    step: int | None = None,
+    group: int | None = None,
+    rollout: int | None = None,
+    model: str | None = None,
+    out: str | Path = OUT,
+) -> Replay:
+    """Play an episode on from a turn, with `memory` as what that turn remembers, and compare the ends.
+
+    - `episode`: a record file, a run or an evaluation, with `#GROUP/ROLLOUT` or the viewer's link; or beside it `step`,
+      `group`, `rollout`, places from 0
+    - `turn`: the first that is sampled, from 0; what the turn before wrote is replaced by `memory`, "" for nothing
+    - `model`: other weights; by default those that sampled the episode, or the nearest that were kept
+    - `out`: a folder for a record file of both
+
+    Raises ConfigError, DataError or RunError, each in a line that names key, value and fix.
+    """
+    place = place_of(episode, step=step, group=group, rollout=rollout, turn=turn)
+    known = read_episode(place)
+    first = _checked(known, place.turn)
+    origin = origin_of(known, model)
+    refuse_inside(Path(out), place.owners(), "--out")
+
+    async def work(agent: OpenAgent) -> Replay:
+        return await _replayed(known, origin, agent, first, memory, Path(out))
+
+    return await with_agent(origin.config, work)
+
+
+replay = blocking(replay_async)
+
+
+def _checked(episode: RecordedEpisode, turn: int | None) -> int:
+    """The turn to play on from."""
+    trajectory = episode.trajectory
+    if turn is None:
+        raise ConfigError("which turn to play on from is not said; give --turn, 0 for the first")
+    if not 0 <= turn < len(trajectory.turns):
+        raise ConfigError(f"--turn {turn}: the episode has {len(trajectory.turns)} turns, 0 the first")
+    if any(of_type(each.events, Replayed) for each in episode.recorded.trajectories):
+        raise ConfigError(f"{episode.place.file}: holds a replay already; replay the episode that it was made from")
+    return turn
+
+
+async def _replayed(
+    episode: RecordedEpisode, origin: Origin, agent: OpenAgent, first: int, memory: str | None, out: Path
+) -> Replay:
+    recorded, codec = episode.trajectory, agent.engine.codec
+    known = list(recorded.turns[:first])
+    problem, prepare, document = _with_document(episode.problem, recorded, origin, codec)
+    edit = None if memory is None else edited(memory, recorded, origin, first, codec)
+    if edit is not None and edit.changes:
+        if first == 0:
+            problem = replace(problem, memory=edit.text)
+        else:
+            known[-1] = replace(known[-1], completion=edit.reply)
+    trajectory = await _play(problem, origin, agent, known, prepare, recorded)
+    _refuse_other_prompts(recorded, trajectory, first)
+    first_seen = None if edit is None else _first_seen(edit, trajectory, first)
+    text = None if edit is None else edit.text
+    parts_at = _parts_at(recorded, trajectory, first)
+    given = text if edit is not None and edit.changes else None
+    mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, given)
+    marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)))  # graders see what was given
+    grade = await _graded(problem, marked, origin, agent.engine)
+    both = Group(episode.problem, (replace(recorded, rollout=0), replace(marked, rollout=1)), (episode.grade, grade))
+    path = _written(out / _name(episode, first, text), encode_groups([both]))
+    before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)
+    seen, weights = (given is not None, first_seen, parts_at), origin.weights
+    return Replay(before, after, first, text, *seen, weights.told, weights.path, document, path)
+
+
+async def _play(
+    problem: Problem,
+    origin: Origin,
+    agent: OpenAgent,
+    known: Sequence[Turn],
+    prepare: Callable[[], Any] | None,
+    recorded: Trajectory,
+) -> Trajectory:
+    """The episode with the draws that it had."""
+    return await play(
+        problem,
+        policy=origin.policy,
+        sampler=agent.engine.sampler,
+        codec=agent.engine.codec,
+        sampling=origin.config.sampling if origin.training else origin.config.eval_sampling,
+        key=origin.key,
+        group_id=recorded.group_id,
+        rollout=recorded.rollout,
+        roles=agent.cast.roles,
+        prepare=prepare,
+        recorded=known,
+    )
+
+
+def _with_document(
+    problem: Problem, trajectory: Trajectory, origin: Origin, codec: Codec
+) -> tuple[Problem, Callable[[], Any] | None, str]:
+    """The problem with its document, what its policy prepares of it, and where it is from."""
+    sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
+    if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
+        kept = sum(map(len, sections))
+        cuts = of_type(trajectory.events, DocumentTruncated)
+        document = Document(cuts[0].tokens if cuts else kept, sections)
+        context = codec.decode([i for section in sections for i in section])
+        return replace(problem, context=context), lambda: document, "the document is from the recorded prompts"
+    if (whole := origin.find_problem(problem)) is not None:
+        return whole, None, "the document is from the data that it was played on"
+    if not trajectory.turns[0].spans.keys() & {"section", "document"} and _needs_none(problem, origin, codec):
+        return problem, None, "it reads no document"
+    raise DataError(
+        f"problem {problem.id}: its document isn't in the record whole, and the data it was played on (data.source="
+        f"{origin.config.data.source}) doesn't give it; put the data where it was"
+    )
+
+
+def _needs_none(problem: Problem, origin: Origin, codec: Codec) -> bool:
+    """Whether its policy takes the problem as it was recorded; one whose tools search the document doesn't."""
+    try:
+        origin.policy.admit(problem, codec)
+    except DataError:
+        return False
+    return True
+
+
+def _read_to_the_end(trajectory: Trajectory) -> bool:
+    """Whether every section stands in a prompt."""
+    unread = sum(each.unread for each in of_type(trajectory.events, ReadingEnded))
+    return not unread and trajectory.turns[-1].piece("section") is None
+
+
+def _first_seen(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
+    """The first turn whose prompt shows what was put in the memory's place. Raises ConfigError where none does."""
+    seen = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
+    if seen is None and edit.text:
+        ended = failure(trajectory) or trajectory.outcome
+        raise ConfigError(f"--memory: no prompt from turn {first} on shows it ({ended}); give another --turn")
+    return seen
+
+
+def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: int) -> None:
+    """Raise RunError if a turn that was to stand as recorded was asked for otherwise, ConfigError if it couldn't."""
+    for at, turn in enumerate(recorded.turns[:first]):
+        if at >= len(trajectory.turns):
+            raise ConfigError(f"turn {at} can't stand as it should: {failure(trajectory) or trajectory.outcome}")
+        if trajectory.turns[at].prompt_ids != turn.prompt_ids:
+            raise RunError(
+                f"turn {at}: its prompt comes out otherwise than it was recorded, so the model's tokenizer, the policy "
+                "or the document is another than when it was played; give the --model that played it"
+            )
+
+
+async def _graded(problem: Problem, trajectory: Trajectory, origin: Origin, engine: Engine) -> Grade:
+    """As the recorded one was: in training by the whole reward."""
+    config = origin.config.reward
+    if config.judge is not None and config.judge.url == UNSET_URL:
+        return Grade(None, "graded by a judge, whose address an evaluation doesn't keep")
+    reward = build_reward(config, engine.codec)
+    return await closing(reward, graded(reward if origin.training else reward.answer, problem, trajectory))
+
+
+def _parts_at(recorded: Trajectory, replayed: Trajectory, first: int) -> int | None:
+    replies = ([turn.completion.token_ids for turn in each.turns] for each in (recorded, replayed))
+    pairs = list(zip_longest(*replies))
+    return next((at for at in range(first, len(pairs)) if pairs[at][0] != pairs[at][1]), None)
+
+
+def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
+    memory = last_memory(trajectory, Texts(codec))
+    text = None if memory is None else memory.text
+    return End(text, trajectory.answer, str(trajectory.outcome), grade.value, grade.reason)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    """Where `data` is now: at `path`, or at `NAME-2...` where another file has that name."""
+    stem, _, suffix = path.name.partition(".")
+    number = 1
+    while os.path.lexists(path) and not (path.is_file() and path.read_bytes() == data):
+        number += 1
+        path = path.with_name(f"{stem}-{number}.{suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_file(path, data)
+    return path
+
+
+def _name(episode: RecordedEpisode, turn: int, memory: str | None) -> str:
+    """Tells replays apart; the same replay writes the same file."""
+    place = episode.place
+    stem = place.file.name.partition(".")[0]
+    parts = [stem, str(place.group), str(place.rollout), f"turn-{turn}"]
+    if memory is not None:
+        parts.append(hashlib.blake2b(memory.encode("utf-8", "replace"), digest_size=4).hexdigest())
+    return "-".join(parts) + ".jsonl.zst"

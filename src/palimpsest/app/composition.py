@@ -1,0 +1,383 @@
+"""How the parts that a configuration names are put together: a run, an evaluation, an agent ready to play.
+
+run           policy, engine, data, reward with its layers -> Trainer         (app/train/training_run.py)
+evaluation    engine, reward of the answer, sampling, draws -> `Evaluator`    (evaluate, held-out problems of a
+                                                                               training, a quickstart's shards)
+
+Budgets of a shipped policy for a model whose window is small, so that any data file can be played on any model.
+
+Only options that nobody set are chosen: by the recipes made for small models where the window is below
+`SMALL_WINDOW`, by the policy's published defaults elsewhere; then `question_tokens` grows to the longest question and
+`chunk_size` shrinks to what is left. What was chosen is part of the evaluation's identity and is printed.
+Not covered: policies without these options, which are taken as they are.
+
+The roles that a configuration names, with a sampler for each that has a model of its own.
+
+Guaranteed: a model with another tokenizer is refused before anything is played, for the ids of a prompt would mean
+other words to it.
+Not covered: placing models on devices; each is opened on `model.device`.
+
+An agent that is ready to play: its model and those of its roles are open, its policy's budgets are chosen problem by
+problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from palimpsest.config.load import load_recipe
+from palimpsest.config.model import model_path
+from palimpsest.config.reward import JUDGE_OPERATION
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.credit.assign import build_rule
+from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.protocol import Endpoint, Engine
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.episode_files import EpisodeFile, Transcripts
+from palimpsest.evaluation.runner import Arena, EvalSet, Measure, Samples, play_sets
+from palimpsest.evaluation.sample_log import Sample
+from palimpsest.memory.overwrite import question_length
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import admit_all, build_policy, made_policy, policy_class
+from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
+from palimpsest.metrics.reading_trace import Texts
+from palimpsest.plugin_options import options_of
+from palimpsest.reward.compose import check_reward
+from palimpsest.reward.grading import Grades
+from palimpsest.rollout.episode import OnTurn, Role, Roles, play
+from palimpsest.rollout.group import build_variant
+from palimpsest.seeding import Key
+from palimpsest.text.codec import Codec
+from palimpsest.training.step_metrics import tool_measures
+from palimpsest.types import Grade, Group, Problem, Trajectory
+
+# ---- Budgets of a shipped policy for a model whose window is small -------------------------------------------
+
+
+SMALL_WINDOW = 4096
+SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart")
+
+
+def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
+    """`config` with the options it leaves open chosen for these problems and this window; those of an object that
+    Python was given stay as they are."""
+    if made_policy(config.name) is not None:
+        return config
+    options = dict(config.options)
+    if max_context < SMALL_WINDOW:
+        options = {**_small_options(config.name), **options}
+    chosen = PolicyConfig(name=config.name, options=options)
+    known = options_of(policy_class(config.name))
+    if "question_tokens" in known and "question_tokens" not in config.options:
+        longest = max((question_length(problem, codec) for problem in problems), default=0)
+        chosen = _with(chosen, question_tokens=max(longest, _value(chosen, "question_tokens")))
+    if "chunk_size" in known and "chunk_size" not in config.options:
+        over = build_policy(chosen).required_context(codec) - max_context
+        size = _value(chosen, "chunk_size")
+        if 0 < over < size:
+            chosen = _with(chosen, chunk_size=size - over)
+    return chosen
+
+
+_RULES = ("grounded", "unit")
+"""Options that are no sizes: what a memory may hold is what was asked for, or trained under."""
+
+
+@lru_cache(maxsize=64)
+def _small_options(name: str) -> dict[str, Any]:
+    """Options of the first policy of this name in the small models' recipes; without a document those of the one with
+    it."""
+    if name == "closed_book":
+        options = _small_options("full_context")
+        return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
+    for recipe in map(load_recipe, SMALL_RECIPES):
+        for policy in (recipe.policy, *recipe.evaluation.baselines.values(), *recipe.evaluation.rivals.values()):
+            if policy.name == name:
+                return {name: value for name, value in policy.options.items() if name not in _RULES}
+    return {}
+
+
+def _value(config: PolicyConfig, option: str) -> int:
+    return int(config.options.get(option, options_of(policy_class(config.name))[option].default))
+
+
+def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
+    return PolicyConfig(name=config.name, options={**config.options, **options})
+
+
+# ---- The roles that a configuration names, with a sampler for each that has a model of its own ---------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes which turns, and what was opened for it."""
+
+    roles: Roles
+    engines: tuple[Engine, ...]
+
+    async def close(self) -> None:
+        """Close what was opened."""
+        for engine in self.engines:
+            await engine.close()
+
+
+def open_roles(config: RunConfig, codec: Codec) -> Cast:
+    """The roles under `roles`; `codec` is that of the run's own model."""
+    roles, engines = {}, []
+    for name, role in config.roles.items():
+        sampler = None
+        if role.model is not None:
+            engine = open_engine(_with_model(config, role.model), objective=None)
+            engines.append(engine)
+            _check_tokenizer(name, role.model, engine.codec, codec)
+            sampler = engine.sampler
+        roles[name] = Role(sampler, role.trained)
+    return Cast(roles, tuple(engines))
+
+
+def _with_model(config: RunConfig, path: str) -> RunConfig:
+    model = config.model.model_copy(update={"path": path, "lora": None, "chat_template_kwargs": {}})
+    return config.model_copy(update={"model": model})
+
+
+def _check_tokenizer(name: str, path: str, theirs: Codec, ours: Codec) -> None:
+    if theirs.tokenizer.get_vocab() != ours.tokenizer.get_vocab() or theirs.stop_ids != ours.stop_ids:
+        raise ConfigError(
+            f"roles.{name}.model={path!r} has another tokenizer than model.path: prompts pass between them as token "
+            "ids; choose a model of the same family"
+        )
+
+
+# ---- How the parts that a configuration names are put together -----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What plays."""
+
+    engine: Engine
+    policy: MemoryPolicy
+    cast: Cast
+    """Who takes the turns that have a role."""
+
+
+def build_parts(config: RunConfig, folder: Path) -> Parts:
+    """Cheap parts first, so that a wrong option is named before a model is loaded. `folder` is the run's."""
+    policy = policy_of(config)
+    build_rule(config.credit)
+    check_reward(config.reward)  # refuses what the run would trip over
+    engine = open_engine(config, objective="policy", folder=folder)
+    return Parts(engine, policy, open_roles(config, engine.codec))
+
+
+def policy_of(config: RunConfig) -> MemoryPolicy:
+    """The configured policy; ConfigError if an option is wrong, of its training variant too."""
+    build_variant(config)
+    return build_policy(config.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Plays sets of problems under one configuration."""
+
+    config: RunConfig
+    engine: Engine
+    grader: Grades
+    """Of the answer alone: what training adds to a reward is not measured."""
+    key: str = "eval"
+    """Names the random draws, beside the seed."""
+    measure: Measure | None = None
+    cast: Cast | None = None
+    """Who takes the turns that have a role; None: opened for as long as is played."""
+
+    async def play(
+        self,
+        sets: Sequence[EvalSet],
+        *,
+        out: Path | None = None,
+        identity: Mapping[str, Any] | None = None,
+        on_sample: Callable[[Sample], None] | None = None,
+        on_warning: Callable[[str], None] | None = None,
+    ) -> Samples:
+        """Every problem's sample. With `out`, they are logged there, and finished ones taken from the log."""
+        cast = self.cast if self.cast is not None else await self._open_cast()
+        arena = Arena(
+            sampler=self.engine.sampler,
+            codec=self.engine.codec,
+            grader=self.grader,
+            sampling=self.config.eval_sampling,
+            key=(self.config.seed, self.key),
+            measure=self.measure,
+            roles=cast.roles,
+            transcripts=self._transcripts(out),
+            episodes=self._episodes(out, on_warning),
+        )
+        playing = play_sets(
+            longest_first(sets),
+            arena,
+            out=out,
+            concurrency=self.engine.limits.concurrency,
+            identity=identity,
+            on_progress=on_sample,
+            on_warning=on_warning,
+        )
+        return await playing if self.cast is not None else await using(cast, playing)
+
+    def _transcripts(self, out: Path | None) -> Transcripts | None:
+        megabytes = self.config.evaluation.transcripts_mb
+        return Transcripts(out, megabytes) if out is not None and megabytes else None
+
+    def _episodes(self, out: Path | None, tell: Callable[[str], None] | None) -> EpisodeFile | None:
+        kept, megabytes = self.config.evaluation.record, self.config.evaluation.record_mb
+        if out is None or kept == "none":
+            return None
+        return EpisodeFile(out, kept, megabytes, tell, self.engine.codec.digest)
+
+    async def _open_cast(self) -> Cast:
+        return await asyncio.to_thread(open_roles, self.config, self.engine.codec)
+
+
+def evaluation_identity(
+    config: RunConfig,
+    policies: Mapping[str, PolicyConfig],
+    problems: Sequence[Problem] | None = None,
+    endpoint: Endpoint | None = None,
+) -> dict[str, Any]:
+    """What must be the same for samples to belong together. How many problems are played, and of which sizes, need
+    not be: a log may grow. `problems` are those that were given themselves; `endpoint` is the one that samples, which
+    may move to another address."""
+    data = config.data.model_dump(mode="json", exclude={"synthetic": {"chunks"}, "search": {"objectives"}})
+    return {
+        "weights": _weights(config) if endpoint is None else endpoint.model,
+        "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
+        "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
+        "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
+        "sampling": config.eval_sampling.model_dump(mode="json"),
+        "seed": config.seed,
+        **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
+        **({} if problems is None else {"problems": _fingerprint(problems)}),
+        **({} if endpoint is None else {"endpoint": _same_endpoint(endpoint)}),
+    }
+
+
+def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:
+    """What must be the same of one that samples."""
+    served = {"served": endpoint.served} if endpoint.served else {}
+    return {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer} | served
+
+
+def _weights(config: RunConfig) -> str:
+    return weights_fingerprint(model_path(config.model)) or config.model.path
+
+
+def _fingerprint(problems: Sequence[Problem]) -> str:
+    """Of what is asked and read."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        rarer = [part for part in (problem.questions, problem.memory) if part]
+        digest.update(repr((problem.id, problem.question, problem.answers, problem.context, *rarer)).encode())
+    return digest.hexdigest()[:16]
+
+
+def weights_fingerprint(path: str) -> str | None:
+    """Hash over name, size and both ends of every weight file of a folder; None for a hub id."""
+    files = sorted(Path(path).glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            digest.update(f"{file.name}:{size}:".encode() + stream.read(1 << 20))
+            stream.seek(max(0, size - (1 << 20)))
+            digest.update(stream.read())
+    return digest.hexdigest()[:16] if files else None
+
+
+def longest_first(sets: Iterable[EvalSet]) -> list[EvalSet]:
+    """Sets by the length of their first problem, so that short episodes fill the batch beside long ones."""
+    return sorted(sets, key=lambda each: _length(each.problems[0]) if each.problems else (0, 0), reverse=True)
+
+
+def _length(problem: Problem) -> tuple[int, int]:
+    """Of the document, or of the questions where there is none."""
+    return (len(problem.context), 0) if problem.context is not None else (0, len(problem.question))
+
+
+def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> dict[str, float]:
+    """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size, place of
+    the evidence..."""
+    measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tool_measures(trajectory)
+    return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)
+
+
+# ---- An agent that is ready to play --------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAgent:
+    """A configuration and what was opened for it."""
+
+    config: RunConfig
+    engine: Engine
+    cast: Cast
+
+    def policy_for(self, problem: Problem) -> MemoryPolicy:
+        """Its policy, if it fits the problem. Raises ConfigError or DataError."""
+        window = self.engine.sampler.max_context
+        chosen = fitted(self.config.policy, problems=[problem], codec=self.engine.codec, max_context=window)
+        policy = build_policy(chosen)
+        admit_all(policy, [problem], self.engine.codec, window)
+        return policy
+
+    async def play(
+        self,
+        problem: Problem,
+        policy: MemoryPolicy,
+        name: Key,
+        *,
+        prepare: Callable[[], Any] | None = None,
+        on_turn: OnTurn | None = None,
+    ) -> Trajectory:
+        """One episode, by the sampling of evaluations; draws are keyed by (seed, name, problem, turn)."""
+        return await play(
+            problem,
+            policy=policy,
+            sampler=self.engine.sampler,
+            codec=self.engine.codec,
+            sampling=self.config.eval_sampling,
+            key=(self.config.seed, name),
+            group_id=str(name),
+            rollout=0,
+            roles=self.cast.roles,
+            prepare=prepare,
+            on_turn=on_turn,
+        )
+
+    async def close(self) -> None:
+        """Close its models; a second call does nothing."""
+        await self.cast.close()
+        await self.engine.close()
+
+
+async def open_agent(config: RunConfig) -> OpenAgent:
+    """The agent of a configuration; whoever opens it closes it."""
+    engine = await asyncio.to_thread(open_engine, config, objective=None)
+    try:
+        return OpenAgent(config, engine, await asyncio.to_thread(open_roles, config, engine.codec))
+    except BaseException:
+        await engine.close()
+        raise
+
+
+async def with_agent(config: RunConfig, work: Callable[[OpenAgent], Coroutine[Any, Any, T]]) -> T:
+    """What `work` gives, done with the agent of `config`, which is opened for it and closed after it."""
+    agent = await open_agent(config)
+    return await using(agent, work(agent))

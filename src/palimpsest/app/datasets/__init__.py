@@ -1,0 +1,1 @@
+"""Data-set jobs: build, generate, convert, filter, download, inspect."""

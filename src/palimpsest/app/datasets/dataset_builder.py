@@ -1,0 +1,345 @@
+"""Data sets built of question files: long contexts with a manifest, and problems of several questions.
+
+    built = build_contexts(["hotpot_train.json"], Contexts((50, 200), seed=1), out=Path("sets/hotpot"))
+
+writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, `documents.jsonl` where rows hold numbers of
+documents in place of text, and `manifest.json`.
+
+Guaranteed: the same files, settings and seed give the same bytes; each context is built, written and forgotten, so that
+memory holds the questions and their paragraphs, whatever the contexts come to.
+
+Problems of several questions out of question files: to be searched for, or asked of one document.
+
+    make_objectives(["hotpot_dev.json"], (2, 4), out=Path("sets/several"), documents=50)
+
+writes `objectives_K.jsonl` for each number of questions. Without `documents` they are problems of search
+(data/record.py); with it, `questions` on one context of so many documents, in which all their gold documents are.
+
+Guaranteed: a question is in one problem of a size, and asked once; every gold document of every question is in its
+context; the same files, settings and seed give the same bytes.
+Not covered: two questions of one problem of which one answers the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from palimpsest import files
+from palimpsest.app.datasets.question_splits import (
+    ALL,
+    Filters,
+    Questions,
+    Split,
+    deal,
+    question_key,
+    read_questions,
+    read_splits,
+    read_where,
+)
+from palimpsest.data.assemble import Corpus, Order, Placing, arrange, assemble, document_block
+from palimpsest.data.fingerprints import write_manifest
+from palimpsest.data.formats.problem_files import DOCUMENTS, document_row, problem_row, row_by_index, write_documents
+from palimpsest.data.record import Objective, Record, search_problem
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.progress.reporter import Progress, Silent, Tick
+from palimpsest.runs.folder_guard import Made, new_folder
+from palimpsest.seeding import derive_seed
+from palimpsest.types import Problem, Question
+
+Layout = Literal["auto", "text", "indices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """What contexts are to be like."""
+
+    documents: tuple[int, ...]
+    seed: int = 0
+    splits: tuple[Split, ...] = ALL
+    disjoint_gold: bool = False
+    disjoint_documents: bool = False
+    """No gold document of one split is in a context of another; `disjoint_gold`, too."""
+    order: Order = "any"
+    min_distance: float = 0
+    """Documents between gold ones at the least; below 1 a share of the context."""
+    positions: tuple[float, ...] = ()
+    """As in `Placing`; questions with another number of gold documents are left out."""
+    layout: Layout = "auto"
+    """Contexts as text, as numbers of documents, or whichever takes less room."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if not self.documents or min(self.documents) < 1:
+            raise ConfigError(f"--documents {self.documents}: numbers from 1")
+        if self.order not in ("any", "forward", "reverse"):
+            raise ConfigError(f"--order {self.order}: choose one of any, forward, reverse")
+        if self.layout not in ("auto", "text", "indices"):
+            raise ConfigError(f"--layout {self.layout}: choose one of auto, text, indices")
+        if any(not 0 <= place <= 1 for place in self.positions):
+            raise ConfigError(f"--positions {self.positions}: from 0 (first document) to 1 (last)")
+        if self.positions and (self.order != "any" or self.min_distance):
+            raise ConfigError("--positions says where gold documents stand: leave out --order and --min-distance")
+        if self.min_distance < 0 or (self.min_distance >= 1 and not float(self.min_distance).is_integer()):
+            raise ConfigError(f"--min-distance {self.min_distance}: a number of documents, or a share below 1")
+
+    def placing(self, documents: int) -> Placing:
+        """How gold documents stand among so many."""
+        share = self.min_distance < 1
+        distance = self.min_distance * documents if share else self.min_distance
+        return Placing(self.order, int(distance), self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Built(Made):
+    """What was written."""
+
+    left_out: dict[str, int]
+    """Questions that no split has, by why."""
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Questions of one split, and where their distractors come from."""
+
+    name: str
+    records: tuple[Record, ...]
+    corpus: Corpus
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Which context of which record goes where."""
+
+    contexts: Contexts
+    splits: tuple[_Split, ...]
+    index: dict[str, int] = field(default_factory=dict)
+    """Numbers of documents, by their text; empty where contexts are text."""
+
+    @property
+    def files(self) -> Iterator[tuple[str, int, _Split]]:
+        """(name, documents, split) of each file."""
+        for split in self.splits:
+            for documents in self.contexts.documents:
+                yield f"{split.name}_{documents}.jsonl", documents, split
+
+    @property
+    def total(self) -> int:
+        return len(self.contexts.documents) * sum(len(split.records) for split in self.splits)
+
+    def paragraphs(self, record: Record, documents: int, corpus: Corpus) -> tuple[str, ...]:
+        placing = self.contexts.placing(documents)
+        return arrange(record, corpus, documents, seed=self.contexts.seed, placing=placing)
+
+    def row(self, record: Record, documents: int, corpus: Corpus) -> dict[str, Any]:
+        paragraphs = self.paragraphs(record, documents, corpus)
+        if self.index:
+            return row_by_index(record, paragraphs, self.index)
+        return problem_row(assemble(replace(record, paragraphs=paragraphs)))
+
+
+def read_contexts(
+    given: Mapping[str, Any], *, split: str, where: Sequence[str], without_yes_no: bool
+) -> tuple[Contexts, Filters]:
+    """What a command line asks for: fields of `Contexts`, splits and filters as texts. Raises ConfigError."""
+    return Contexts(**given, splits=read_splits(split)), Filters(read_where(where), without_yes_no)
+
+
+def build_contexts(
+    sources: Sequence[str | Path],
+    contexts: Contexts,
+    *,
+    out: Path,
+    corpora: Sequence[str | Path] = (),
+    exclude: Sequence[str | Path] = (),
+    filters: Filters | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Built:
+    """Build contexts of the questions of `sources`; questions that `exclude` asks too are in none. Raises DataError."""
+    progress = progress or Silent()
+    filters = filters or Filters()
+    if contexts.positions:
+        filters = replace(filters, gold_documents=len(contexts.positions))
+    with new_folder(out, force=force, progress=progress) as folder:
+        read = read_questions(_paths(sources), corpora=_paths(corpora), exclude=_paths(exclude), filters=filters)
+        plan = _planned(read, contexts)
+        chosen = contexts.layout == "text"  # else every context is made once more, to see which documents it holds
+        with progress.count("contexts", plan.total * (1 if chosen else 2)) as tick:
+            if not chosen:
+                _choose_layout(plan, tick)
+            if plan.index:
+                write_documents(folder / DOCUMENTS, Corpus(tuple(plan.index)))
+            problems = {name: _write(folder / name, plan, size, own, tick) for name, size, own in plan.files}
+        layout: Layout = "indices" if plan.index else "text"
+        described = {name: {"problems": problems[name], "documents": size} for name, size, _ in plan.files}
+        edition = write_manifest(
+            folder,
+            made_by="palimpsest data build",
+            seed=contexts.seed,
+            described=described,
+            settings=_settings(contexts, filters),
+            layout=layout,
+            sources=read.sources,
+            left_out=dict(read.left_out),
+        )
+    return Built(out, edition, problems, dict(read.left_out), layout)
+
+
+def _paths(given: Sequence[str | Path]) -> list[Path]:
+    return [Path(path) for path in given]
+
+
+def _planned(read: Questions, contexts: Contexts) -> _Plan:
+    dealt = deal(
+        read.records,
+        contexts.splits,
+        seed=contexts.seed,
+        disjoint_gold=contexts.disjoint_gold or contexts.disjoint_documents,
+        excluded_gold=read.excluded_gold,
+    )
+    used = sum(map(len, dealt.splits.values()))
+    if dealt.shared_gold:
+        read.left_out["gold documents of another split"] = dealt.shared_gold
+    if spare := len(read.records) - used - dealt.shared_gold:
+        read.left_out["not asked for by any split"] = spare
+    splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.splits.items())
+    return _Plan(contexts, tuple(_apart(splits, read.excluded_gold)) if contexts.disjoint_documents else splits)
+
+
+def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_Split]:
+    """Each split without the gold documents of the others, and without those that are excluded."""
+    golds = {split.name: {text for record in split.records for text in record.needed} for split in splits}
+    for split in splits:
+        theirs = set(excluded_gold).union(*(own for name, own in golds.items() if name != split.name))
+        records = tuple(
+            replace(record, paragraphs=tuple(text for text in record.paragraphs or () if text not in theirs))
+            for record in split.records
+        )
+        yield _Split(split.name, records, Corpus(tuple(text for text in split.corpus.paragraphs if text not in theirs)))
+
+
+def _choose_layout(plan: _Plan, tick: Tick) -> None:
+    """Number the documents of all contexts, if rows of numbers are what is asked for, or what takes less room."""
+    as_text = as_numbers = 0
+    used: dict[str, int] = {}
+    for _, documents, split in plan.files:
+        for record in split.records:
+            paragraphs = plan.paragraphs(record, documents, split.corpus)
+            for paragraph in paragraphs:
+                if paragraph not in used:
+                    used[paragraph] = len(json.dumps(paragraph, ensure_ascii=False).encode())
+            as_text += sum(used[paragraph] for paragraph in paragraphs) + len(document_block([""] * documents))
+            as_numbers += 7 * documents  # five digits, a comma and a space
+            tick()
+    as_numbers += sum(used.values()) + len(document_row("")) * len(used)
+    layout = plan.contexts.layout
+    if layout == "indices" or (layout == "auto" and as_numbers < as_text):
+        plan.index = {paragraph: number for number, paragraph in enumerate(sorted(used))}
+
+
+def _write(path: Path, plan: _Plan, documents: int, split: _Split, tick: Tick) -> int:
+    with files.drafted(path) as file:
+        for record in split.records:
+            row = plan.row(record, documents, split.corpus)
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            tick()
+    return len(split.records)
+
+
+def _settings(contexts: Contexts, filters: Filters) -> dict[str, Any]:
+    """As JSON can hold them; the seed stands apart."""
+    where = {key: sorted(values) for key, values in filters.where.items()}
+    chosen = asdict(replace(filters, where={})) | {"where": where}
+    return {key: value for key, value in asdict(contexts).items() if key != "seed"} | chosen
+
+
+# ---- Problems of several questions out of question files -----------------------------------------------------
+
+
+def make_objectives(
+    sources: Sequence[str | Path],
+    sizes: Sequence[int],
+    *,
+    out: Path,
+    documents: int | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Made:
+    """Problems of so many questions each, `count` of each size, or as many as there are. Raises DataError."""
+    progress = progress or Silent()
+    with new_folder(out, force=force, progress=progress) as folder:
+        read = read_questions([Path(path) for path in sources], searched=documents is None)
+        order = sorted(read.records, key=lambda record: derive_seed(seed, "several", question_key(record.question)))
+        groups = {size: _groups(order, size, count) for size in sizes}
+        problems: dict[str, int] = {}
+        with progress.count("problems", sum(map(len, groups.values()))) as tick:
+            for size, dealt in groups.items():
+                made = _searched(dealt) if documents is None else _on_documents(dealt, read, documents, seed)
+                problems[f"objectives_{size}.jsonl"] = _write_objectives(
+                    folder / f"objectives_{size}.jsonl", made, tick
+                )
+        edition = write_manifest(
+            folder,
+            made_by="palimpsest data objectives",
+            seed=seed,
+            described={name: {"problems": number} for name, number in problems.items()},
+            settings={"objectives": list(sizes), "documents": documents, "count": count},
+            sources=read.sources,
+            left_out=dict(read.left_out),
+        )
+    return Made(out, edition, problems)
+
+
+def _groups(order: Sequence[Record], size: int, count: int | None) -> list[Sequence[Record]]:
+    there = len(order) // size
+    if not there or there < (count or 0):
+        raise DataError(
+            f"{len(order):,} questions are {there:,} problems of {size}, not {count or 1:,}; lower --n or --objectives "
+            "or read more files"
+        )
+    return [order[size * number : size * (number + 1)] for number in range(there if count is None else count)]
+
+
+def _searched(groups: Sequence[Sequence[Record]]) -> Iterator[Problem]:
+    for group in groups:
+        asked = [Objective(each.question, each.answers) for each in group]
+        yield search_problem(_name(group), asked)
+
+
+def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents: int, seed: int) -> Iterator[Problem]:
+    corpus = read.corpus
+    for group in groups:
+        yield assemble(together(group), corpus=corpus, documents=documents, seed=seed)
+
+
+def together(group: Sequence[Record]) -> Record:
+    """One record that asks all of them, with all their paragraphs; each of one question."""
+    asked = Problem.asking(_name(group), [Question(each.question, each.answers) for each in group])
+    return Record(
+        asked.id,
+        asked.question,
+        asked.answers,
+        paragraphs=tuple(dict.fromkeys(text for each in group for text in each.paragraphs or ())),
+        gold=tuple(dict.fromkeys(text for each in group for text in each.needed)),
+        questions=asked.questions,
+    )
+
+
+def _name(group: Sequence[Record]) -> str:
+    return "+".join(each.id for each in group)
+
+
+def _write_objectives(path: Path, problems: Iterator[Problem], tick: Tick) -> int:
+    number = 0
+    with files.drafted(path) as file:
+        for number, problem in enumerate(problems, 1):  # noqa: B007  told at the end
+            file.write(json.dumps(problem_row(problem), ensure_ascii=False, allow_nan=False) + "\n")
+            tick()
+    return number

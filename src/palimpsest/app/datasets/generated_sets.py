@@ -1,0 +1,357 @@
+"""Data sets generated at any length of any tokenizer: RULER, bAbI-like stories, facts that change.
+
+    make_babilong(["qa1", "qa2"], Amount((4096,), 100), tokenizer="Qwen/Qwen3-4B", out=Path("sets/babilong"))
+
+Guaranteed: a context takes at most as many tokens as asked for and at least 98% of them, or the set is refused; the
+same seed, tokenizer and files give the same bytes.
+
+RULER at any length of any tokenizer.
+
+    made = make_ruler(["all"], (4096, 8192), tokenizer="Qwen/Qwen3-4B", count=16, out=Path("sets/ruler"))
+
+writes `TASK_LENGTH.jsonl`, which `palimpsest eval` reads, and `manifest.json`.
+
+Guaranteed: a prompt with the answer's room takes at most the length that was asked for and at least 98% of it, or the
+task is refused; the same seed, tokenizer and files give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.data.fingerprints import write_manifest
+from palimpsest.data.formats.problem_files import problem_row
+from palimpsest.data.synthetic import fact_stories
+from palimpsest.data.synthetic.fact_stories import Story
+from palimpsest.data.synthetic.ruler_definitions import NOISE, TASKS, Sample, Task, fitted
+from palimpsest.data.synthetic.ruler_tasks import (
+    Essay,
+    Key,
+    Questions,
+    answering,
+    common_words,
+    frequent_words,
+    inserted,
+    niah,
+    read_hotpot,
+    read_squad,
+    variables,
+)
+from palimpsest.errors import ConfigError, DataError, nearest
+from palimpsest.progress.reporter import Progress, Silent, Tick
+from palimpsest.runs.folder_guard import Made, new_folder
+from palimpsest.seeding import keyed_random
+from palimpsest.text.codec import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is made, and by which draw."""
+
+    lengths: tuple[int, ...]
+    """Tokens of a context."""
+    count: int
+    """Problems of each kind and length."""
+    seed: int = 0
+
+
+def make_babilong(
+    tasks: Sequence[str],
+    amount: Amount,
+    *,
+    tokenizer: str,
+    out: Path,
+    haystack: Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Made:
+    """Facts of `data/synthetic/fact_stories.py` between the sentences of the text `haystack`, or of noise. Raises
+    PalimpsestError."""
+    chosen = _known(tasks, fact_stories.TASKS, "--tasks")
+    essay = Essay.read(haystack) if haystack else None
+
+    def story(task: str, key: Key, name: str) -> Story:
+        return _babi_story(task, key, name, essay)
+
+    sources = [{"file": haystack.name, "sha256": files.sha256(haystack)}] if haystack else []
+    rest = {"made_by": "palimpsest data babilong", "settings": {"tasks": chosen}, "sources": sources}
+    return _make(chosen, amount, story, tokenizer, out, force, progress, rest)
+
+
+def make_updates(
+    kinds: Sequence[str],
+    amount: Amount,
+    *,
+    tokenizer: str,
+    out: Path,
+    changes: Sequence[int] = (1, 2, 4),
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Made:
+    """Facts that change, as `data/synthetic/fact_stories.py` has them, each as many times as one of `changes`, by
+    turns."""
+    chosen = _known(kinds, fact_stories.KINDS, "--kinds")
+    if not changes or not all(1 <= number <= 15 for number in changes):
+        raise ConfigError(f"--changes {','.join(map(str, changes))}: numbers of 1 to 15")
+
+    def story(kind: str, key: Key, name: str) -> Story:
+        index = key[-1]
+        assert isinstance(index, int)
+        return fact_stories.update_story(kind, changes[index % len(changes)], key, name)
+
+    settings = {"kinds": chosen, "changes": list(changes)}
+    rest = {"made_by": "palimpsest data updates", "settings": settings, "sources": []}
+    return _make(chosen, amount, story, tokenizer, out, force, progress, rest)
+
+
+def _babi_story(task: str, key: Key, name: str, essay: Essay | None) -> Story:
+    facts, asked = fact_stories.story(task, keyed_random(*key))
+
+    def context(size: int) -> str:
+        sentences = essay.sentences(size) if essay else [NOISE[number % len(NOISE)] for number in range(size)]
+        return " ".join(inserted(sentences, facts, keyed_random(*key, "places", size)))
+
+    evidence = tuple(facts[number] for number in asked.support)
+    return Story(name, asked.question, (asked.answer,), evidence, context, {"task": task, "facts": len(facts)})
+
+
+def _known(given: Sequence[str], known: Sequence[str], option: str) -> list[str]:
+    if list(given) == ["all"]:
+        return list(known)
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{option} {name}: choose of all, {', '.join(known)}{nearest(name, known)}")
+    return list(dict.fromkeys(given))
+
+
+def _make(
+    names: Sequence[str],
+    amount: Amount,
+    story: Callable[[str, Key, str], Story],
+    tokenizer: str,
+    out: Path,
+    force: bool,
+    progress: Progress | None,
+    rest: dict[str, Any],
+) -> Made:
+    progress = progress or Silent()
+    with new_folder(out, force=force, progress=progress) as folder:
+        codec = Codec.load(tokenizer)
+        problems: dict[str, int] = {}
+        with progress.count("problems", len(names) * len(amount.lengths) * amount.count) as tick:
+            for name in names:
+                for length in amount.lengths:
+                    keys = [(amount.seed, name, length, index) for index in range(amount.count)]
+                    stories = (story(name, key, f"{name}-{length}-{key[-1]}") for key in keys)
+                    file = f"{name}_{length}.jsonl"
+                    _write_stories(folder / file, _rows(stories, length, lambda text: len(codec.encode(text))), tick)
+                    problems[file] = amount.count
+        edition = write_manifest(
+            folder,
+            seed=amount.seed,
+            described={file: {"problems": number} for file, number in problems.items()},
+            tokenizer=Path(tokenizer).name,
+            **rest,
+        )
+    return Made(out, edition, problems)
+
+
+def _rows(stories: Iterator[Story], length: int, count: Callable[[str], int]) -> Iterator[dict[str, object]]:
+    hint = 1
+    for story in stories:
+        size = fitted(_measure(story, count), length, hint=hint)
+        if size is None:
+            raise DataError(f"{story.id}: no context is within 2% of {length} tokens; give another length")
+        hint, context = size, story.context(size)
+        row = problem_row(story.problem(context))
+        yield {**row, "metadata": {**story.metadata, "evidence": list(story.evidence), "length": count(context)}}
+
+
+def _measure(story: Story, count: Callable[[str], int]) -> Callable[[int], int]:
+    return lambda size: count(story.context(size))
+
+
+def _write_stories(path: Path, rows: Iterator[dict[str, object]], tick: Tick) -> None:
+    with files.drafted(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            tick()
+
+
+# ---- RULER at any length of any tokenizer --------------------------------------------------------------------
+
+
+_ASKS_FOR = {"essay": "--haystack", "squad": "--squad", "hotpotqa": "--hotpot"}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The user's files that tasks are made of."""
+
+    haystack: Path | None = None
+    """Prose: published are Paul Graham's essays."""
+    squad: Path | None = None
+    hotpot: Path | None = None
+
+    def of(self, task: Task) -> Path | None:
+        """The file a task needs."""
+        return {"essay": self.haystack, "squad": self.squad, "hotpotqa": self.hotpot}.get(task.haystack)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRuler(Made):
+    """What was written."""
+
+    left_out: dict[str, str]
+    """Tasks that weren't made, and the option they lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Draws samples of a task and fits them to a length."""
+
+    seed: int
+    count: Callable[[str], int]
+    essay: Essay | None
+    questions: dict[str, Questions]
+
+    def sample(self, name: str, length: int, index: int) -> Sample:
+        task, key = TASKS[name], (self.seed, "ruler", name, length, index)
+        match task.kind:
+            case "niah":
+                return niah(task, key, essay=self.essay, count=self.count)
+            case "vt":
+                return variables(task, key)
+            case "cwe":
+                return common_words(task, key, length)
+            case "fwe":
+                return frequent_words(task, key, length)
+            case "qa":
+                questions = self.questions[task.haystack]
+                return answering(questions.asked[index], questions, key)
+
+    def measure(self, sample: Sample) -> Callable[[int], int]:
+        """Tokens by the size of the context."""
+        return lambda size: sample.length(sample.context(size), self.count)
+
+    def rows(self, name: str, length: int, number: int) -> Iterator[dict[str, Any]]:
+        hint = 1
+        for index in range(number):
+            sample = self.sample(name, length, index)
+            size = fitted(self.measure(sample), length, hint=hint, most=sample.most)
+            if size is None:
+                raise DataError(
+                    f"{name}: no context is within 2% of {length} tokens; give another length"
+                    + (", or a file of more documents" if sample.most is not None else "")
+                )
+            hint = size
+            yield _row(name, index, sample, sample.context(size), self.count)
+
+
+def _row(name: str, index: int, sample: Sample, context: str, count: Callable[[str], int]) -> dict[str, Any]:
+    return {
+        "index": index,
+        "input": sample.prompt.question(sample.names),
+        "context": context,
+        "outputs": list(sample.outputs),
+        "length": sample.length(context, count),
+        "task": name,
+        "metric": TASKS[name].matcher,
+        "answer_prefix": sample.prompt.prefix(sample.names),
+        "tokens_to_generate": sample.prompt.tokens_to_generate,
+        "evidence": list(sample.evidence),
+    }
+
+
+def make_ruler(
+    tasks: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    tokenizer: str,
+    count: int,
+    out: Path,
+    seed: int = 0,
+    texts: Texts | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> MadeRuler:
+    """Write `count` problems of each task and length. `all` leaves out, and tells, tasks whose file isn't given.
+
+    Raises ConfigError, ModelError for the tokenizer, DataError.
+    """
+    progress, texts = progress or Silent(), texts or Texts()
+    chosen, left_out = _chosen(tasks, texts)
+    codec = Codec.load(tokenizer)
+    maker = _maker(seed, lambda text: len(codec.encode(text)), chosen, texts, count)
+    problems: dict[str, int] = {}
+    with new_folder(out, force=force, progress=progress) as folder:
+        with progress.count("problems", len(chosen) * len(lengths) * count) as tick:
+            for name in chosen:
+                for length in lengths:
+                    file = f"{name}_{length}.jsonl"
+                    problems[file] = _write(folder / file, maker.rows(name, length, count), tick)
+        edition = write_manifest(
+            folder,
+            made_by="palimpsest data ruler",
+            seed=seed,
+            described={file: {"problems": number} for file, number in problems.items()},
+            settings={"tasks": chosen, "lengths": list(lengths), "count": count},
+            tokenizer=Path(tokenizer).name,
+            sources=_sources(chosen, texts),
+            left_out=left_out,
+            licences=["RULER: Apache-2.0 (NVIDIA), whose prompts these are; essays and questions: those of your files"],
+        )
+    return MadeRuler(out, edition, problems, left_out)
+
+
+def _chosen(tasks: Sequence[str], texts: Texts) -> tuple[list[str], dict[str, str]]:
+    if list(tasks) == ["all"]:
+        lacking = {
+            name: _ASKS_FOR[task.haystack]
+            for name, task in TASKS.items()
+            if task.haystack in _ASKS_FOR and texts.of(task) is None
+        }
+        return [name for name in TASKS if name not in lacking], lacking
+    for name in tasks:
+        if name not in TASKS:
+            raise ConfigError(f"--tasks {name}: no such task{nearest(name, TASKS)}; there: all, {', '.join(TASKS)}")
+        task = TASKS[name]
+        if task.haystack in _ASKS_FOR and texts.of(task) is None:
+            raise ConfigError(f"--tasks {name}: is made of a file of yours; give it as {_ASKS_FOR[task.haystack]}")
+    return list(dict.fromkeys(tasks)), {}
+
+
+def _maker(seed: int, count: Callable[[str], int], chosen: Sequence[str], texts: Texts, number: int) -> _Maker:
+    needed = {TASKS[name].haystack for name in chosen}
+    essay = Essay.read(texts.haystack) if texts.haystack and "essay" in needed else None
+    questions = {}
+    if texts.squad and "squad" in needed:
+        questions["squad"] = _enough(read_squad(texts.squad), number, texts.squad)
+    if texts.hotpot and "hotpotqa" in needed:
+        questions["hotpotqa"] = _enough(read_hotpot(texts.hotpot), number, texts.hotpot)
+    return _Maker(seed, count, essay, questions)
+
+
+def _enough(questions: Questions, number: int, path: Path) -> Questions:
+    if len(questions.asked) < number:
+        raise DataError(f"{path}: holds {len(questions.asked)} questions, --n asks for {number}; lower it")
+    return questions
+
+
+def _write(path: Path, rows: Iterator[dict[str, Any]], tick: Tick) -> int:
+    number = 0
+    with files.drafted(path) as file:
+        for number, row in enumerate(rows, 1):  # noqa: B007  told at the end
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            tick()
+    return number
+
+
+def _sources(chosen: Sequence[str], texts: Texts) -> list[dict[str, str]]:
+    paths = dict.fromkeys(path for name in chosen if (path := texts.of(TASKS[name])) is not None)
+    return [{"file": path.name, "sha256": files.sha256(path)} for path in paths]

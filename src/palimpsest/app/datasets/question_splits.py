@@ -1,0 +1,280 @@
+"""Questions of several files, each once, dealt into splits that share none.
+
+Guaranteed: equal paragraphs of all files are one text in memory; ids are unique over the files; a question that was
+asked before (whatever its case and punctuation) is left out and counted, as is every other one, by its reason.
+Not covered: questions that ask the same in other words.
+
+Questions dealt into splits that share none: train, dev, test, or whatever they are called.
+
+The order in which questions are dealt is keyed by (seed, question), so that it doesn't depend on the order of files.
+The split of all the rest is filled last: where no gold document may be shared, the others lose nothing to it.
+
+Guaranteed: a question is in one split, once, also where it is written in another case or with other punctuation, and
+never where it is excluded; with `disjoint_gold` no document is gold in two splits.
+Not covered: questions that ask the same in other words; where a split's distractors come from
+(app/datasets/dataset_builder.py).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from palimpsest import files
+from palimpsest.data.assemble import Corpus
+from palimpsest.data.formats.problem_files import format_of, read_corpus, read_records, unused_id
+from palimpsest.data.record import Record
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.seeding import derive_seed
+
+# ---- Questions dealt into splits that share none -------------------------------------------------------------
+
+
+REST = "rest"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many of the questions go into which file."""
+
+    name: str
+    size: float | None
+    """Below 1 a share of all questions, from 1 their number; None: those that the others leave."""
+
+    def count(self, total: int) -> int:
+        """Questions that it takes of `total`, at most."""
+        if self.size is None:
+            return total
+        return round(self.size * total) if self.size < 1 else int(self.size)
+
+
+ALL = (Split("eval", None),)
+
+
+def read_splits(text: str) -> tuple[Split, ...]:
+    """Splits as a command line gives them. Raises ConfigError.
+
+    >>> read_splits("train=rest,dev=0.1,test=128")
+    (Split(name='train', size=None), Split(name='dev', size=0.1), Split(name='test', size=128.0))
+    """
+    splits = tuple(_read_split(part, text) for part in text.split(","))
+    names = [split.name for split in splits]
+    if len(set(names)) < len(names) or sum(split.size is None for split in splits) > 1:
+        raise ConfigError(f"--split {text}: each name once, and {REST} once at the most")
+    return splits
+
+
+def _read_split(part: str, text: str) -> Split:
+    name, _, size = part.strip().partition("=")
+    try:
+        number = None if size == REST else float(size)
+    except ValueError:
+        number = 0.0
+    whole = number is None or 0 < number < 1 or (number >= 1 and number.is_integer())
+    if not _NAME.fullmatch(name) or not whole:
+        raise ConfigError(f"--split {text}: expected names with a number, a share or {REST}: train={REST},test=128")
+    return Split(name, number)
+
+
+def question_key(question: str) -> str:
+    """What two askings of one question have in common: its words, without case and punctuation.
+
+    >>> question_key("Who wrote  Frankenstein?") == question_key("who wrote frankenstein")
+    True
+    """
+    plain = unicodedata.normalize("NFKC", question).casefold()
+    return " ".join(re.findall(r"\w+", plain)) or plain.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Which records each split got."""
+
+    splits: Mapping[str, tuple[Record, ...]]
+    """In the order in which they were asked for."""
+    shared_gold: int
+    """Records in none, for their gold documents are gold in other splits or excluded."""
+
+
+def deal(
+    records: Iterable[Record],
+    splits: Sequence[Split],
+    *,
+    seed: int,
+    disjoint_gold: bool = False,
+    excluded_gold: Iterable[str] = (),
+) -> Dealt:
+    """Records of distinct questions into splits. Raises DataError if one can't have as many as it asks for."""
+    left = sorted(records, key=lambda record: derive_seed(seed, "split", question_key(record.question)))
+    total, taken = len(left), set(excluded_gold) if disjoint_gold else set()
+    chosen: dict[str, tuple[Record, ...]] = {}
+    for split in sorted(splits, key=lambda split: split.size is None):
+        wanted = split.count(total)
+        free = [record for record in left if taken.isdisjoint(record.needed)]
+        if len(free) < wanted and split.size is not None:
+            raise DataError(f"split {split.name}: asks for {wanted:,} questions, {len(free):,} are left; lower it")
+        chosen[split.name] = tuple(free[:wanted])
+        own = {record.id for record in chosen[split.name]}
+        left = [record for record in left if record.id not in own]
+        if disjoint_gold:
+            taken.update(text for record in chosen[split.name] for text in record.needed)
+    shared = sum(not taken.isdisjoint(record.needed) for record in left) if disjoint_gold else 0
+    empty = [split.name for split in splits if not chosen[split.name]]
+    if empty:
+        raise DataError(f"split {empty[0]}: no question is left for it; read more files or make the others smaller")
+    return Dealt({split.name: chosen[split.name] for split in splits}, shared)
+
+
+# ---- Questions of several files, each once -------------------------------------------------------------------
+
+
+_YES_NO = {"yes", "no"}
+_LICENCES = {
+    "HotpotQA": "CC BY-SA 4.0 (Yang et al. 2018): what is made of it is under the same licence",
+    "2WikiMultiHopQA": "Apache-2.0 (Ho et al. 2020); its paragraphs are Wikipedia's, CC BY-SA",
+    "MuSiQue": "CC BY 4.0 (Trivedi et al. 2022)",
+}
+_TYPES_OF_2WIKI = {"compositional", "inference", "bridge_comparison"}
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which questions are used."""
+
+    where: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Values that keys of metadata may have, as text."""
+    without_yes_no: bool = False
+    gold_documents: int | None = None
+    """How many gold documents a question has."""
+
+    def reason(self, record: Record) -> str | None:
+        """Why a question is not used."""
+        for key, values in self.where.items():
+            if str(record.metadata.get(key)) not in values:
+                return f"another {key}"
+        if self.without_yes_no and {gold.casefold().strip() for gold in record.answers} <= _YES_NO:
+            return "answered by yes or no"
+        if self.gold_documents is not None and len(record.gold) != self.gold_documents:
+            return f"not {self.gold_documents} gold documents"
+        return None
+
+
+@dataclass(slots=True)
+class Questions:
+    """What was read."""
+
+    records: list[Record] = field(default_factory=list)
+    paragraphs: dict[str, str] = field(default_factory=dict)
+    """Every paragraph of the sources and corpora, once."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Questions that are not used, by why."""
+    sources: list[dict[str, object]] = field(default_factory=list)
+    """What the manifest says of each file."""
+    excluded_gold: set[str] = field(default_factory=set)
+
+    @property
+    def corpus(self) -> Corpus:
+        """Where distractors come from."""
+        return Corpus.of([self.paragraphs])
+
+
+def read_questions(
+    sources: Sequence[Path],
+    *,
+    corpora: Sequence[Path] = (),
+    exclude: Sequence[Path] = (),
+    filters: Filters | None = None,
+    searched: bool = False,
+) -> Questions:
+    """The questions of `sources` but for those that `exclude` asks too. Raises DataError.
+
+    `searched`: questions without paragraphs, and without those they have.
+    """
+    questions, ids, filters = Questions(), Counter[str](), filters or Filters()
+    asked = {key: "excluded" for path in exclude for key in _excluded(path, questions)}
+    for path in sources:
+        made: Counter[str] = Counter()
+        for record in _records(path, questions.paragraphs, searched=searched):
+            made[_data_set(record)] += 1
+            reason = asked.get(key := question_key(record.question)) or filters.reason(record)
+            asked.setdefault(key, "asked before")
+            if reason:
+                questions.left_out[reason] += 1
+            else:
+                questions.records.append(replace(record, id=unused_id(record.id, ids)))
+        questions.sources.append(_described(path, "source", questions=made.total(), licences=_licences(made)))
+    for path in corpora:
+        found = read_corpus(path).paragraphs
+        questions.paragraphs.update((text, text) for text in found if text not in questions.paragraphs)
+        questions.sources.append(_described(path, "corpus", documents=len(found)))
+    if not questions.records:
+        why = ", ".join(f"{reason}: {count:,}" for reason, count in questions.left_out.items())
+        raise DataError(f"{sources[0]}: no question is left ({why}); lift a filter or read another file")
+    return questions
+
+
+def read_where(given: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Filters as a command line gives them. Raises ConfigError.
+
+    >>> read_where(["type=bridge"])
+    {'type': frozenset({'bridge'})}
+    """
+    pairs = [text.partition("=") for text in given]
+    for key, equals, values in pairs:
+        if not key or not equals or not values:
+            raise ConfigError(f"--where {key}{equals}{values}: expected KEY=VALUE or KEY=VALUE,VALUE of the metadata")
+    return {key: frozenset(values.split(",")) for key, _, values in pairs}
+
+
+def _records(path: Path, paragraphs: dict[str, str], *, searched: bool) -> Iterator[Record]:
+    """The file's records of one question, their paragraphs shared with those in `paragraphs`."""
+    for record in read_records(path):
+        if record.questions or record.metadata.get("objectives"):
+            raise DataError(f"{path}: problem {record.id} asks several questions already; give files of single ones")
+        if searched:
+            yield Record(record.id, record.question, record.answers, metadata={**record.metadata, "source": path.name})
+            continue
+        if record.paragraphs is None:
+            raise DataError(
+                f"{path}: problem {record.id} has no paragraphs of its own, of which contexts are made; read HotpotQA, "
+                "2WikiMultiHopQA or MuSiQue"
+            )
+        own = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
+        named = {**record.metadata, "source": path.name}
+        yield replace(record, paragraphs=own, gold=tuple(paragraphs[text] for text in record.gold), metadata=named)
+
+
+def _excluded(path: Path, questions: Questions) -> Iterator[str]:
+    number = 0
+    for number, record in enumerate(read_records(path), 1):  # noqa: B007  told in the manifest
+        questions.excluded_gold.update(record.gold or record.metadata.get("evidence", ()))
+        for asked in record.problem(None, record.metadata).by_question:
+            yield question_key(asked.question)
+        for objective in record.metadata.get("objectives", ()):
+            yield question_key(objective["question"])
+    questions.sources.append(_described(path, "excluded", questions=number))
+
+
+def _described(path: Path, role: str, **known: object) -> dict[str, object]:
+    kind = {} if role == "corpus" else {"format": format_of(path).name}
+    return {"file": path.name, "role": role, "sha256": files.sha256(path), **kind, **known}
+
+
+def _data_set(record: Record) -> str:
+    """Which published set a record looks like; '' for none."""
+    if "hops" in record.metadata:
+        return "MuSiQue"
+    if record.metadata.get("type") in _TYPES_OF_2WIKI:
+        return "2WikiMultiHopQA"
+    return "HotpotQA" if record.metadata.get("level") else ""
+
+
+def _licences(made: Counter[str]) -> list[str]:
+    """A line for each set that is recognised; 2Wiki's comparisons look like nobody's: its other rows speak for them."""
+    known = [f"{name}: {_LICENCES[name]}" for name in sorted(made) if name]
+    return known or ["not recognised: ask whoever published the file"]

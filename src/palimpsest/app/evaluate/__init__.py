@@ -1,0 +1,1 @@
+"""Evaluation jobs: evaluate, rescore, compare, calibrate a judge, probe lengths."""

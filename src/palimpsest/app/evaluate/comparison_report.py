@@ -1,0 +1,212 @@
+"""A comparison as files, and agents of several models evaluated on the same problems.
+
+Agents of several models on the same problems: an evaluation each, as it is alone, and one report of all.
+
+    OUT/NAME             what `palimpsest eval --model NAME --out OUT/NAME` writes
+    OUT/compare.html     all of them beside each other, as `palimpsest compare` writes it
+
+Each brings the configuration of its own run. Of the settings an agent takes those options that its policy has; other
+settings are for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from palimpsest import files
+from palimpsest.app.config_resolution import Model
+from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, check_taken, takes
+from palimpsest.app.evaluate.run_comparison import Comparison
+from palimpsest.config.load import split_overrides
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.pairing import Cell
+from palimpsest.evaluation.sample_log import IDENTITY, write_json
+from palimpsest.evaluation.summary import Score
+from palimpsest.report.page import embedded, page
+from palimpsest.report.plots import FORMATS, Axis, Lines, Measured, accuracy_by_cost, accuracy_by_length
+from palimpsest.runs.run_folder import CONFIG
+from palimpsest.text.display_text import visible
+
+SHOWN_FLIPS = 200  # of each side, in the page
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a place that nothing can be drawn to. Raises ConfigError."""
+    if path.suffix.removeprefix(".") not in FORMATS:
+        raise ConfigError(f"--plot {path}: give a name that ends in .{' or .'.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {path}: the folder does not exist; make it first")
+
+
+def write_plots(comparison: Comparison, path: Path) -> tuple[Path, Path]:
+    """Accuracy against length at `path` (.svg or .png), against cost beside it as NAME-cost. Raises ConfigError."""
+    check_plot(path)
+    form = path.suffix.removeprefix(".")
+    lines, axis = _lines(comparison)
+    cost = path.with_name(f"{path.stem}-cost{path.suffix}")
+    files.write_file(path, accuracy_by_length(lines, axis, form))
+    files.write_file(cost, accuracy_by_cost(lines, form))
+    return path, cost
+
+
+def write_folder(comparison: Comparison, out: Path) -> list[Path]:
+    """compare.json, compare.html, accuracy.svg and accuracy-cost.svg in `out`, which is made."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "compare.json", comparison.to_json())
+    files.write_file(out / "compare.html", _page(comparison).encode("utf-8", "replace"))
+    return [out / "compare.html", out / "compare.json", *write_plots(comparison, out / "accuracy.svg")]
+
+
+def _lines(comparison: Comparison) -> tuple[Lines, Axis]:
+    tasks = list(dict.fromkeys(comparison.task(cell) for cell in comparison.cells))
+    sized = all(cell.size > 0 for cell in comparison.cells)
+    places = {cell: float(cell.size if sized else place) for place, cell in enumerate(comparison.cells)}
+    names = {place: f"{cell.size:,}" if sized else comparison.label(cell) for cell, place in places.items()}
+    axis = Axis("size of the problems (chunks or documents)" if sized else "set", names, sized)
+    if _is_one_configuration(comparison):
+        return _seed_lines(comparison, places), axis
+    lines: dict[str, list[Measured]] = {}
+    for cell, sides in comparison.figures.items():
+        for name, figures in sides.items():
+            label = name if len(tasks) == 1 else f"{name}: {comparison.task(cell)}"
+            mean, low, high = _ends(figures.accuracy)
+            if mean is not None:
+                point = Measured(places[cell], mean, low, high, figures.tokens_per_document)
+                lines.setdefault(label, []).append(point)
+    return lines, axis
+
+
+def _is_one_configuration(comparison: Comparison) -> bool:
+    """Whether all sides differ by their seed alone: then a line is their mean, its band the lowest to the highest."""
+    return {side for band in comparison.bands for side in band.sides} == {side.name for side in comparison.sides} and (
+        len({side.but_for_seeds for side in comparison.sides}) == 1
+    )
+
+
+def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
+    lines: dict[str, list[Measured]] = {}
+    for band in comparison.bands:
+        tokens = fmean(comparison.figures[band.cell][side].tokens_per_document for side in band.sides)
+        point = Measured(places[band.cell], band.mean, band.low, band.high, tokens)
+        lines.setdefault(f"{comparison.task(band.cell)}, {len(band.sides)} seeds", []).append(point)
+    return lines
+
+
+def _ends(score: Score) -> tuple[float | None, float, float]:
+    return score.mean, score.low or 0.0, 1.0 if score.high is None else score.high
+
+
+def _page(comparison: Comparison) -> str:
+    lines, axis = _lines(comparison)
+    figures = [
+        {
+            "name": "accuracy",
+            "png": accuracy_by_length(lines, axis, "png"),
+            "caption": "Accuracy by length; bands are 95% intervals, or lowest to highest where sides are seeds.",
+            "alt": "accuracy by length",
+        },
+        {
+            "name": "cost",
+            "png": accuracy_by_cost(lines, "png"),
+            "caption": "Accuracy against tokens processed per problem; a point a length.",
+            "alt": "accuracy against cost",
+        },
+    ]
+    columns = [name for name in comparison.table.columns if name]
+    return page(
+        "compare.html.j2",
+        title=f"Comparison of {', '.join(visible(side.name) for side in comparison.sides)}",
+        lead="Differences are those to the first, over the problems that both graded.",
+        facts=[(visible(side.name), visible(str(side.folder))) for side in comparison.sides],
+        columns=columns,
+        rows=[[visible(_text(row.get(name))) for name in ("", *columns)] for row in comparison.table],
+        notes=[visible(note) for note in comparison.notes],
+        figures=embedded(figures),
+        flips=_flips(comparison),
+        config="\n".join(f"{visible(key)}: {visible(_values(each))}" for key, each in comparison.differs.items()),
+    )
+
+
+def _flips(comparison: Comparison) -> list[Mapping[str, str]]:
+    return [
+        {
+            "side": visible(name),
+            "id": visible(f"{comparison.set_label(flip.set)}, {flip.id}"),
+            "question": visible(flip.question),
+            "gold": visible(", ".join(flip.golds)),
+            "first": f"{flip.first_value:g}: {visible(flip.first or '–')}",
+            "second": f"{flip.second_value:g}: {visible(flip.second or '–')}",
+            "kind": "right" if flip.second_value > flip.first_value else "wrong",
+        }
+        for name, flips in comparison.flips.items()
+        for flip in flips[:SHOWN_FLIPS]
+    ]
+
+
+def _values(values: tuple[object, ...]) -> str:
+    return " | ".join(map(str, values))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+# ---- Agents of several models on the same problems -----------------------------------------------------------
+
+
+def agents_of(models: Sequence[Model], like: Agents, out: Path | None) -> dict[Path, Agents]:
+    """An agent a model, by the folder of its evaluation; the rest is asked for as of `like`. Raises ConfigError."""
+    if out is None:
+        raise ConfigError("several models need --out DIR: an evaluation each goes into it, and the report")
+    for name in (IDENTITY, CONFIG):
+        if (out / name).exists():
+            raise RunError(f"{out} holds {name}, so it is one evaluation or a run: give several another --out")
+    agents = [replace(like, model=model) for model in models]
+    check_taken(like.overrides, [policy for each in agents for policy in each.names])
+    return {out / name: _with_its_own(each) for name, each in zip(names_of(models), agents, strict=True)}
+
+
+def names_of(models: Sequence[Model]) -> list[str]:
+    """The last part of each path, or as many as tell them apart: a further model leaves the folders of others as they
+    are. Raises ConfigError.
+
+    >>> names_of(["runs/a", "runs/b", "embedded"]), names_of(["runs/a/checkpoints/step-1", "b/checkpoints/step-1"])
+    (['a', 'b', 'embedded'], ['a-checkpoints-step-1', 'b-checkpoints-step-1'])
+    """
+    given = [Path(model) if Path(model).name.strip(".") else Path(model).resolve() for model in models]
+    paths = [[part for part in path.parts if part not in ("/", "..")] for path in given]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["-".join(path[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    twice = next(model for model, path in zip(models, paths, strict=True) if paths.count(path) > 1)
+    raise ConfigError(f"--model {twice} is given twice; name each model once")
+
+
+def _with_its_own(agents: Agents) -> Agents:
+    """With those overrides that are for it."""
+    given = list(split_overrides(agents.overrides))
+    kept = {key: value for key, value, _ in given if any(takes(policy, key) for policy in agents.names)}
+    return replace(agents, overrides=kept)
+
+
+def check_alike(sweeps: Sequence[Sweep]) -> None:
+    """Refuse agents that are graded otherwise. Raises ConfigError."""
+    rewards = dict.fromkeys(sweep.config.reward.name for sweep in sweeps)
+    if len(rewards) > 1:
+        raise ConfigError(
+            f"several models: their runs are graded by {', '.join(rewards)}, which no report can put side by side; set "
+            "one for all, e.g. --set reward.name=fraction"
+        )
+
+
+def report(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Write one report of their evaluations; its files, the page first."""
+    from palimpsest.app.evaluate.run_comparison import compare
+
+    return write_folder(compare(*folders), out)

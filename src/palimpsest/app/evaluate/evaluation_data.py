@@ -1,0 +1,201 @@
+"""What an evaluation plays and writes: problems of files or drawn ones, hashes of the files, its folder.
+
+Which edition of the data was played: the SHA-256 of each file.
+
+Guaranteed: read once, after everything was played; a source that is no file has none. Not covered: files that a data
+file refers to, such as a corpus.
+
+The folder an evaluation writes into: whose it is, and what `force` makes of what is there.
+
+Guaranteed: a folder that holds a run, or anything else than an evaluation, is refused and left as it is; with `force`
+it is renamed to `NAME.old-1`, `.old-2`..., never deleted, unless a process writes in it or in a run around it, the
+model lies in it, or it holds runs or is a part of one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.app.evaluate.judge_calibration import CARD
+from palimpsest.app.python_objects import Problems, problems_of
+from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.fingerprints import MANIFEST, sets_of
+from palimpsest.data.formats.problem_files import read_problems as file_problems
+from palimpsest.data.sources.file_source import FileSource, SourceProblems
+from palimpsest.data.sources.problem_source import build_source, rows_left_out
+from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
+from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.evaluation.episode_files import EPISODES, TRANSCRIPTS
+from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, refuse_in_use
+from palimpsest.plugins import DATA, giving, plain
+from palimpsest.runs.folder_guard import folders, refuse_moving
+from palimpsest.runs.run_folder import CONFIG
+from palimpsest.types import Problem
+
+Data = Any
+"""A file or what is drawn, several files, or problems themselves: `Problem`s or dicts in a list, a data set."""
+DRAWN_PROBLEMS = 64
+"""Problems per length where `limit` doesn't say, of data that is drawn and so never ends."""
+
+
+def given(data: Data | None, called: str = "palimpsest.evaluate") -> tuple[Sources | None, list[Problem] | None]:
+    """(what is to be read, the problems that were given themselves): one of them, or neither. `called`: the function,
+    for messages. Raises ConfigError or DataError."""
+    if data is None or isinstance(data, str | os.PathLike):
+        return None if data is None else os.fspath(data), None
+    rows = problems_of(data, f"{called}(data=...)")
+    files = [os.fspath(each) for each in rows.items if isinstance(each, str | os.PathLike)]
+    if files and len(files) == len(rows):
+        return tuple(files), None
+    return None, own_problems(rows)
+
+
+def own_problems(rows: Problems) -> list[Problem]:
+    """The problems of objects, each with an id of its own. Raises ConfigError or DataError."""
+    named = Counter(item.id for item in rows.items if isinstance(item, Problem))
+    if twice := [name for name, count in named.items() if count > 1]:
+        raise DataError(f"{rows.called}: two problems are called {twice[0]!r}: give each an id of its own")
+    with giving({DATA: rows}):
+        if len(rows) == sum(named.values()):
+            return [item for item, _ in zip(rows.items, rows, strict=True)]  # each checked as its row is made
+        return list(file_problems(DATA))
+
+
+def read_problems(
+    config: RunConfig,
+    chunks: Sequence[int] | None = None,
+    skipped: list[str] | None = None,
+    documents: Sequence[int] = (),
+) -> dict[str, Sequence[Problem]]:
+    """Problems to play by size or file, under the name their figures get; those of files are built when they are asked
+    for. `skipped` gains what is said of each row that is left out. `documents`: several numbers per context, in place
+    of the configuration's."""
+    source, limit = config.data.eval_source or config.data.source, config.data.limit
+    if source == "synthetic":
+        lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
+        if lengths[0] < 1:
+            raise ConfigError(f"chunks={list(lengths)}: expected lengths of at least 1, such as 4,64,256")
+        return {
+            f"{length} chunk{'s' if length > 1 else ''}": _drawn(config, length, limit or DRAWN_PROBLEMS)
+            for length in lengths
+        }
+    searched = source == SYNTHETIC_SEARCH or config.data.search is not None
+    if chunks is not None:
+        files = ", ".join(listed(source))
+        takes = "search takes objectives (--objectives)" if searched else f"{files} takes documents (--documents)"
+        raise ConfigError(f"chunks={','.join(map(str, chunks))}: the length of synthetic documents; {takes}")
+    if searched:
+        search = config.data.search or SearchDataConfig()
+        # of a file, all: there the limit counts rows
+        count = (limit or DRAWN_PROBLEMS) if source == SYNTHETIC_SEARCH else sys.maxsize
+        sizes = sorted(set(search.objectives))
+        return {f"{size} objective{'s' if size > 1 else ''}": _drawn(config, size, count) for size in sizes}
+    return _of_files(config, expanded(listed(source)), [] if skipped is None else skipped, documents)
+
+
+def expanded(paths: Sequence[str]) -> list[str]:
+    """`paths`, with every set of a folder that `palimpsest data` wrote in its place. Raises DataError."""
+    whole: list[str] = []
+    for path in paths:
+        made = (Path(path) / MANIFEST).is_file()
+        whole += map(str, sets_of(Path(path))) if made else [path]
+    return list(dict.fromkeys(whole))
+
+
+def _of_files(
+    config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
+) -> dict[str, Sequence[Problem]]:
+    """Those of a file and number of documents, under the name of the file, or its path where two have the same."""
+    stems = [Path(plain(path)).stem for path in paths]
+    named = dict[str, Sequence[Problem]]()
+    for path, stem in zip(paths, stems, strict=True):
+        name = stem if stems.count(stem) == 1 else path
+        first, *others = documents or (config.data.documents,)
+        changes = {"source": path, "eval_source": None, "weights": None, "documents": first}
+        source = build_source(config.data.model_copy(update=changes), split="eval")
+        assert isinstance(source, FileSource)
+        skipped += [line for line in rows_left_out(source) if line not in skipped]
+        for count, sized in ((first, source), *((count, source.with_documents(count)) for count in others)):
+            named[f"{name}, {count} documents" if documents else name] = SourceProblems.all_of(sized)
+    return named
+
+
+def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
+    return build_source(config.data, split="eval").problems(step=0, count=count, size=size)
+
+
+# ---- Which edition of the data was played --------------------------------------------------------------------
+
+
+def editions_of(data: DataConfig) -> dict[str, str]:
+    """File to SHA-256, of every file that an evaluation of `data` reads its problems from."""
+    sources = expanded(listed(data.eval_source or data.source))
+    return {source: files.sha256(Path(source)) for source in sources if Path(source).is_file()}
+
+
+def edition_of_set(name: str, editions: Mapping[str, str]) -> str | None:
+    """The SHA-256 of the file that a set is called after, or of the only one there is.
+
+    >>> edition_of_set("eval_50", {"data/eval_50.json": "a", "data/eval_100.json": "b"})
+    'a'
+    >>> edition_of_set("recall, eval_50", {"data/eval_50.json": "a", "data/eval_100.json": "b"})
+    'a'
+    >>> edition_of_set("4 chunks", {}) is None
+    True
+    """
+    parts = {name, *name.split(", ")}  # of a sweep: the policy, the file, the documents
+    named = [digest for source, digest in editions.items() if parts & {source, Path(source).stem}]
+    if named or len(editions) != 1:
+        return named[0] if named else None
+    return next(iter(editions.values()))
+
+
+# ---- The folder an evaluation writes into --------------------------------------------------------------------
+
+
+def check_folder(out: Path | None, *, model: str, force: bool) -> None:
+    """Refuse what an evaluation must not write into, before anything is loaded; None: it writes nothing. Raises
+    RunError."""
+    if out is None:
+        return
+    if os.path.lexists(out) and not out.is_dir():
+        raise RunError(f"{out} is {'a file' if out.exists() else 'a link to nothing'}; an evaluation needs a folder")
+    names = _visible(out)
+    if force:
+        if names and out.resolve() in (Path(model).resolve(), *Path(model).resolve().parents):
+            raise RunError(f"{out} holds the model {model}, which --force would move aside with it: give another --out")
+        _refuse_moving(out, names)
+    elif CONFIG in names:
+        raise RunError(f"{out} holds a run: give the evaluation another --out, or --force to move the run aside")
+    elif IDENTITY not in names and set(names) - {SAMPLES, ASKED, TRANSCRIPTS, EPISODES, CARD}:
+        raise RunError(
+            f"{out} holds {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; give another --out, "
+            "or --force to move it aside"
+        )
+
+
+def move_aside(out: Path | None, tell: Callable[[str], None]) -> None:
+    """Make room for an evaluation that begins anew, and tell where the old folder is. Raises RunError."""
+    if out is not None and (names := _visible(out)):
+        _refuse_moving(out, names)
+        tell(f"{out}: what it held is now {files.set_aside(out)}")
+
+
+def _refuse_moving(out: Path, names: list[str]) -> None:
+    """Refuse to move what a process writes to, and runs that are in or around `out`; a run may be moved itself."""
+    refuse_moving(out, whole=IDENTITY in names or not names)
+    for folder in folders(out):
+        refuse_in_use(folder)
+
+
+def _visible(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -1,0 +1,459 @@
+"""New grades for what was played before, without a model: `palimpsest rescore`; how far a judge can be believed, what
+errata change.
+
+What is there stays as it is. The new grades stand beside it, as an evaluation of its own:
+
+    DIR/rescored/NAME/samples.jsonl      the same episodes with the new values and metrics
+    DIR/rescored/NAME/evaluation.json    the old identity with the new reward, and the SHA-256 of the log it comes from
+    DIR/rescored/NAME/summary.json       figures, as `palimpsest eval` writes them
+
+so that `palimpsest compare DIR DIR/rescored/NAME` shows what the metric changes. Verdicts of a judge are kept in
+DIR/judge.jsonl, where the evaluation kept its own: none is asked for twice.
+
+Guaranteed: the same call again writes the same files; a folder that is no rescoring is never written over.
+Not covered: what this file refuses.
+
+Grades anew what was played before, from the answers that samples.jsonl kept: no model plays.
+
+Guaranteed: the same comparison, judge and cache as an evaluation takes, so that the same reward gives the same values;
+a sample that no one could grade, as its episode was lost or its question has no gold, stays ungraded with its reason;
+what would need more than the answer is refused by name. Layers of a reward (penalties on turns) count in training
+alone, so that grading anew leaves them out as the evaluation did.
+Not covered: rewards of one's own, which may read turns, memories or events, as those aren't in the log.
+
+What stands beside the figures of an evaluation: how far its judge can be believed, and what errata change.
+
+Guaranteed: nothing here touches the figures themselves; with another prompt, or other golds, the same answers are
+graded again, so that the scores differ by that alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palimpsest import files
+from palimpsest.app.evaluate.judge_calibration import PROMPTS, JudgeCard, card_of
+from palimpsest.app.python_calls import Table, blocking, python_words
+from palimpsest.config.load import Overrides, parse_config, split_overrides
+from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.evaluation.comparison import RESCORED
+from palimpsest.evaluation.errata import Corrected, Errata, read_errata
+from palimpsest.evaluation.sample_log import (
+    IDENTITY,
+    SAMPLES,
+    SUMMARY,
+    Sample,
+    encoded,
+    not_asked_told,
+    read_identity,
+    read_log,
+    write_json,
+)
+from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, interval_notes, summarise
+from palimpsest.plugins import is_own
+from palimpsest.reward.compose import shipped_answer, training_layers
+from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
+from palimpsest.reward.judge.model_judge import prompt_name
+from palimpsest.types import Outcome, Problem, Question, Trajectory
+
+# ---- Grades anew what was played before, from the answers that samples.jsonl kept ----------------------------
+
+
+Problems = Mapping[tuple[str, str], Problem]
+"""By name of the set and id."""
+_AT_ONCE = 256  # gradings under way; a judge bounds its own requests
+
+
+UNSET_URL = "http://unset.invalid/v1"
+"""Stands for the address of a judge, which is no part of an evaluation's identity."""
+
+
+def stored_reward(stored: Mapping[str, Any]) -> RewardConfig:
+    """The reward that an evaluation's identity holds. Raises pydantic's ValidationError."""
+    return RewardConfig.model_validate(with_judge_address(stored))
+
+
+def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """`stored` with an address where it has a judge."""
+    judge = stored.get("judge")
+    return {**stored, "judge": {"url": UNSET_URL, **judge}} if isinstance(judge, dict) else dict(stored)
+
+
+def check_regradable(config: RewardConfig, samples: Sequence[Sample] = ()) -> None:
+    """Refuse a reward that needs more than what `samples` hold; layers, which are training's alone, don't count.
+    Raises ConfigError or DataError."""
+    if is_own(config.name):
+        raise ConfigError(
+            f"reward.name={config.name}: a reward of your own may read the trajectory, which samples.jsonl doesn't "
+            "hold; give a shipped reward, or play again with palimpsest eval"
+        )
+    several = next((sample for sample in samples if _objectives(sample) > 1), None)
+    if config.name == "final_answer" and several is not None:
+        raise DataError(
+            f"reward.name=final_answer: {several.name}, {several.id} asks {_objectives(several):g} questions with "
+            "golds of their own (metadata.objectives), which samples.jsonl doesn't hold; run palimpsest eval again"
+        )
+
+
+def _objectives(sample: Sample) -> float:
+    """How many questions of a search problem one answer had to serve, as far as the log tells."""
+    named = re.search(r"\b(\d+) objectives?\b", sample.name)
+    return max(sample.metrics.get("objectives", 1.0), float(named[1]) if named else 1.0)
+
+
+async def regraded(
+    samples: Sequence[Sample], config: RewardConfig, folder: Path | None, problems: Problems | None = None
+) -> list[Sample]:
+    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`.
+
+    `problems`: where they are at hand, with what a log doesn't hold of them.
+    """
+    check_regradable(config, samples if problems is None else ())
+    grader = shipped_answer(config, folder)
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(sample: Sample) -> Sample:
+        async with places:
+            return await _regraded(sample, grader, None if problems is None else problems[sample.name, sample.id])
+
+    async def work() -> list[Sample]:
+        return await asyncio.gather(*map(one, samples))
+
+    return await closing(grader, work())
+
+
+async def _regraded(sample: Sample, grader: Grades, known: Problem | None) -> Sample:
+    if sample.without_gold:
+        return replace(sample, value=None, metrics={}, reason=NO_GOLD)
+    if not Outcome(sample.outcome).gradable:
+        return replace(sample, value=None, metrics={})
+    problem, trajectory = _episode(sample)
+    grade = await graded(grader, known or problem, trajectory)
+    return replace(
+        sample,
+        value=grade.value,
+        metrics=dict(grade.breakdown),
+        reason=grade.reason,
+        questions=[
+            {**each, "value": grade.breakdown.get(f"question_{number}")}
+            for number, each in enumerate(sample.questions, 1)
+        ],
+    )
+
+
+def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
+    """What graders of answers look at."""
+    asked = tuple(Question(each["question"], tuple(each["answers"])) for each in sample.questions)
+    problem = Problem.asking(sample.id, asked) if asked else Problem(sample.id, sample.question, sample.answers)
+    answers = tuple(each["answer"] for each in sample.questions)
+    outcome = Outcome(sample.outcome)
+    return problem, Trajectory(sample.id, sample.name, 0, (), outcome, sample.answer, answers=answers)
+
+
+def summaries_by_set(samples: Sequence[Sample], policies: Sequence[str] = ()) -> tuple[EvalSummary, ...]:
+    """Figures of each set: the agents' by policy, of several in the order of `policies`, each from short to long; then
+    those of each baseline."""
+    sets: dict[str, list[Sample]] = {}
+    for sample in samples:
+        sets.setdefault(sample.name, []).append(sample)
+    baselines = {name: own[0].baseline or "" for name, own in sets.items()}
+    figures = [summarise(name, own, drawn=1 + max(each.draw for each in own)) for name, own in sets.items()]
+    order = {name: next((at for at, own in enumerate(policies) if name.startswith(f"{own}, ")), 0) for name in sets}
+    return tuple(sorted(figures, key=lambda each: (baselines[each.name], order[each.name], each.length)))
+
+
+# ---- What stands beside the figures of an evaluation ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Each is None or empty where it wasn't asked for."""
+
+    card: JudgeCard | None = None
+    by_prompt: dict[str, Score] = field(default_factory=dict)
+    """Prompt to the score of all episodes under it, the one that judges first."""
+    ungraded_by_prompt: dict[str, int] = field(default_factory=dict)
+    errata: Corrected | None = None
+    corrected: tuple[EvalSummary, ...] = ()
+    """Under the errata, a set each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys of summary.json."""
+        told: dict[str, Any] = {}
+        if self.card is not None:
+            scores = {name: {"mean": s.mean, "low": s.low, "high": s.high} for name, s in self.by_prompt.items()}
+            told["judge"] = {"card": self.card.to_json(), "scores": scores, "ungraded": self.ungraded_by_prompt}
+        if self.errata is not None:
+            told["errata"] = self.errata.to_json()
+            told["corrected"] = [summary.to_json() for summary in self.corrected]
+        return told
+
+    @property
+    def told(self) -> list[str]:
+        """Footnotes of a table."""
+        lines = list(self.card.told) if self.card is not None else []
+        if self.by_prompt:
+            scores = ", ".join(f"{name} {_percent(score)}{self._left(name)}" for name, score in self.by_prompt.items())
+            lines.append(f"  score by prompt: {scores}")
+        if self.errata is not None:
+            lines += self.errata.told
+            for each in self.corrected:
+                of = self.errata.episodes(each.name)
+                lines.append(f"  {each.name}: {_percent(each.accuracy)} corrected, over {each.graded} of {of}")
+        return lines
+
+    def _left(self, prompt: str) -> str:
+        count = self.ungraded_by_prompt.get(prompt, 0)
+        return f" ({count} ungraded)" if count else ""
+
+
+async def beside(
+    samples: Sequence[Sample],
+    config: RewardConfig,
+    folder: Path | None,
+    *,
+    problems: Problems | None = None,
+    errata: Errata | None = None,
+) -> Beside:
+    """What is to be said beside `samples`, which `config` graded.
+
+    `problems`: those that were played, where they are at hand; `folder`: where verdicts and the card are kept.
+    """
+    card, scores, ungraded = None, dict[str, Score](), dict[str, int]()
+    if config.judge is not None and config.judge.card:
+        card = await card_of(config.judge, folder)
+        for prompt in dict.fromkeys((config.judge.prompt, *PROMPTS)):
+            graded = list(samples)
+            if prompt != config.judge.prompt:
+                graded = await regraded(samples, _under(config, prompt), folder, problems)
+            name = prompt_name(prompt)
+            scores[name] = accuracy_of(graded)
+            ungraded[name] = sum(sample.value is None for sample in graded)
+    corrected: tuple[EvalSummary, ...] = ()
+    fixed = None
+    if errata is not None:
+        fixed = errata.corrected(samples)
+        anew = await regraded(fixed.stale, config, folder) if fixed.stale else []
+        corrected = summaries_by_set([*fixed.kept, *anew])
+    return Beside(card, scores, ungraded, fixed, corrected)
+
+
+def errata_for(config: RunConfig) -> Errata | None:
+    """The overlay that an evaluation names, before anything is played. Raises ConfigError or DataError."""
+    path = config.evaluation.errata
+    if path is None:
+        return None
+    check_regradable(config.reward)
+    return read_errata(Path(path))
+
+
+def _under(config: RewardConfig, prompt: str) -> RewardConfig:
+    assert config.judge is not None
+    return config.model_copy(update={"judge": config.judge.model_copy(update={"prompt": prompt})})
+
+
+def _percent(score: Score) -> str:
+    return "–" if score.mean is None else f"{100 * score.mean:.1f}"
+
+
+# ---- New metrics over an old log, without the model ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """An old log under a reward, beside what it was."""
+
+    reward: RewardConfig
+    samples: tuple[Sample, ...]
+    before: tuple[EvalSummary, ...]
+    """As the log has it, a set each."""
+    summaries: tuple[EvalSummary, ...]
+    """Under the reward."""
+    beside: Beside
+    """Its judge's card and its score under other prompts, and what errata change."""
+    out: Path
+    notes: tuple[str, ...] = ()
+    """What was left out, and what the log lacks."""
+
+    @property
+    def told(self) -> list[str]:
+        """Footnotes of the table."""
+        return [*self.notes, *interval_notes(self.summaries), *self.beside.told]
+
+    @property
+    def table(self) -> Table:
+        """A row a set; shares. `logged` is what the evaluation said, `accuracy` what the reward gives."""
+        corrected = {summary.name: summary for summary in self.beside.corrected}
+        rows: list[dict[str, Any]] = []
+        for old, new in zip(self.before, self.summaries, strict=True):
+            fixed = corrected.get(new.name)
+            row = {
+                "": new.name,
+                "problems": new.problems,
+                "ungraded": new.ungraded or None,
+                "logged": old.accuracy.mean,
+                "accuracy": new.accuracy.mean,
+                "low": new.accuracy.low,
+                "high": new.accuracy.high,
+                "corrected": fixed.accuracy.mean if fixed else None,
+                "of": fixed.problems if fixed else None,
+            }
+            rows.append({key: value for key, value in row.items() if value is not None})
+        return Table.of(rows)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.out}", str(self.table), *self.told])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table._repr_html_()
+
+
+@python_words
+async def rescore_async(
+    folder: str | Path,
+    overrides: Overrides = (),
+    *,
+    errata: str | Path | None = None,
+    name: str | None = None,
+    quiet: bool = False,
+) -> Rescoring:
+    """Grade the episodes of an evaluation anew, under another reward or with errata, without its model.
+
+    - `folder`: what `palimpsest eval --out` wrote
+    - `overrides`: dotted keys of `reward`, as texts or as a mapping; without them the reward it had
+    - `errata`: a file of known errors of the data (docs/evaluation.md); both scores are told
+    - `name`: of the folder under `folder`/rescored; by default after the reward
+    - `quiet`: as in the other calls; nothing is shown in any case
+
+    Raises ConfigError, DataError or RunError in a line.
+    """
+    folder = Path(folder)
+    samples, identity, notes = _read(folder)
+    config = _reward(folder, identity, overrides)
+    overlay = read_errata(Path(errata)) if errata is not None else None
+    check_regradable(config, samples)
+    out = folder / RESCORED / _name(name or _default_name(config, overlay))
+    _check_out(out)
+    graded = await regraded(samples, config, folder)
+    around = await beside([s for s in graded if s.baseline is None], config, folder, errata=overlay)
+    if layers := training_layers(config):
+        notes.append(f"left out, as they count in training alone: {', '.join(layers)}")
+    policies = list(identity.get("policies") or ())
+    before, now = summaries_by_set(samples, policies), summaries_by_set(graded, policies)
+    rescoring = Rescoring(config, tuple(graded), before, now, around, out, tuple(notes))
+    _write(rescoring, folder, identity)
+    return rescoring
+
+
+rescore = blocking(rescore_async)
+
+
+def _read(folder: Path) -> tuple[list[Sample], dict[str, Any], list[str]]:
+    """Samples, identity, and what is to be said of them. Raises RunError."""
+    if not (folder / SAMPLES).is_file():
+        raise RunError(f"{folder}: holds no {SAMPLES}: give the --out of palimpsest eval")
+    logged = read_log(folder)
+    samples, unreadable = logged.samples, logged.unreadable
+    lost = f"{folder / SAMPLES}: {unreadable} lines can't be read"
+    if unreadable and not _is_whole(folder, samples):
+        raise RunError(f"{lost}; run the same palimpsest eval again first")
+    notes = [f"{lost}; every episode of {SUMMARY} is in others"] if unreadable else []
+    if logged.not_asked:
+        notes.append(f"{folder}: {not_asked_told(logged.not_asked)}")
+    if not samples:
+        raise RunError(f"{folder / SAMPLES}: no episode has ended yet; run the same palimpsest eval again first")
+    identity = read_identity(folder)
+    if not identity:
+        notes.append(f"{folder / IDENTITY}: is not there, so what was played, and by which reward, isn't known")
+    return samples, identity, notes
+
+
+def _is_whole(folder: Path, samples: Sequence[Sample]) -> bool:
+    """Whether every episode is there that the evaluation's figures are of."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        rows = [*summary["evaluations"], *summary["baselines"]]
+        drawn = {row["name"]: row["samples"] for row in rows}
+        expected = Counter({row["name"]: row["problems"] * row["samples"] for row in rows})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return expected <= Counter(sample.name for sample in samples if sample.draw < drawn.get(sample.name, 0))
+
+
+def _reward(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> RewardConfig:
+    """That of the evaluation with overrides; another `reward.name` begins with that one's defaults."""
+    changes = {key: value for key, value, _ in split_overrides(overrides)}
+    if strays := [key for key in changes if key.partition(".")[0] != "reward"]:
+        raise ConfigError(f"rescore: {strays[0]} is no key of reward, and nothing is played; drop it")
+    stored = dict(identity.get("reward") or {})
+    if changes.get("reward.name", stored.get("name")) != stored.get("name"):
+        stored = {}
+    text = yaml.safe_dump({"reward": with_judge_address(stored)})
+    config = parse_config(text, name=str(folder / IDENTITY), overrides=changes).reward
+    if layers := [each for each in training_layers(config) if _is_changed(each.partition("=")[0], changes)]:
+        raise ConfigError(f"{layers[0]}: counts in training alone, never in an evaluation's grade; drop it")
+    if config.judge and config.judge.url == UNSET_URL:
+        raise ConfigError(f"{folder}: its judge's address isn't kept: give --set reward.judge.url=http://HOST:PORT/v1")
+    return config
+
+
+def _is_changed(layer: str, changes: Mapping[str, Any]) -> bool:
+    return any(key == layer or key.startswith(f"{layer}.") for key in changes)
+
+
+def _default_name(config: RewardConfig, overlay: Errata | None) -> str:
+    parts = [config.name, "strict" if config.strict else ""]
+    if config.name == "final_answer":
+        parts.append(config.final_answer.match)
+    if config.name == "sub_em" and config.sub_em != "gold_in_answer":
+        parts.append(config.sub_em)
+    parts.append(f"errata-{overlay.sha256[:8]}" if overlay else "")
+    return "-".join(part for part in parts if part)
+
+
+def _name(name: str) -> str:
+    if Path(name).name != name or name.startswith("."):
+        raise ConfigError(f"--name {name}: give the name of a folder, without a path")
+    return name
+
+
+def _check_out(out: Path) -> None:
+    if out.is_dir() and any(out.iterdir()):
+        try:
+            known = RESCORED in json.loads((out / IDENTITY).read_text("utf-8"))
+        except (OSError, ValueError):
+            known = False
+        if not known:
+            raise RunError(f"{out}: holds something else than a rescoring: give another --name")
+
+
+def _write(rescoring: Rescoring, folder: Path, identity: Mapping[str, Any]) -> None:
+    """summary.json last: a folder that has it is whole."""
+    out = rescoring.out
+    out.mkdir(parents=True, exist_ok=True)
+    origin = {"samples_sha256": files.sha256(folder / SAMPLES)}
+    told = rescoring.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True})
+    write_json(out / IDENTITY, {**identity, "reward": told, RESCORED: origin})
+    files.write_file(out / SAMPLES, b"".join(map(encoded, rescoring.samples)))
+    baselines = {sample.name for sample in rescoring.samples if sample.baseline is not None}
+    rows = [each.to_json() for each in rescoring.summaries]
+    summary = {
+        "rescored_from": str(folder),
+        "reward": rescoring.reward.name,
+        "evaluations": [row for row in rows if row["name"] not in baselines],
+        "baselines": [row for row in rows if row["name"] in baselines],
+        **rescoring.beside.to_json(),
+    }
+    write_json(out / SUMMARY, summary)

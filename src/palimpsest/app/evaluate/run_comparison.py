@@ -1,0 +1,409 @@
+"""Runs and evaluations compared: their folders read, errata applied to all alike, differences with intervals.
+
+A folder of an evaluation or of a run, as a side of a comparison: its samples and what it was configured as.
+
+Of an evaluation these are samples.jsonl and evaluation.json, beside them the configuration of the run whose model it
+played, as `run.KEY`, where that run is still there. Of a quickstart they are the logs under `evaluations/` and its
+config.yaml.
+
+Guaranteed: the samples are those that were asked for last, as in summary.json; others, and lines that can't be read,
+are counted; a folder without samples is refused by name.
+Not covered: logs of a quickstart that were set aside (`.old-1`).
+
+Sides of a comparison under errata: items left out, and golds corrected, on every side alike.
+
+Guaranteed: no model and no judge is asked. What only they could grade by its corrected golds is ungraded, with the way
+to have it graded as the reason.
+Not covered: several objectives of one search problem.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from palimpsest.app.evaluate.evaluation_data import edition_of_set
+from palimpsest.app.evaluate.judge_calibration import parsed_card
+from palimpsest.app.evaluate.rescoring import check_regradable, regraded, stored_reward
+from palimpsest.app.python_calls import Table, finish
+from palimpsest.app.quickstart_methods import TITLES
+from palimpsest.config.reward import RewardConfig
+from palimpsest.errors import ConfigError, PalimpsestError, RunError
+from palimpsest.evaluation import comparison
+from palimpsest.evaluation.comparison import SideBySide, settings_of_evaluation, settings_of_run
+from palimpsest.evaluation.errata import Corrected, Errata, read_errata
+from palimpsest.evaluation.pairing import Cell, Flip, cell_of
+from palimpsest.evaluation.published import Counterpart, Ours, condition_of, counterparts, read_published
+from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Sample, logs_below, read_identity, read_log
+from palimpsest.evaluation.summary import interval_notes
+from palimpsest.runs.run_folder import CONFIG, load_config
+
+# ---- A folder of an evaluation or of a run, as a side of a comparison ----------------------------------------
+
+
+Folder = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side(comparison.Side):
+    """What one folder holds; its name is its path, without what all sides have in common."""
+
+    folder: Path
+    editions: Mapping[str, str]
+    """File of the data to its SHA-256, where it is known."""
+    reward: RewardConfig | None
+    """What graded it; None where that can't be told."""
+    judged: str | None
+    """How far its judge can be believed, in a sentence; None where no judge graded it, or no card was made."""
+
+
+def read_sides(folders: Sequence[Folder]) -> list[Side]:
+    """The sides, by names that tell them apart. Raises RunError."""
+    paths = [Path(folder) for folder in folders]
+    names = short_names([str(path) for path in paths])
+    return [_side(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Paths without the folders that all of them begin with; the last part always stays.
+
+    >>> short_names(["runs/a/eval", "runs/b/eval"]), short_names(["evals/a", "evals/b"]), short_names(["x/y"])
+    (['a/eval', 'b/eval'], ['a', 'b'], ['y'])
+    """
+    parts = [Path(path).parts for path in paths]
+    shared = 0
+    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+        shared += 1
+    return [str(Path(*each[shared:])) for each in parts]
+
+
+def _side(folder: Path, name: str) -> Side:
+    logs = list(_logs(folder))
+    if not logs:
+        raise RunError(
+            f"{folder}: holds neither {SAMPLES} nor a quickstart's evaluations: give the --out of palimpsest eval, or "
+            f"make one with palimpsest eval --model {folder} --out DIR"
+            if folder.is_dir()
+            else f"{folder}: no such folder; give folders that palimpsest eval or quickstart wrote"
+        )
+    read = [read_log(log.parent) for log in logs]
+    samples = {sample.key: sample for each in read for sample in each.samples}
+    if not samples:
+        raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
+    return Side(
+        name=name,
+        folder=folder,
+        samples=tuple(each for each in samples.values() if each.baseline is None),
+        baselines=tuple(each for each in samples.values() if each.baseline is not None),
+        unreadable=sum(each.unreadable for each in read),
+        not_asked=sum(each.not_asked for each in read),
+        settings=_settings(folder),
+        editions=_editions(folder),
+        reward=_reward(folder),
+        judged=_judged(folder),
+    )
+
+
+def _judged(folder: Path) -> str | None:
+    """What the evaluation wrote down of its judge: its card, and the score under each prompt."""
+    told = _json(folder / SUMMARY).get("judge")
+    card = parsed_card(told.get("card")) if isinstance(told, dict) else None
+    if card is None or not isinstance(told, dict):
+        return None
+    scores = {name: score.get("mean") for name, score in told.get("scores", {}).items()}
+    shares = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in scores.items() if mean is not None)
+    return f"{'; '.join(line.strip() for line in card.told[:2])}; score by prompt: {shares or 'none'}"
+
+
+def _reward(folder: Path) -> RewardConfig | None:
+    if (folder / CONFIG).is_file():
+        try:
+            return load_config(folder).reward
+        except PalimpsestError:  # of another version
+            return None
+    stored = read_identity(folder).get("reward")
+    try:
+        return stored_reward(stored) if isinstance(stored, dict) else None
+    except ValidationError:
+        return None
+
+
+def _editions(folder: Path) -> dict[str, str]:
+    """As the evaluation wrote them down; of a rescoring, as the evaluation that it comes from did."""
+    known = _summary(folder).get("editions")
+    return {str(file): str(digest) for file, digest in known.items()} if isinstance(known, dict) else {}
+
+
+def _logs(folder: Path) -> Iterator[Path]:
+    if (folder / SAMPLES).is_file():
+        yield folder / SAMPLES
+    yield from logs_below(folder).values()
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    if (folder / CONFIG).is_file():
+        return settings_of_run(_run_settings(folder) or {})
+    return settings_of_evaluation(read_identity(folder), _summary(folder).get("model"), _run_settings)
+
+
+def _run_settings(run: Path) -> Mapping[str, Any] | None:
+    if not (run / CONFIG).is_file():
+        return None
+    try:
+        return load_config(run).model_dump(mode="json")
+    except PalimpsestError:  # of another version: what it was configured as can't be told
+        return {}
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """What an evaluation wrote at its end; of a rescoring, what the evaluation did that it comes from."""
+    summary = _json(folder / SUMMARY)
+    return _json(folder.parent.parent / SUMMARY) if "rescored_from" in summary else summary
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is none, or none that can be read."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+# ---- Sides of a comparison under errata ----------------------------------------------------------------------
+
+
+_ASK_AGAIN = "its corrected golds can't be compared without what graded it: palimpsest rescore --errata does"
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What errata change in all sides together."""
+
+    sides: tuple[Side, ...]
+    sha256: str
+    items: int
+    excluded: tuple[str, ...]
+    corrected: tuple[str, ...]
+    unknown: tuple[str, ...]
+    """Items that no side has."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys of compare.json."""
+        lists = {name: list(getattr(self, name)) for name in ("excluded", "corrected", "unknown")}
+        return {"sha256": self.sha256, "items": self.items, **lists}
+
+    @property
+    def told(self) -> str:
+        """In a sentence."""
+        unknown = f"; no side has {', '.join(self.unknown)}" if self.unknown else ""
+        counts = f"{len(self.excluded)} items left out, {len(self.corrected)} with corrected golds"
+        return f"errata {self.sha256[:12]}: {counts}{unknown}"
+
+
+def corrected_sides(sides: Sequence[Side], errata: Errata) -> Correction:
+    """The sides as the errata have them."""
+    fixed = {side.name: errata.corrected(side.samples) for side in sides}
+    return Correction(
+        sides=tuple(
+            replace(
+                side, samples=_anew(side, fixed[side.name]), baselines=_anew(side, errata.corrected(side.baselines))
+            )
+            for side in sides
+        ),
+        sha256=errata.sha256,
+        items=len(errata.errata),
+        excluded=tuple(sorted({sample.id for each in fixed.values() for sample in each.excluded})),
+        corrected=tuple(sorted({sample.id for each in fixed.values() for sample in each.stale})),
+        unknown=tuple(sorted(set.intersection(*(set(each.unknown) for each in fixed.values())))),
+    )
+
+
+def _anew(side: Side, fixed: Corrected) -> tuple[Sample, ...]:
+    return (*fixed.kept, *_graded(side, fixed.stale))
+
+
+def _graded(side: Side, stale: Sequence[Sample]) -> list[Sample]:
+    reward = side.reward
+    try:
+        if stale and reward is not None and reward.judge is None:
+            check_regradable(reward, stale)
+            return finish(lambda: regraded(stale, reward, None))
+    except PalimpsestError:
+        pass  # a reward of one's own, or several objectives: below
+    return [replace(sample, value=None, metrics={}, reason=_ASK_AGAIN) for sample in stale]
+
+
+# ---- Folders of evaluations side by side (evaluation/comparison.py), with published figures and under errata -
+
+
+FORMAT = 2
+"""Of `to_json`: raised where a key goes or means something else; keys may be added."""
+
+
+@dataclass(frozen=True)
+class Comparison(SideBySide):
+    """Two or more sides, or one beside published figures; differences are against the first."""
+
+    sides: tuple[Side, ...]
+    published: tuple[Counterpart, ...] = ()
+    """Figures of others at lengths that a side has, where they were asked for."""
+    correction: Correction | None = None
+    """What errata change, where they were given."""
+
+    @cached_property
+    def corrected(self) -> Comparison | None:
+        """The same comparison under the errata."""
+        return Comparison(self.correction.sides) if self.correction is not None else None
+
+    @property
+    def flips(self) -> dict[str, tuple[Flip, ...]]:
+        """Name of each further side to the problems on which its value is another than the first's."""
+        return {name: pairing.flips for name, pairing in self.pairings.items()}
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know beside the figures."""
+        judged = [f"{side.name}: {side.judged}" for side in self.sides if side.judged]
+        kinds = interval_notes(
+            replace(own, name=f"{self.label(cell)}, {name}")
+            for cell, sides in self.figures.items()
+            for name, own in sides.items()
+        )
+        return (*self.side_notes(), *judged, *kinds, *self.pairing_notes())
+
+    @cached_property
+    def table(self) -> Table:
+        """A row a cell and side; shares, not percent. `difference` is that of the problems both sides graded."""
+        rows = [self._row(cell, name) for cell, sides in self.figures.items() for name in sides]
+        return Table.of(rows)
+
+    def _row(self, cell: Cell, name: str) -> dict[str, Any]:
+        own = self.figures[cell][name]
+        pairing = self.cell_pairings.get(cell, {}).get(name)
+        difference = pairing.difference if pairing else None
+        fixed = self.corrected.figures.get(cell, {}).get(name) if self.corrected else None
+        values = {
+            "": self.label(cell),
+            "side": name,
+            "problems": own.problems,
+            "ungraded": own.ungraded or None,
+            "accuracy": own.accuracy.mean,
+            "low": own.accuracy.low,
+            "high": own.accuracy.high,
+            "difference": difference and difference.mean,
+            "difference low": difference and difference.low,
+            "difference high": difference and difference.high,
+            "p": difference and difference.p,
+            "corrected": fixed and fixed.accuracy.mean,
+            "corrected of": fixed and fixed.graded,
+            "turns": own.turns_per_document,
+            "tokens": round(own.tokens_per_document),
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    def __repr__(self) -> str:
+        lines = [f"Comparison of {', '.join(side.name for side in self.sides)}", str(self.table), *self.notes]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table._repr_html_()
+
+    def to_json(self, flips: int | None = None) -> dict[str, Any]:
+        """Everything, with the first `flips` flips of each side (None: all); docs/compare.md tells the keys."""
+        return {
+            "format": FORMAT,
+            "sides": [_side_json(side) for side in self.sides],
+            "differs": {key: list(values) for key, values in self.differs.items()},
+            "cells": [self._cell_json(cell, flips) for cell in self.cells],
+            "pairs": [
+                {"first": self.sides[0].name, "second": name, **pairing.to_json(flips)}
+                for name, pairing in self.pairings.items()
+            ],
+            "seeds": [
+                {
+                    "set": band.cell.set,
+                    "size": _size(band.cell),
+                    "sides": list(band.sides),
+                    "mean": band.mean,
+                    "low": band.low,
+                    "high": band.high,
+                    "deviation": band.deviation,
+                }
+                for band in self.bands
+            ],
+            "notes": list(self.notes),
+            "published": [each.to_json() for each in self.published],
+            "corrected": self._corrected_json(flips),
+        }
+
+    def _corrected_json(self, flips: int | None) -> dict[str, Any] | None:
+        if self.correction is None or self.corrected is None:
+            return None
+        told = self.corrected.to_json(flips)
+        return {"errata": self.correction.to_json(), **{key: told[key] for key in ("cells", "pairs", "notes")}}
+
+    def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
+        pairs = self.cell_pairings.get(cell, {})
+        return {
+            "set": cell.set,
+            "size": _size(cell),
+            "sides": {name: figures.to_json() for name, figures in self.figures[cell].items()},
+            "pairs": {name: pairing.to_json(0) for name, pairing in pairs.items()},
+        }
+
+
+def compare(
+    *folders: Folder, published: bool | Folder = False, errata: Folder | None = None, quiet: bool = False
+) -> Comparison:
+    """Evaluations, or runs of a quickstart, side by side; differences are against the first.
+
+    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more; one is
+    enough with `published`: whether published figures stand beside, those of a file of your own too if one is named.
+
+    `errata`: known errors of the data; figures and differences are then told as published and corrected. `quiet`: as in
+    the other calls; nothing is shown in any case.
+
+    Raises ConfigError for too few, RunError for a folder that holds no evaluation, DataError for a wrong file.
+    """
+    if len(folders) < (1 if published else 2):
+        raise ConfigError(f"compare: {len(folders)} folder given; two or more are needed")
+    twice = [folder for place, folder in enumerate(folders) if Path(folder) in map(Path, folders[:place])]
+    if twice:
+        raise ConfigError(f"compare: {twice[0]} is given twice")
+    sides = tuple(read_sides(folders))
+    comparison = Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
+    if errata is not None:
+        correction = corrected_sides(comparison.sides, read_errata(Path(errata)))
+        comparison = replace(comparison, correction=correction)
+    if published is False:
+        return comparison
+    theirs = read_published(None if published is True else Path(published))
+    return replace(comparison, published=tuple(counterparts(list(_ours(comparison)), theirs)))
+
+
+def _ours(comparison: Comparison) -> Iterator[Ours]:
+    """What the agents reached; a baseline played another protocol than any published figure."""
+    for side in comparison.sides:
+        for cell in comparison.cells:
+            samples = [sample for sample in side.samples if cell_of(sample) == cell]
+            if not samples or cell.title(comparison.titles):  # a quickstart draws what nobody published figures of
+                continue
+            figures, edition = comparison.figures[cell][side.name], edition_of_set(cell.set, side.editions)
+            yield Ours(side.name, cell.set, condition_of(cell.set, _size(cell), samples), figures.metrics, edition)
+
+
+def _size(cell: Cell) -> int | None:
+    return None if cell.size < 0 else cell.size
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    return {"name": side.name, "folder": str(side.folder), **side.counts(), "seeds": side.seeds}

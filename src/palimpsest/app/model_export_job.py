@@ -1,0 +1,278 @@
+"""`palimpsest export`: a model as a folder of its own, for servers and for other people.
+
+Guaranteed: a checkpoint verifies before anything is copied; the folder appears whole or not at all, and nothing that
+was there, or comes there meanwhile, is touched: of several exports to one place one wins. Without options every file
+of a run that trained all weights is the checkpoint's, byte for byte, but for README.md, which is a model card
+(app/model_card.py), and nothing that its manifest doesn't name is copied. Of adapters the model they belong to is
+written with them merged, so that the folder loads by itself.
+Not covered: other formats than Hugging Face's; a hidden `.NAME.….palimpsest-partial` beside the folder, which a kill
+leaves.
+
+`palimpsest export --push-to-hub`: an exported folder in a repository of the Hugging Face hub.
+
+Guaranteed: a missing token, a name that is none, and a repository that is public though `public` wasn't asked for are
+rejected before anything is exported; a new repository is private unless `public`; what fails is one line, and the
+folder stays. The environment variable HF_ENDPOINT names another hub.
+Not covered: the visibility of a repository that exists, which stays; files that it holds and the export doesn't.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx2
+
+from palimpsest import files
+from palimpsest.app.model_card import CARD, Card, card_facts, loading, render
+from palimpsest.config.model import SHIPPED, Dtype, ModelConfig, model_path
+from palimpsest.engines.open import cast, write_whole
+from palimpsest.errors import CheckpointError, RunError
+from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
+from palimpsest.models.model_files import ADAPTER_SETTINGS, read_object
+from palimpsest.models.model_folder import HUB, opened
+from palimpsest.runs.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    checkpoint_paths,
+    checkpoint_step,
+    newest_intact,
+    step_name,
+    verify,
+)
+from palimpsest.runs.run_folder import CONFIG, load_config
+
+DTYPES: tuple[str, ...] = get_args(Dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    step: int | None
+    """None: it is a model of no run's."""
+    path: Path
+    size: int
+    """Bytes."""
+    loading: Mapping[str, str]
+    """Lines that load it, by the program they are for."""
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Bytes by name."""
+        return {file.name: file.stat().st_size for file in sorted(self.path.iterdir())}
+
+
+def export(
+    run: str | Path,
+    to: str | Path,
+    *,
+    step: int | None = None,
+    dtype: str | None = None,
+    untied: bool = False,
+    adapter: bool = False,
+    card: Card | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Exported:
+    """Write the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`, adapters merged.
+
+    `run` may be a model's folder too, or one inside the package. `dtype`: float32 or bfloat16; None: as it
+    is, merged ones in the run's. `untied`: the output projection is written out, as servers of vLLM need it that take
+    new weights. `adapter`: adapters alone, which name the model they belong to. Raises RunError, CheckpointError and
+    ModelError.
+    """
+    run, to = str(run), Path(to)
+    if dtype not in (None, *DTYPES):
+        raise RunError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
+    if untied and adapter:
+        raise RunError("--adapter writes no output projection: leave out it or --untied")
+    with _told(to):
+        if os.path.lexists(to):
+            raise RunError(f"--to {to}: is there already; give a folder that isn't")
+        if Path(run).resolve() in to.resolve().parents:
+            raise RunError(f"--to {to}: is inside the run; give a folder elsewhere")
+        source = _source(run, step, warn)
+        if adapter and not source.has_adapter:
+            raise RunError(f"--adapter: {source.folder} holds a whole model and no adapter; leave it out")
+        asked = card or Card(to.resolve().name)
+        changed = _changes(source, dtype, untied, adapter)
+        facts = card_facts(run, source.folder, asked, step=source.step, adapter=adapter, changed=changed)
+        with _published(to) as hidden:
+            _write(source, run, hidden, dtype, untied, adapter)
+            files.write_plain(hidden / CARD, render(facts).encode("utf-8", "replace"))
+        policy = None if facts.config is None else facts.config.policy
+        size = sum(file.stat().st_size for file in to.iterdir())
+        return Exported(source.step, to, size, loading(str(to.resolve()), policy, adapter=adapter))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is exported."""
+
+    model: str
+    """As `model.path` names it."""
+    folder: Path
+    step: int | None
+    files: tuple[str, ...] | None
+    """Those that may be copied, of a checkpoint."""
+
+    @property
+    def has_adapter(self) -> bool:
+        return (self.folder / ADAPTER_SETTINGS).is_file()
+
+
+def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
+    """A checkpoint of the run, which verifies; or the model, where it is none."""
+    if not (Path(run) / CHECKPOINTS).is_dir() and (run in SHIPPED or (Path(run) / "config.json").is_file()):
+        if step is not None:
+            raise RunError(f"--step {step}: {run} is a model and no run; leave it out")
+        folder = opened(model_path(ModelConfig(path=run)))
+        return _Source(run, folder, None, None)
+    checkpoint = _chosen(Path(run), step, warn)
+    names = tuple(name for name in read_manifest(checkpoint.path / MANIFEST)["files"] if Path(name).name == name)
+    for name in names:
+        if (file := checkpoint.path / name).is_symlink():
+            raise CheckpointError(f"{file} is a link: put the file itself in its place")
+    return _Source(str(checkpoint.path), checkpoint.path, checkpoint.step, names)
+
+
+def _write(source: _Source, run: str, hidden: Path, dtype: str | None, untied: bool, adapter: bool) -> None:
+    if source.files is None or untied or (source.has_adapter and not adapter):
+        written = ModelConfig.model_validate({"path": source.model, "dtype": dtype or _dtype_of(source, run)})
+        return write_whole(written, hidden, untied=untied)
+    _copy(source, hidden)
+    if dtype is not None:
+        cast(hidden, dtype)
+
+
+def _changes(source: _Source, dtype: str | None, untied: bool, adapter: bool) -> str | None:
+    """How what is written differs from the source, in words."""
+    merged = source.has_adapter and not adapter
+    told = {f"in {dtype}": dtype is not None, "merged with its base model": merged, "with an untied output": untied}
+    return ", ".join(words for words, holds in told.items() if holds) or None
+
+
+def _copy(source: _Source, hidden: Path) -> None:
+    """But for the card, of which there is a new one: peft's names folders of the machine it was trained on."""
+    assert source.files is not None
+    for name in source.files:
+        if name != CARD:
+            shutil.copyfile(source.folder / name, hidden / name)
+
+
+def _dtype_of(source: _Source, run: str) -> str:
+    """What the model is in; adapters, which are float32, say nothing of it: of them what the run computed in."""
+    if source.has_adapter:
+        return load_config(Path(run)).model.dtype if (Path(run) / CONFIG).is_file() else "float32"
+    described = read_object(source.model, source.folder / "config.json")
+    told = described.get("dtype") or described.get("torch_dtype")
+    return told if told in DTYPES else "float32"
+
+
+@contextmanager
+def _published(to: Path) -> Iterator[Path]:
+    """A hidden folder that becomes `to` at the end."""
+    hidden = files.own_folder(to)
+    try:
+        yield hidden
+        files.publish_new(hidden, to)
+    except FileExistsError:
+        raise RunError(f"--to {to}: has come there meanwhile, and stays as it is; export to another folder") from None
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextmanager
+def _told(to: Path) -> Iterator[None]:
+    """Have errors of the system be told in words."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"--to {to}: can't be exported: {error.filename or to}: {reason}") from None
+
+
+def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
+    folder = run / CHECKPOINTS
+    if step is None:
+        newest = newest_intact(folder, warn)
+        if newest is None:
+            raise RunError(f"{run}: has no checkpoint; give the folder of a run that has saved one")
+        return newest
+    path = folder / step_name(step)
+    if not path.is_dir():
+        there = ", ".join(str(checkpoint_step(each)) for each in checkpoint_paths(folder)) or "none"
+        raise CheckpointError(f"{run}: has no checkpoint of step {step}; it has those of {there}")
+    return verify(path)
+
+
+# ---- palimpsest export --push-to-hub -------------------------------------------------------------------------
+
+
+_OPTION = "--push-to-hub"
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A repository that may be written to."""
+
+    repo: str
+    public: bool
+    api: Any
+    """huggingface_hub's HfApi."""
+
+    def upload(self, folder: Path) -> str:
+        """Upload the files of a folder, and give the repository's address. Raises RunError."""
+        again = f"{folder} is there: hf upload {shlex.quote(self.repo)} {shlex.quote(str(folder))} uploads it"
+        with _in_words(self.repo, again):
+            url = self.api.create_repo(self.repo, private=not self.public, exist_ok=True)
+            self.api.upload_folder(repo_id=self.repo, folder_path=folder, commit_message="Exported by palimpsest")
+        return str(url)
+
+
+def ready_to_push(repo: str, *, public: bool) -> Push:
+    """A repository, once it is known that it may be pushed to. Raises RunError."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if "/" not in repo:
+        raise RunError(f"{_OPTION} {repo}: a repository's name has its owner's in front, as me/my-agent")
+    if get_token() is None:
+        raise RunError(f"{_OPTION} {repo}: no token of the hub here; set HF_TOKEN, or log in with `hf auth login`")
+    endpoint = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
+    api = HfApi(endpoint=endpoint)
+    with _in_words(repo, "nothing was exported"):
+        try:
+            found = api.model_info(repo, timeout=10.0)
+        except RepositoryNotFoundError:
+            return Push(repo, public, api)
+    if not found.private and not public:
+        raise RunError(f"{_OPTION} {repo}: is there and public; add --public, or give a repository of another name")
+    return Push(repo, public, api)
+
+
+@contextmanager
+def _in_words(repo: str, then: str) -> Iterator[None]:
+    """Errors of the hub and its client as one line; `then`: what is to be known."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError:
+        raise RunError(f"{_OPTION} {repo}: no name of a repository, such as me/my-agent") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        why = {401: "the token is not valid", 403: "the token may not write there"}.get(status, _first(error))
+        raise RunError(f"{_OPTION} {repo}: {why} (status {status}); {then}") from None
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        raise RunError(f"{_OPTION} {repo}: the hub can't be reached ({_first(error)}); {then}") from None
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

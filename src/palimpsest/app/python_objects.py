@@ -1,0 +1,315 @@
+"""What a caller in Python gives as objects: a reward, a policy, problems, callbacks, a loaded model.
+
+    given = Objects("palimpsest.train", reward=my_reward, data=[{"question": ..., "answers": ..., "context": ...}])
+    given.changes         {"reward.name": "python:my_reward", "data.source": "python:data"}
+
+A function or class that a module has under its name is named like on the command line, `my_module:my_reward`, and a
+policy object whose options are plain values as its class with these options: such a run can be resumed by a command.
+Anything else, everything of a script or a notebook included, is named `python:NAME` (plugins.py) and has to be given
+again.
+
+Guaranteed: nothing is called or read here but the names; an error that names one of the objects names the argument
+that took it.
+Not covered: attributes of an object that changed before a resume.
+
+A loaded model and its tokenizer as a folder, as every other part of a run reads models.
+
+    write_loaded(model, tokenizer, Path("runs/first"))      # runs/first-model-1a2b3c4d5e6f
+
+Guaranteed: the folder appears whole; its name holds a digest of its contents, so that the same model gives the same
+folder, which is written once, and a changed one another. The objects stay as they are: what is trained is a copy.
+Not covered: a model whose class isn't one of transformers'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from palimpsest import files, plugins
+from palimpsest.config.load import Overrides, split_overrides
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.data.formats.problem_files import problem_row
+from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.memory.registry import POLICIES
+from palimpsest.plugin_options import options_of
+from palimpsest.plugins import DATA, KEYS, PREFIX, giving, is_given
+from palimpsest.types import Problem
+
+_NOTEBOOK = ("__main__", "__mp_main__")
+"""Modules that are another one in the next process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problems(Iterable[Mapping[str, Any]]):
+    """Rows of problems that are objects. Iterating over it raises ConfigError for an item of another kind."""
+
+    items: Any
+    """A sized iterable of mappings and `Problem`s: a list, a `datasets.Dataset`."""
+    called: str
+    """The argument, for messages."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for index, item in enumerate(self.items):
+            if not isinstance(item, Mapping | Problem):
+                raise ConfigError(
+                    f"{self.called} item {index} is of type {type(item).__name__}: give a dict with question, answers "
+                    "and context, or a palimpsest.Problem"
+                )
+            if isinstance(item, Problem):
+                check_problem(item, f"{self.called} item {index}")
+                yield problem_row(item)
+            else:
+                yield {key: _listed(item[key]) for key in item}
+
+
+def _listed(value: Any) -> Any:
+    """With lists in place of tuples, as rows of files have them."""
+    if isinstance(value, Mapping):
+        return {key: _listed(inner) for key, inner in value.items()}
+    return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def problems_of(data: Any, called: str) -> Problems:
+    """`data` as problems. Raises ConfigError for what is none, or an empty list."""
+    kind = type(data).__name__
+    if isinstance(data, Mapping):
+        if "question" in data or "questions" in data:
+            raise ConfigError(f"{called} is one problem: give a list, [{{...}}]")
+        split = next(iter(data), "train")
+        raise ConfigError(f"{called} is of type {kind}: give a list of problems, such as one split, data[{split!r}]")
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):
+        raise ConfigError(f"{called} is of type {kind}: give its rows, data.to_dict('records')")
+    if not hasattr(data, "__len__") or not hasattr(data, "__iter__"):
+        raise ConfigError(
+            f"{called} is of type {kind}: give a list of dicts or Problems, a datasets.Dataset, or a file"
+        )
+    if not len(data):
+        raise ConfigError(f"{called} is empty: give at least one problem")
+    return Problems(data, called)
+
+
+def objects_in(config: RunConfig) -> dict[str, str]:
+    """Names of objects in a configuration, by the argument that takes them; of several callbacks the first.
+
+    >>> objects_in(RunConfig(policy=PolicyConfig(name="python:Mine")))
+    {'policy': 'python:Mine'}
+    """
+    names = {
+        "reward": config.reward.name,
+        "policy": config.policy.name,
+        "data": str(config.data.source),
+        "callbacks": next(filter(is_given, config.logging.sinks), ""),
+    }
+    return {argument: name for argument, name in names.items() if is_given(name)}
+
+
+def check_problem(problem: Problem, called: str) -> None:
+    """Raise ConfigError for a field that no problem can have. `called`: where the problem was given, for messages."""
+    question, context = problem.question, problem.context
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigError(f"{called}: Problem.question={question!r:.60}: give a question that isn't blank")
+    if not isinstance(context, str | None):
+        kind = type(context).__name__
+        raise ConfigError(f"{called}: Problem.context is of type {kind}: give one text, or None for search problems")
+    if not all(isinstance(gold, str) for gold in problem.answers):
+        raise ConfigError(f"{called}: Problem.answers={problem.answers!r:.60}: give texts")
+
+
+class Objects:
+    """What a call was given, by the names that a configuration has for it."""
+
+    def __init__(self, called: str, before: Mapping[str, Any] | None = None) -> None:
+        """`called`: the function, for messages. `before`: objects of the run that is resumed or used."""
+        self.called = called
+        self.held: dict[str, Any] = dict(before or {})
+        self.changes: dict[str, Any] = {}
+        """Keys of the configuration that name the objects."""
+
+    def take_reward(self, reward: Any) -> None:
+        """A function, an object that is called or has `grade`, a class, or a name. Raises ConfigError."""
+        if not isinstance(reward, str | type):
+            reward = getattr(reward, "grade", reward)
+        if not isinstance(reward, str) and not callable(reward):
+            self._refuse("reward", reward, "a function (problem, trajectory), or a name")
+        self.changes["reward.name"] = reward if isinstance(reward, str) else self._name(reward)
+
+    def take_policy(self, policy: Any, base: PolicyConfig | None = None) -> None:
+        """A class, an object with a coroutine `run`, or a name. Raises ConfigError.
+
+        A class of the same name as the recipe's, or one derived from it, keeps the options of `base`.
+        """
+        if not isinstance(policy, str) and not hasattr(policy, "run"):
+            self._refuse("policy", policy, "a class or an object with a coroutine run(problem, model), or a name")
+        options = _options_of(policy)
+        thing = policy if options is None else type(policy)
+        shipped = next((name for name, known in POLICIES.items() if known is thing), None)
+        name = policy if isinstance(policy, str) else shipped or self._name(thing)
+        kept = base is not None and (name == base.name or _derived(policy, base.name))
+        if base is not None and kept and options is None and isinstance(policy, str | type):
+            options = base.options
+        self.changes["policy.name"] = name
+        self.changes["policy.options"] = options or {}
+        self.changes["policy.eval_options"] = base.eval_options if base is not None and kept else {}
+
+    def agent(self, policy: Any, overrides: Overrides, reward: Any, *, logged: bool = False) -> tuple[Any, Overrides]:
+        """(policy, overrides) that name what `evaluate`, `play` and `ask` were given; `logged`: into a folder that a
+        later call may go on with. Raises ConfigError."""
+        if isinstance(policy, list | tuple):
+            policy = [each if isinstance(each, str) else self._class(each) for each in policy]
+        elif policy is not None and not isinstance(policy, str):
+            self.take_policy(policy)
+            policy = self.changes.pop("policy.name")
+            del self.changes["policy.eval_options"]
+            made = {f"policy.options.{name}": value for name, value in self.changes.pop("policy.options").items()}
+            self.changes |= made
+            if logged and is_given(policy) and not isinstance(self.held[policy], type):
+                raise ConfigError(
+                    f"{self.called}(policy=...): which options a {policy.removeprefix(PREFIX)} object has isn't known, "
+                    "so a later call can't tell whether `out` holds its episodes; give the class, or leave out `out`"
+                )
+        if reward is not None:
+            self.take_reward(reward)
+        if not self.changes:
+            return policy, overrides
+        return policy, self.changes | {key: value for key, value, _ in split_overrides(overrides)}
+
+    def _class(self, policy: Any) -> str:
+        if not isinstance(policy, type):
+            self._refuse("policy", policy, "names or classes where there are several")
+        return self._name(policy)
+
+    def take_data(self, data: Any) -> None:
+        """A list of dicts or Problems, a data set, or the name of a file. Raises ConfigError."""
+        named = isinstance(data, str) or hasattr(data, "__fspath__")
+        self.changes["data.source"] = str(data) if named else DATA
+        if not named:
+            self.held[DATA] = problems_of(data, f"{self.called}(data=...)")
+
+    def take_callbacks(self, callbacks: Any, sinks: Sequence[str]) -> None:
+        """Functions `(step, metrics, timings)` or objects with `log`, besides the `sinks` of the configuration that are
+        no objects."""
+        listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        names = self.changes["logging.sinks"] = [sink for sink in sinks if not is_given(sink)]
+        for each in listed:
+            call = each if isinstance(each, type) else getattr(each, "log", each)
+            if not callable(call):
+                self._refuse("callbacks", each, "functions (step, metrics, timings), or objects with log of these")
+            names.append(self._name(call))
+
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """While this lasts, the names mean the objects, and errors name the arguments."""
+        with giving(self.held), self.naming():
+            yield
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Errors that name an object by its key name the argument that took it."""
+        try:
+            yield
+        except PalimpsestError as error:
+            error.args = (self._worded(str(error)),)
+            raise
+
+    def _worded(self, message: str) -> str:
+        for name in (name for name in self.held if name.startswith(PREFIX)):
+            for argument, key in KEYS.items():
+                said = f"{self.called}({argument}={'...' if name == DATA else name.removeprefix(PREFIX)})"
+                for shown in (f"{key}={name!r}", f"{key}={name}"):
+                    message = message.replace(shown, said)
+            message = message.replace(name, f"{self.called}(data=...)" if name == DATA else name.removeprefix(PREFIX))
+        return message
+
+    def _name(self, thing: Any) -> str:
+        """`my_module:my_thing` of what a module has under its name, else a name that means the object."""
+        module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+        plain = isinstance(thing, FunctionType | type) and module not in (None, *_NOTEBOOK)
+        if plain and getattr(sys.modules.get(str(module)), name, None) is thing:
+            return f"{module}:{name}"
+        called = plugins.own_name(plugins.owner(thing))
+        return self._held_as(PREFIX + called, thing)
+
+    def _held_as(self, name: str, thing: Any) -> str:
+        taken = {*self.changes.get("logging.sinks", ()), self.changes.get("reward.name")}
+        while name in taken and self.held.get(name) is not thing:
+            name += "-2"
+        self.held[name] = thing
+        return name
+
+    def _refuse(self, argument: str, value: Any, wanted: str) -> Any:
+        raise ConfigError(f"{self.called}({argument}=...) is of type {type(value).__name__}: give {wanted}")
+
+
+def _derived(policy: Any, name: str) -> bool:
+    """Whether `policy` is a class derived from the shipped one of that name."""
+    return isinstance(policy, type) and name in POLICIES and issubclass(policy, POLICIES[name])
+
+
+def _options_of(policy: Any) -> dict[str, Any] | None:
+    """The options of an object of a dataclass, if a configuration can hold all of them; None for any other."""
+    if isinstance(policy, type) or not dataclasses.is_dataclass(policy):
+        return None
+    options = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.init}
+    if set(options) != set(options_of(type(policy))):
+        return None  # its constructor is another one
+    try:
+        return dict(json.loads(json.dumps(options, allow_nan=False)))
+    except (TypeError, ValueError):
+        return None
+
+
+# ---- A loaded model and its tokenizer as a folder, as every other part of a run reads models -----------------
+
+
+@contextmanager
+def as_folder(model: Any, tokenizer: Any, out: Path | None, called: str) -> Iterator[tuple[Any, Any]]:
+    """(model, tokenizer) that name folders: a loaded model is written next to `out`, or for the time being where that
+    is None, and brings its tokenizer; names stay what they are. Raises ConfigError."""
+    if isinstance(model, str | os.PathLike) and (tokenizer is None or isinstance(tokenizer, str | os.PathLike)):
+        yield model, tokenizer
+    elif out is not None:
+        yield write_loaded(model, tokenizer, out, called), None
+    else:
+        with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
+            yield write_loaded(model, tokenizer, Path(folder) / "loaded", called), None
+
+
+def write_loaded(model: Any, tokenizer: Any, run: Path, called: str) -> Path:
+    """The folder beside `run` that holds both. `called`: the function that they were given to, for messages.
+
+    Raises ConfigError for objects that can't be saved.
+    """
+    for argument, thing in (("model", model), ("tokenizer", tokenizer)):
+        if not hasattr(thing, "save_pretrained"):
+            wanted = "give a transformers model, with tokenizer=, or a folder or hub id"
+            what = "is missing" if thing is None else f"is of type {type(thing).__name__}"
+            raise ConfigError(f"{called}({argument}=...) {what}: {wanted}")
+    if hasattr(model, "peft_config"):
+        raise ConfigError(f"{called}(model=...) has adapters: give model.merge_and_unload()")
+    run = run.resolve()
+    run.parent.mkdir(parents=True, exist_ok=True)
+    aside = files.own_folder(run)
+    try:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        digest = hashlib.sha256(json.dumps(files.hashes(aside), sort_keys=True).encode()).hexdigest()
+        folder = run.with_name(f"{run.name}-model-{digest[:12]}")
+        if not folder.exists():
+            files.publish_folder(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder

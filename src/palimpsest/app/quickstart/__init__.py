@@ -1,0 +1,1 @@
+"""`palimpsest quickstart`: train, evaluate in worker processes, report."""

@@ -1,0 +1,1 @@
+"""Training jobs: reinforcement learning, supervised, resumed."""

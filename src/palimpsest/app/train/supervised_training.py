@@ -1,0 +1,273 @@
+"""Supervised training: on recorded episodes or conversations, or as the cold start of a run.
+
+The cold start of a run: lessons in the form of the policy's replies, in a run folder inside the run's own.
+
+Guaranteed: interrupted, it goes on where it was; finished, it is not done again; the same configuration and seed give
+the same weights. Not covered: a cold start on one's own records, which is `palimpsest sft`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from palimpsest.app.composition import policy_of
+from palimpsest.app.python_calls import blocking
+from palimpsest.app.resume import COLD_START, SFT, resumable
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.reward import RewardConfig
+from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
+from palimpsest.engines.open import check_models, open_engine, using
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.sample_log import read_identity
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.progress.reporter import Progress
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
+from palimpsest.runs.driver import Finished
+from palimpsest.runs.loggers import build_loggers, check_sinks
+from palimpsest.runs.resume_rules import Origin
+from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.codec import Codec
+from palimpsest.training.supervised.conversations import load_conversations
+from palimpsest.training.supervised.imitation_source import Imitated
+from palimpsest.training.supervised.lessons import Lessons, ToolLessons
+from palimpsest.training.supervised.supervised_loop import (
+    Selection,
+    SupervisedTrainer,
+    audible,
+    check_fit,
+    fingerprint,
+    read_trajectories,
+)
+from palimpsest.types import Trajectory
+
+
+async def imitate_async(
+    config: RunConfig,
+    imitated: Imitated,
+    out: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress,
+    stop: GracefulStop | None = None,
+) -> Finished:
+    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+    check_sinks(config)
+    check_models(config)
+    chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
+    engine = await asyncio.to_thread(open_engine, config, objective="nll")
+    assert engine.learner is not None
+    window = engine.limits.max_context
+    if note := engine.limits.note:
+        progress.message(note)
+    if chosen:
+        _refuse_other_tokenizer(imitated, chosen, engine.codec.digest)
+    trajectories = audible(chosen.trajectories if chosen else _conversations(config, imitated, window, progress))
+    check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
+    if chosen:
+        progress.message(f"{imitated.records}: {chosen}")
+    origin = Origin(SFT, imitated.to_json())
+    with (
+        open_run(out, config, resume=resume, force=force, on_warning=progress.message, origin=origin) as folder,
+        resumable(out, progress),
+    ):
+        trainer = SupervisedTrainer(
+            config=config,
+            folder=folder,
+            learner=engine.learner,
+            trajectories=trajectories,
+            loggers=build_loggers(config, folder, progress),
+            fingerprint=fingerprint(trajectories),
+            stop=stop or GracefulStop(),
+        )
+        return await using(engine, trainer.run())
+
+
+imitate = blocking(imitate_async)
+
+
+def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
+    """The recorded episodes that were asked for, if any were."""
+    if imitated.records is None:
+        return None
+    return read_trajectories(
+        imitated.records,
+        min_grade=imitated.min_grade,
+        per_problem=imitated.per_problem,
+        warn=progress.message,
+    )
+
+
+def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, own: str) -> None:
+    """Raise DataError for records whose ids are of another tokenizer than the model's, whose digest is `own`.
+
+    Where records don't name one, the files around them tell: an evaluation of an endpoint, a run with a checkpoint.
+    """
+    records, named = Path(imitated.records or ""), chosen.tokenizers
+    fix = "train the model that sampled them, or sample them again with palimpsest eval --model FOLDER --out DIR"
+    if others := sorted(named - {own}):
+        raise DataError(
+            f"{records}: its token ids are of another tokenizer ({others[0]}) than the model's ({own}), so they are "
+            f"other text to it; {fix}"
+        )
+    around = (records, *records.absolute().parents[:2])
+    endpoint = next((known for folder in around if (known := read_identity(folder).get("endpoint"))), None)
+    if not named and endpoint is not None:
+        raise DataError(
+            f"{records}: was sampled at an endpoint (mode {endpoint.get('mode')}) and doesn't say of which tokenizer "
+            f"its token ids are; {fix}"
+        )
+    saved = [path for folder in around for path in checkpoint_paths(folder / CHECKPOINTS)]
+    kept = next((path for path in reversed(saved) if (path / "tokenizer.json").is_file()), None)
+    if not named and kept is not None and (theirs := Codec.for_reading(kept).digest) != own:
+        raise DataError(
+            f"{records}: its token ids are of the tokenizer of {kept} ({theirs}), another than the model's "
+            f"({own}), so they are other text to it; {fix}"
+        )
+
+
+def _conversations(config: RunConfig, imitated: Imitated, max_context: int, progress: Progress) -> Sequence[Trajectory]:
+    """The conversations that were asked for, in the model's tokens."""
+    assert imitated.data is not None
+    return load_conversations(
+        imitated.data,
+        Codec.load(config.model),
+        max_tokens=max_context,
+        drop_too_long=imitated.drop_too_long,
+        memory_first=imitated.memory_first,
+        warn=progress.message,
+    )
+
+
+# ---- The cold start of a run ---------------------------------------------------------------------------------
+
+
+FOLDER = COLD_START
+SAVE_EVERY = 250
+_SUFFIX = f"-{COLD_START}"
+
+
+class Drawn:
+    """The lessons of a cold start, each drawn when it is first needed, so that the first step and a resumed run begin
+    at once. Those that come again (`distinct`) are kept."""
+
+    def __init__(
+        self,
+        lessons: Lessons | ToolLessons,
+        wanted: ColdStartConfig,
+        check: Callable[[Sequence[Trajectory]], None],
+    ) -> None:
+        drawn = wanted.steps * wanted.lessons_per_step
+        self._lessons, self._check = lessons, check
+        self._count = min(wanted.distinct or drawn, drawn)
+        self._kept: dict[int, Trajectory] | None = {} if self._count < drawn else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Trajectory:
+        if self._kept is not None and index in self._kept:
+            return self._kept[index]
+        lesson = self._lessons.draw(index)
+        self._check([lesson])
+        if self._kept is not None:
+            self._kept[index] = lesson
+        return lesson
+
+
+async def run_cold_start(
+    config: RunConfig,
+    policy: MemoryPolicy,
+    codec: Codec,
+    run: Path,
+    *,
+    progress: Progress,
+    stop: GracefulStop,
+    warn: Callable[[str], None],
+) -> Finished:
+    """Train on the lessons of `config.cold_start` in `run`/cold-start, or find it done."""
+    wanted = config.cold_start
+    assert wanted is not None
+    settings = _settings(config, wanted)
+    engine = await asyncio.to_thread(open_engine, settings, objective="nll")
+    assert engine.learner is not None
+    limits = engine.limits
+    check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
+    lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
+    with open_run(run / FOLDER, settings, resume=True, on_warning=warn, origin=Origin(COLD_START)) as folder:
+        trainer = SupervisedTrainer(
+            config=settings,
+            folder=folder,
+            learner=engine.learner,
+            trajectories=lessons,
+            loggers=build_loggers(settings, folder, progress),
+            stop=stop,
+        )
+        return await using(engine, trainer.run())
+
+
+async def cold_start_async(
+    config: RunConfig, out: Path, *, progress: Progress, stop: GracefulStop | None = None
+) -> Finished:
+    """The cold start of a configuration and no more. Raises ConfigError for one without."""
+    if config.cold_start is None:
+        raise ConfigError(
+            f"recipe {config.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
+            "or imitate records with palimpsest sft"
+        )
+    codec = Codec.load(config.model)
+    return await run_cold_start(
+        config,
+        policy_of(config),
+        codec,
+        out,
+        progress=progress,
+        stop=stop or GracefulStop(),
+        warn=progress.message,
+    )
+
+
+cold_start = blocking(cold_start_async)
+
+
+def build_lessons(
+    config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
+) -> Lessons | ToolLessons:
+    """What teaches the policy its form, to a model of `window` tokens. Raises ConfigError for a policy that nothing
+    here can teach."""
+    if config.data.source == "synthetic":
+        return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
+    if not isinstance(policy, ToolAgentPolicy):
+        raise ConfigError(
+            f"cold_start of search problems teaches agents with tools; {type(policy).__name__} is none: "
+            "set cold_start=null, or begin with palimpsest sft on records of your own"
+        )
+    search = config.data.search or SearchDataConfig()
+    if wanted.objectives is not None:
+        search = SearchDataConfig.model_validate({**search.model_dump(), "objectives": wanted.objectives})
+    return ToolLessons(policy, codec, search, config.seed, window)
+
+
+def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
+    """The run's configuration as that of supervised training; it keeps the cold start, to go on from it alone."""
+    train = TrainConfig(
+        steps=wanted.steps,
+        prompts_per_step=wanted.lessons_per_step,
+        save_every=min(wanted.steps, SAVE_EVERY),
+        keep_checkpoints=1,
+    )
+    optim = OptimConfig(learning_rate=wanted.learning_rate, warmup_steps=wanted.warmup_steps, schedule="linear")
+    return config.model_copy(
+        update={
+            "recipe": f"{config.recipe.removesuffix(_SUFFIX)}{_SUFFIX}",
+            "reward": RewardConfig(),
+            "credit": CreditConfig(aggregate="token"),
+            "train": train,
+            "optim": optim,
+        }
+    )

@@ -1,0 +1,331 @@
+"""From a recipe to a run folder: reinforcement learning, after its cold start, restarted where processes were lost.
+
+A training whose processes were lost goes on by itself, as often as `cluster.max_restarts` says.
+
+Guaranteed: only what may pass is restarted (ProcessesLost): not what settings, a model, a checkpoint or a full disk are
+the reason of. Every restart counts, is reported, and is in events.jsonl. A restart after one that completed no step
+waits first: 1 s, then twice as long each time, at most `LONGEST_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from palimpsest.app.composition import Evaluator, Parts, build_parts, policy_of
+from palimpsest.app.config_resolution import Recipe
+from palimpsest.app.python_calls import blocking, python_words, suitable_progress
+from palimpsest.app.python_objects import Objects, objects_in
+from palimpsest.app.resume import COLD_START, Asking, Resume, Things, resumable
+from palimpsest.app.train.run_handle import Run
+from palimpsest.app.train.supervised_training import run_cold_start
+from palimpsest.app.train.training_summary import report_training
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.fingerprints import Contents
+from palimpsest.data.sources.file_source import FileSource, SearchFileSource
+from palimpsest.data.sources.problem_source import MixedSource, ProblemSource, build_source, left_out, rows_left_out
+from palimpsest.engines.open import check_models, check_state, using
+from palimpsest.errors import PalimpsestError, ProcessesLost
+from palimpsest.evaluation.runner import EvalSet, summaries_of
+from palimpsest.memory.registry import admit_all, build_evaluated
+from palimpsest.plugins import held_by
+from palimpsest.progress.reporter import Progress, Silent
+from palimpsest.reward.compose import build_reward, layers_told
+from palimpsest.reward.grading import Grades, closing
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
+from palimpsest.runs.driver import Evaluate, Finished
+from palimpsest.runs.jsonl_rows import read_rows, whole
+from palimpsest.runs.loggers import build_loggers, check_sinks
+from palimpsest.runs.resume_rules import GIVEN, Origin
+from palimpsest.runs.run_folder import METRICS, RunFolder, open_run
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.training.loop import Trainer
+from palimpsest.types import Problem
+
+# ---- A training whose processes were lost goes on by itself, as often as cluster.max_restarts says -----------
+
+
+T = TypeVar("T")
+
+
+LONGEST_S = 60.0
+"""The longest wait before a restart."""
+
+
+async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awaitable[T]]) -> T:
+    """Await `attempt` of a run, which is told whether it is a restart, and restart it up to `most` times if processes
+    are lost. The error after the last restart has the first one as a note."""
+    first: ProcessesLost | None = None
+    fruitless = 0  # attempts in a row that completed no step
+    for number in range(most + 1):
+        stands = [Stand.of(path) for path in (folder.path, folder.path / COLD_START)]
+        try:
+            return await attempt(number > 0)
+        except ProcessesLost as error:
+            if number == most:
+                if first is not None:
+                    error.add_note(f"restarts: {number} (cluster.max_restarts={most}); the first was after: {first}")
+                raise
+            first = first or error
+            fruitless = 0 if any(stand.left() for stand in stands) else fruitless + 1
+            wait_s = wait_before(fruitless)
+            told = f"in {wait_s:g} s" if wait_s else "now"
+            folder.warn(f"{error}; that is {told}, restart {number + 1} of {most} (cluster.max_restarts)")
+            await asyncio.sleep(wait_s)
+        except PalimpsestError as error:
+            if first is not None:
+                error.add_note(f"this came as it was started again, after: {first}")
+            raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def wait_before(fruitless: int) -> float:
+    """Seconds before a restart, after so many attempts in a row that completed no step.
+
+    >>> [wait_before(number) for number in (0, 1, 2, 3, 7, 100)]
+    [0.0, 1.0, 2.0, 4.0, 60.0, 60.0]
+    """
+    return min(LONGEST_S, 2.0 ** min(fruitless - 1, 10)) if fruitless else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How far a run had come when an attempt began."""
+
+    folder: Path
+    saved: int
+    """The step of its newest checkpoint, from which it goes on; 0: it begins."""
+    changed: int | None
+    """When a row was last written or cut off, in ns."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Stand:
+        saved = max(map(checkpoint_step, checkpoint_paths(folder / CHECKPOINTS)), default=0)
+        return cls(folder, saved, _changed(folder))
+
+    def left(self) -> bool:
+        """Whether a step was made since then. Rows of the attempt before are there until they are cut off."""
+        if _changed(self.folder) == self.changed:
+            return False
+        return any(whole(row, "step", 0) > self.saved for row in read_rows(self.folder / METRICS))
+
+
+def _changed(folder: Path) -> int | None:
+    file = folder / METRICS
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+# ---- From a recipe to a run folder ---------------------------------------------------------------------------
+
+
+@python_words
+async def train_async(
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    *,
+    reward: Any = None,
+    data: Any = None,
+    policy: Any = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    callbacks: Any = None,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    resume: Resume = False,
+    force: bool = False,
+    quiet: bool = False,
+    progress: Progress | None = None,
+    stop: GracefulStop | None = None,
+) -> Run:
+    """Train an agent with reinforcement learning, to the end or to the first interrupt, which finishes the step.
+
+    `train` is an ordinary call and works in a notebook; `train_async` is to be awaited.
+
+    - `recipe`: a shipped recipe's name, a YAML file, or a configuration
+    - `overrides`: keys to change, as a mapping (`{"train.steps": 10}`, `{"train": {"steps": 10}}`) or as texts
+      (`["train.steps=10"]`, values as YAML)
+    - `reward`: a function `(problem, trajectory)` that returns a number or a `Grade`, or an object with `grade` of
+      these; it replaces the recipe's reward with its layers (docs/extending.md)
+    - `data`: a list of `Problem`s or of dicts with question, answers and context, a `datasets.Dataset`, or a file
+    - `policy`: a class or an object with a coroutine `run(problem, model)`; it replaces the recipe's with its options
+    - `model`, `tokenizer`: both loaded by transformers; a copy is written next to `out`. A folder or hub id needs none
+    - `callbacks`: functions `(step, metrics, timings)`, or objects with `log` of these, called after every step
+    - `out`: the run folder; without it `runs/RECIPE-seedS`
+    - `seed`: of the run and of the data
+    - `resume`: the run to continue, or its folder, which needs no recipe: recipe, overrides and seed are the run's
+      (overrides may change what a resumed run may change), and so are the objects of a `Run`; those of a folder are to
+      be given again. True: continue what is in `out`
+    - `force`: move what is there aside
+    - `quiet`: show nothing; `progress`: show it on this; `stop`: ask it to end, from any thread
+
+    Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
+    """
+    shown = progress or suitable_progress(quiet=quiet)
+    given = Objects("palimpsest.train", held_by(resume))
+    with given.known():
+        asking = Asking(recipe, overrides, seed, out, resume)
+        asked = asking.run(given, Things(reward, data, policy, callbacks, model, tokenizer))
+        for line in asking.adapted:
+            shown.message(line)
+        await run_training(
+            asked.config, asked.folder, resume=asked.resume, force=force, progress=shown, stop=stop or GracefulStop()
+        )
+    return Run(asked.folder, given.held)
+
+
+train = blocking(train_async)
+
+
+async def run_training(
+    config: RunConfig, out: Path, *, resume: bool, force: bool, progress: Progress, stop: GracefulStop
+) -> Finished:
+    """`train` of a configuration."""
+    if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
+        check_state(config, saved[-1])  # a resume that is refused changes nothing
+    prepared = await asyncio.to_thread(
+        prepare, config, out
+    )  # before the folder: a mistake corrected is a run begun, not one to resume
+    with (
+        open_run(
+            out, config, resume=resume, force=force, on_warning=progress.message, origin=_origin(config)
+        ) as folder,
+        resumable(out, progress),
+    ):
+        training = Training(folder, progress, stop)
+
+        async def attempt(again: bool) -> Finished:
+            return await training.run(config, await asyncio.to_thread(prepare, config, out) if again else prepared)
+
+        finished = await restarting(folder, config.cluster.max_restarts, attempt)
+        await asyncio.to_thread(report_training, out)
+        return finished
+
+
+def _origin(config: RunConfig) -> Origin:
+    given = objects_in(config)
+    return Origin(detail={GIVEN: list(given)} if given else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run needs besides its folder, loaded and checked."""
+
+    parts: Parts
+    source: ProblemSource
+    held_out: Sequence[Problem] | None
+    """Problems of the evaluation during training; None: there is none."""
+    skipped: tuple[str, ...] = ()
+    """What is said of each row that was left out of their files."""
+    contents: Mapping[str, Any] = field(default_factory=dict)
+    """`Contents.to_json` of the problems of files (`train`) and of `held_out`; no `train` where problems are drawn."""
+
+
+def prepare(config: RunConfig, out: Path) -> Prepared:
+    """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems.
+
+    `out` is the folder that the run has, or is to have; servers print there.
+    """
+    policy_of(config)  # cheap refusals come before the model is loaded
+    build_evaluated(config.policy)
+    check_sinks(config)
+    check_models(config)
+    source = build_source(config.data, split="train")
+    first = source.problems(step=0, count=config.train.prompts_per_step)
+    held_out, skipped = None, dict.fromkeys(rows_left_out(source))
+    if config.train.eval_every:
+        evaluated = build_source(config.data, split="eval")
+        held_out = evaluated.problems(step=0, count=config.train.eval_problems)
+        skipped |= dict.fromkeys(rows_left_out(evaluated))
+    parts = build_parts(config, out)
+    limits = parts.engine.limits
+    read, held = Contents(source.questions if isinstance(source, SearchFileSource) else ()), Contents()
+    for problems in (
+        read.watching(source) if isinstance(source, FileSource | MixedSource) else first,
+        held.watching(held_out or ()),
+    ):
+        admit_all(parts.policy, problems, parts.engine.codec, limits.max_context, limits.note)
+    contents = {} if held_out is None else {"held_out": held.to_json()}
+    if isinstance(source, FileSource | MixedSource | SearchFileSource):
+        contents |= {"train": read.to_json()}
+    return Prepared(parts, source, held_out, tuple(skipped), contents)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training in an open run folder."""
+
+    folder: RunFolder
+    progress: Progress = field(default_factory=Silent)
+    stop: GracefulStop = field(default_factory=GracefulStop)
+
+    async def run(
+        self, config: RunConfig, prepared: Prepared, on_start: Callable[[str], None] = lambda _: None
+    ) -> Finished:
+        """Train `config`, after its cold start if it has one; `on_start` is told the model that training with rewards
+        starts from."""
+        if told := layers_told(config.reward):
+            self.progress.message(told)
+        if config.cold_start is not None:
+            parts = prepared.parts
+            begun = await run_cold_start(
+                config,
+                parts.policy,
+                parts.engine.codec,
+                self.folder.path,
+                progress=self.progress,
+                stop=self.stop,
+                warn=self.folder.warn,
+            )
+            if begun.interrupted:
+                return Finished(0, True, begun.checkpoint)
+            model = config.model.model_copy(update={"path": str(begun.checkpoint)})
+            config = config.model_copy(update={"model": model})
+            await parts.engine.close()
+            await parts.cast.close()
+            prepared = await asyncio.to_thread(prepare, config, self.folder.path)
+        if prepared.skipped:
+            self.folder.warn(left_out(prepared.skipped))
+        on_start(config.model.path)
+        with self.folder.keeping_warnings():
+            return await self._with_rewards(config, prepared)
+
+    async def _with_rewards(self, config: RunConfig, prepared: Prepared) -> Finished:
+        parts = prepared.parts
+        assert parts.engine.learner is not None
+        if note := parts.engine.limits.note:
+            self.progress.message(note)
+        reward = build_reward(config.reward, parts.engine.codec, self.folder.path)
+        trainer = Trainer(
+            config=config,
+            folder=self.folder,
+            codec=parts.engine.codec,
+            sampler=parts.engine.sampler,
+            learner=parts.engine.learner,
+            policy=parts.policy,
+            source=prepared.source,
+            contents=prepared.contents,
+            grader=reward,
+            roles=parts.cast.roles,
+            loggers=build_loggers(config, self.folder, self.progress),
+            evaluate=None if prepared.held_out is None else _held_out(config, parts, reward.answer, prepared.held_out),
+            stop=self.stop,
+        )
+        return await using(parts.engine, using(parts.cast, closing(reward, trainer.run())))
+
+
+def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
+    """The hook that measures held-out problems every `train.eval_every` steps."""
+    evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
+    sets = [EvalSet("eval", problems, build_evaluated(config.policy))]
+
+    async def measure(step: int) -> dict[str, float]:
+        (summary,) = summaries_of(sets, await evaluator.play(sets))
+        accuracy = {} if summary.accuracy.mean is None else {"accuracy": summary.accuracy.mean}
+        counts = {"ungraded": float(summary.ungraded), "documents_cut": float(summary.documents_cut)}
+        return {**accuracy, **summary.metrics, **counts}
+
+    return measure

@@ -1,0 +1,251 @@
+"""What a training has gained, from its own log, and what can be done with it next.
+
+    held out    where `train.eval_every` measured, the first and the last of these
+    else        the mean reward of the first and of the last steps, with the spread between steps as noise: Welch's
+                t interval of the difference (Welch 1947), 95%, over at least 5 steps at each end
+
+Not covered: that steps depend on each other, which the interval takes as independent; whether the agent is better than
+before training: that needs an evaluation of both (`quickstart` has one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from statistics import fmean, variance
+from typing import Any
+
+from palimpsest.app.python_objects import objects_in
+from palimpsest.config.load import dump_config
+from palimpsest.config.model import model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.evaluation.statistics import wilson
+from palimpsest.evaluation.summary import T_975
+from palimpsest.metrics.reading_trace import Texts, memories
+from palimpsest.provenance import facts
+from palimpsest.report.page import ToldStory, told_beside, view_command
+from palimpsest.report.run_reports import ToldEpisode, TrainingResults, write_training_report
+from palimpsest.rollout.trajectory_file import read_groups
+from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
+from palimpsest.runs.resume_rules import made_with, resume_command
+from palimpsest.runs.run_folder import METRICS, load_config
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Group, Problem, Trajectory
+
+Row = Mapping[str, Any]
+ENDS = 10  # steps at each end that are compared, at most
+LEAST = 5  # and at least
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A mean and how far it may be off: 95%."""
+
+    mean: float
+    low: float
+    high: float
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}] {self.where}"
+
+
+def training_results(folder: Path) -> TrainingResults:
+    """What the report of the run in `folder` tells."""
+    config = load_config(folder)
+    rows = read_rows(folder / METRICS)
+    rewarded = with_number(rows, "reward/mean")
+    unit = config.data.curriculum.unit if config.data.curriculum else "chunks"
+    return TrainingResults(
+        title=f"{config.recipe}: {len(rows)} of {config.train.steps} steps",
+        gain=f"{gained(rows, config)} {ungraded(rows, config)}".strip(),
+        facts=[
+            ("seed", str(config.seed)),
+            ("model", config.model.path),
+            ("policy", config.policy.name),
+            *facts(made_with(folder)),
+        ],
+        rows=rewarded,
+        sizes=[whole(row, f"curriculum/{unit}", 1) for row in rewarded],
+        searched=unit == "objectives",
+        episodes=_episodes(folder, config),
+        next_steps=next_steps(folder, config, len(rows)),
+        config=dump_config(config),
+        stories=told_of_last_step(folder, config),
+        look=view_command(folder),
+    )
+
+
+def report_training(folder: Path) -> TrainingResults:
+    """Write report.html of the run in `folder`; what it tells."""
+    results = training_results(folder)
+    write_training_report(folder, results)
+    return results
+
+
+def gained(rows: Sequence[Row], config: RunConfig) -> str:
+    """What was gained, in a sentence.
+
+    >>> rows = [{"step": step, "reward/mean": 0.25 + 0.125 * (step > 1)} for step in (1, 2)]
+    >>> gained(rows, RunConfig())
+    'Reward 0.25 in step 1, 0.38 in step 2: too few steps to tell gain from noise.'
+    """
+    held_out = with_number(rows, "eval/accuracy")
+    if len(held_out) > 1 and not all(0 <= row["eval/accuracy"] <= 1 for row in held_out):
+        told = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
+        return f"Held-out reward {told}: beyond 0 to 1, so its noise is not known."
+    if len(held_out) > 1:
+        first, last = (_held_out(row, config.train.eval_problems) for row in (held_out[0], held_out[-1]))
+        return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
+    rewarded = with_number(rows, "reward/mean")
+    if not rewarded:
+        return "No step has a reward."
+    rewarded, of_size = _of_last_size(rewarded)
+    ends = min(ENDS, len(rewarded) // 2)
+    if ends < LEAST:
+        told = ", ".join(f"{row['reward/mean']:.2f} in step {row['step']}" for row in (rewarded[0], rewarded[-1]))
+        return f"Reward{of_size} {told}: too few steps to tell gain from noise."
+    return f"Reward{of_size} {_rewards(rewarded[:ends], rewarded[-ends:])}."
+
+
+def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
+    """How many episodes had no grade, in a sentence; empty if all had one.
+
+    >>> ungraded([{"reward/ungraded": 3.0, "groups/played": 2.0}], RunConfig(train={"group_size": 4}))
+    '3 of 8 episodes had no grade and are in no figure.'
+    """
+    missing = sum(whole(row, "reward/ungraded", 0) for row in rows)
+    played = sum(whole(row, "groups/played", 0) for row in rows) * config.train.group_size
+    return f"{missing} of {played} episodes had no grade and are in no figure." if missing else ""
+
+
+def _held_out(row: Row, problems: int) -> Level:
+    mean, counted = float(row["eval/accuracy"]), max(1, problems - whole(row, "eval/ungraded", 0))
+    return Level(mean, *wilson(mean * counted, counted), f"after step {row['step']}")
+
+
+def _rewards(first: Sequence[Row], last: Sequence[Row]) -> str:
+    """Both means, their difference with its interval, and what follows."""
+    before, after = ([float(row["reward/mean"]) for row in rows] for rows in (first, last))
+    where = [f"in steps {rows[0]['step']} to {rows[-1]['step']}" for rows in (first, last)]
+    low, high = welch(before, after)
+    verdict = "a gain beyond noise" if low > 0 else "a loss beyond noise" if high < 0 else "no change beyond noise"
+    return (
+        f"{fmean(before):.2f} {where[0]}, {fmean(after):.2f} {where[1]}, "
+        f"a difference of {fmean(after) - fmean(before):.2f} [{low:.2f}, {high:.2f}]: {verdict}"
+    )
+
+
+def welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """95% interval of mean(after) - mean(before), of LEAST to ENDS values each (Welch 1947).
+
+    Degrees of freedom are rounded down, which widens it a little. Without any spread it has no width: five equal values
+    against five others are 1 of the 126 ways to part them in two.
+    """
+    errors = [variance(values) / len(values) for values in (before, after)]
+    difference, error = fmean(after) - fmean(before), sum(errors)
+    if not error:
+        return difference, difference
+    shares = [each / error for each in errors]
+    freedom = 1 / sum(s**2 / (len(values) - 1) for s, values in zip(shares, (before, after), strict=True))
+    off = T_975[int(freedom + 1e-9) - 1] * math.sqrt(error)
+    return difference - off, difference + off
+
+
+def _verdict(first: Level, last: Level) -> str:
+    if last.low > first.high:
+        return "a gain beyond noise"
+    return "a loss beyond noise" if last.high < first.low else "no change beyond noise"
+
+
+def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
+    """The rows whose problems were as large as the last ones, and which those are if a curriculum made them grow.
+
+    A reward falls whenever problems grow, which says nothing about what was learnt.
+    """
+    for key, word in (("curriculum/chunks", "chunks"), ("curriculum/objectives", "questions")):
+        sizes = [whole(row, key, 0) for row in rows]
+        if len(set(sizes)) > 1:
+            same = [row for row, size in zip(rows, sizes, strict=True) if size == sizes[-1]]
+            return same, f" at {sizes[-1]} {word}, after {sizes[0]},"
+    return rows, ""
+
+
+def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
+    """Commands that continue from here; of a run with Python objects calls, which alone can give them."""
+    more = {"steps": 2 * config.train.steps} if done >= config.train.steps else {}
+    measure = _measuring_call(folder, config) if objects_in(config) else _measuring_command(folder, config)
+    return [measure, f"{resume_command(folder, **more)}     # train on"]
+
+
+_SIZES = {"synthetic": ("chunks", (1, 4, 16, 64)), "synthetic_search": ("objectives", (1, 2, 4, 8))}
+_BEYOND = "measure it, beyond what it was trained on"
+
+
+def _measuring_command(folder: Path, config: RunConfig) -> str:
+    name, numbers = _SIZES.get(str(config.data.source), ("", ()))
+    sizes = f" --{name} {','.join(map(str, numbers))}" if name else ""
+    known = sizes or config.data.eval_source is not None
+    what = _BEYOND if known else "add --data: these are what it was trained on"
+    run = quote(str(folder))
+    return f"palimpsest eval --model {run}{sizes} --out {run}/eval     # {what}"
+
+
+def _measuring_call(folder: Path, config: RunConfig) -> str:
+    """What `palimpsest.evaluate` needs besides the folder: problems where none are held out, and the objects."""
+    name, numbers = _SIZES.get(str(config.data.source), ("", ()))
+    known = name or config.data.eval_source is not None
+    objects = [f"{argument}=..." for argument in objects_in(config) if argument in ("reward", "policy")]
+    given = [
+        repr(str(folder)),
+        *([] if known else ["data=[...]"]),
+        *objects,
+        *([f"{name}={list(numbers)}"] if name else []),
+        f"out={str(folder / 'eval')!r}",
+    ]
+    what = _BEYOND if known else "with problems that it was not trained on"
+    return f"palimpsest.evaluate({', '.join(given)})     # {what}"
+
+
+def told_of_last_step(folder: Path, config: RunConfig) -> list[ToldStory]:
+    """A failure of the last recorded step memory by memory, beside the success of the same problem where there is
+    one."""
+    groups = _last_groups(folder)
+    return told_beside(groups, Codec.load(model_path(config.model))) if groups else []
+
+
+def _last_groups(folder: Path) -> tuple[Group, ...]:
+    records = sorted((folder / "trajectories").glob("step-*.jsonl.zst"))
+    return read_groups(records[-1]).groups if records else ()
+
+
+def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
+    """The best, the worst and one between of the last recorded step, of different problems where there are several."""
+    groups = _last_groups(folder)
+    if not groups:
+        return []
+    texts = Texts(Codec.load(model_path(config.model)))
+    graded = sorted(
+        (played for group in groups for played in _of_each_worth(group)), key=lambda each: -(each[2].value or 0)
+    )
+    chosen = dict.fromkeys((0, len(graded) // 2, len(graded) - 1))
+    return [_told(*graded[at], texts) for at in chosen if 0 <= at < len(graded)]
+
+
+def _of_each_worth(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
+    """The first episode of each reward that the group has."""
+    first: dict[float, tuple[Problem, Trajectory, Grade]] = {}
+    for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+        if grade.value is not None:
+            first.setdefault(grade.value, (group.problem, trajectory, grade))
+    return list(first.values())
+
+
+def _told(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> ToldEpisode:
+    written = [memory.text.strip() for memory in memories(trajectory, texts)]
+    gold = " or ".join(problem.answers)
+    return ToldEpisode(problem.question, written, trajectory.answer or "", gold, grade.value)

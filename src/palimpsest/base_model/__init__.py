@@ -1,0 +1,1 @@
+"""How the shipped base models are made."""

@@ -1,0 +1,408 @@
+"""`palimpsest data`: inspects data files, and makes, converts, filters and downloads data sets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from palimpsest.cli.options import Columns, Force, Out, named_columns, numbers, shares, tell_made
+
+# ---- palimpsest data build -----------------------------------------------------------------------------------
+
+
+def build(
+    source: Annotated[list[Path], typer.Option(help="HotpotQA, 2WikiMultiHopQA or MuSiQue file; may be repeated.")],
+    documents: Annotated[str, typer.Option(help="Documents per context, e.g. 50,200: a file for each number.")],
+    out: Out,
+    corpus: Annotated[list[Path] | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
+    exclude: Annotated[list[Path] | None, typer.Option(help="No question of this file is used: a test set.")] = None,
+    split: Annotated[str, typer.Option(help="Names with a number, a share or rest.")] = "eval=rest",
+    disjoint_gold: Annotated[
+        bool, typer.Option("--disjoint-gold", help="Splits share no gold document, besides sharing no question.")
+    ] = False,
+    disjoint_documents: Annotated[
+        bool, typer.Option("--disjoint-documents", help="Nor is one a distractor in another split.")
+    ] = False,
+    where: Annotated[list[str] | None, typer.Option(help="Only questions of metadata KEY=VALUE[,VALUE].")] = None,
+    without_yes_no: Annotated[
+        bool, typer.Option("--without-yes-no", help="No question that yes or no answers.")
+    ] = False,
+    order: Annotated[str, typer.Option(help="Of the gold documents: any, forward, reverse.")] = "any",
+    min_distance: Annotated[float, typer.Option(min=0, help="Between gold documents; below 1 a share of all.")] = 0,
+    positions: Annotated[str | None, typer.Option(help="Of the gold documents, 0 to 1, e.g. 0.1,0.9.")] = None,
+    layout: Annotated[str, typer.Option(help="text, indices (into documents.jsonl), or auto: the smaller.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of splits, distractors and places.")] = 0,
+    force: Force = False,
+) -> None:
+    """Build long contexts out of question files: every gold document among distractors, in splits, with a manifest.
+
+    \b
+    Examples:
+      palimpsest data build --source hotpot_dev.json --documents 50,200 --seed 1 --out sets/hotpot
+      palimpsest data build --source 2wiki_dev.json --source hotpot_train.json --documents 400 \\
+        --split train=rest,dev=64,test=128 --disjoint-gold --min-distance 0.5 --out sets/far
+    """
+    from palimpsest.app.datasets.dataset_builder import build_contexts, read_contexts
+    from palimpsest.progress.displays import Terminal
+
+    given: dict[str, Any] = {"documents": numbers("--documents", "numbers of documents", documents), "seed": seed}
+    given |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
+    given |= {"order": order, "min_distance": min_distance, "layout": layout}
+    given["positions"] = shares("--positions", positions)
+    contexts, filters = read_contexts(given, split=split, where=where or (), without_yes_no=without_yes_no)
+    built = build_contexts(
+        source,
+        contexts,
+        out=out,
+        corpora=corpus or (),
+        exclude=exclude or (),
+        filters=filters,
+        force=force,
+        progress=Terminal(),
+    )
+    tell_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))
+
+
+# ---- palimpsest data -----------------------------------------------------------------------------------------
+
+
+class MissingGold(StrEnum):
+    refuse = "refuse"
+    skip = "skip"
+
+
+OnMissingGold = Annotated[
+    MissingGold, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
+]
+
+app = typer.Typer(help="Look into data files, make data sets.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def group() -> None:
+    """Look into data files, make data sets."""
+
+
+@app.command("inspect")
+def inspect(
+    file: Annotated[str, typer.Argument(help="A data file of any format that training and evaluation read.")],
+    documents: Annotated[int | None, typer.Option(min=1, help="Assemble contexts of so many documents first.")] = None,
+    corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
+    columns: Columns = None,
+    on_missing_gold: OnMissingGold = MissingGold.refuse,
+) -> None:
+    """Show format, lengths, golds, evidence positions and one worked sample of a data file.
+
+    \b
+    Examples:
+      palimpsest data inspect hotpot_dev.json
+      palimpsest data inspect hotpot_dev.json --documents 50 --limit 20
+      palimpsest data inspect faq.csv --map question=q,answers=gold
+      palimpsest data inspect faq.xml --format my_module:MyFormat
+    """
+    from palimpsest.cli.output import stdout
+    from palimpsest.data.formats.problem_files import Reading
+    from palimpsest.data.sources.problem_source import named_format
+    from palimpsest.report.dataset_summary import inspect_source, render
+
+    named = named_columns(columns, file)
+    reading = Reading(named_format(format), corpus, named, on_missing_gold is MissingGold.skip)
+    stdout().print(render(inspect_source(file, reading, documents=documents, limit=limit)))
+
+
+@app.command("assemble")
+def assemble(
+    file: Annotated[str, typer.Argument(help="HotpotQA, 2WikiMultiHopQA or MuSiQue: questions with their paragraphs.")],
+    out: Annotated[Path, typer.Option(help="The eval_{N}.json to write.")],
+    documents: Annotated[int, typer.Option(min=1, help="Documents per context.")],
+    order: Annotated[str, typer.Option(help="Of the gold paragraphs: any, forward, reverse.")] = "any",
+    min_distance: Annotated[int, typer.Option(min=0, help="Documents between gold paragraphs at the least.")] = 0,
+    corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
+    columns: Columns = None,
+    on_missing_gold: OnMissingGold = MissingGold.refuse,
+    seed: Annotated[int, typer.Option(help="Of the draw of distractors and places.")] = 0,
+) -> None:
+    """Write an evaluation file with MemAgent's and ReMemR1's fields: long contexts, evidence where it is wanted.
+
+    \b
+    Examples:
+      palimpsest data assemble hotpot_dev.json --documents 200 --limit 128 --out eval_hotpotqa_200.json
+      palimpsest data assemble 2wiki_dev.json --documents 400 --order reverse --min-distance 100 \\
+        --out eval_2wiki_400_min_distance_100.json
+    """
+    from palimpsest.app.datasets.data_files import assemble_file
+    from palimpsest.data.sources.problem_source import left_out
+    from palimpsest.progress.displays import Terminal
+
+    written = assemble_file(
+        file,
+        out=out,
+        documents=documents,
+        order=order,
+        min_distance=min_distance,
+        corpus=corpus,
+        limit=limit,
+        format=format,
+        map=named_columns(columns, file),
+        on_missing_gold=on_missing_gold.value,
+        seed=seed,
+    )
+    if written.skipped:
+        Terminal().message(left_out(written.skipped))
+    Terminal().message(f"{out}: {written.count} problems of {documents} documents")
+
+
+app.command("build")(build)
+
+
+# ---- palimpsest data convert ---------------------------------------------------------------------------------
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="A data file of any format that training and evaluation read.")],
+    to: Annotated[str, typer.Option(help="memagent-parquet, memagent-eval, vime, memact or palimpsest.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    indices_into: Annotated[
+        Path | None, typer.Option(help="memagent-eval: contexts as numbers of this file's documents.")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="Of the file that is read; default: by columns.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only problems of metadata KEY=VALUE[,VALUE].")] = None,
+    force: Force = False,
+) -> None:
+    """Write a data file in another system's layout, or in ours.
+
+    \b
+    Examples:
+      palimpsest data convert hotpotqa_train_32k.parquet --to palimpsest --out train.jsonl
+      palimpsest data convert mine.jsonl --to vime --out mine-vime.jsonl
+      palimpsest data convert all.parquet --to palimpsest --where source=eventqa_65536 --out eventqa_65536.jsonl
+    """
+    from palimpsest.app.datasets.data_files import convert as convert_file
+    from palimpsest.progress.displays import Terminal
+
+    read: dict[str, Any] = {"indices_into": indices_into, "format": format, "where": where or ()}
+    done = convert_file(file, to, out=out, **read, force=force, progress=Terminal())
+    typer.echo(f"{out}: {done.problems:,} problems as {to}")
+    for what, count in done.dropped.items():
+        typer.echo(f"{to} has no place for {what}: dropped of {count:,} problems", err=True)
+
+
+# ---- palimpsest data download --------------------------------------------------------------------------------
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE of the hub.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the file to.")] = Path("data"),
+    sha256: Annotated[str | None, typer.Option(help="Digest that the file must have.")] = None,
+    force: Force = False,
+) -> None:
+    """Fetch a published data set's file, or go on with one that broke off; its SHA-256 is printed.
+
+    \b
+    Examples:
+      palimpsest data download hotpotqa-dev --out data
+      palimpsest data download BytedTsinghua-SIA/hotpotqa/eval_6400.json --out data
+    """
+    from palimpsest.app.datasets.data_files import download as fetch
+    from palimpsest.app.datasets.data_files import find
+    from palimpsest.progress.displays import Terminal
+
+    published = find(name)
+    done = fetch(published, out / published.file, sha256=sha256, force=force, progress=Terminal())
+    typer.echo(f"{done.path}: {done.size:,} bytes; licence: {published.licence}")
+    typer.echo(f"SHA-256 {done.sha256}{' (as expected)' if done.checked else ' (nothing to compare it with)'}")
+
+
+# ---- palimpsest data filter ----------------------------------------------------------------------------------
+
+
+def filter(
+    file: Annotated[Path, typer.Argument(help="Question file of any known format.")],
+    endpoint: Annotated[str, typer.Option(help="OpenAI-compatible, such as http://127.0.0.1:8000/v1.")],
+    model: Annotated[str, typer.Option(help="Its name at the endpoint.")],
+    out: Annotated[Path, typer.Option(help="File for the rows that stay.")],
+    n: Annotated[int, typer.Option("--n", min=1, help="Times each question is asked.")] = 2,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the replies.")] = 1.0,
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the key.")] = None,
+    force: Force = False,
+) -> None:
+    """Leave out the questions that a model answers without their document.
+
+    \b
+    Example:
+      palimpsest data filter hotpot_train.json --endpoint http://127.0.0.1:8000/v1 --model Qwen/Qwen3-4B \\
+        --out filtered.jsonl
+    """
+    from palimpsest.app.datasets.memorized_filter import endpoint_of, filter_known
+    from palimpsest.progress.displays import Terminal
+
+    asked = endpoint_of(url=endpoint, model=model, api_key_env=api_key_env, temperature=temperature)
+    done = filter_known(file, asked, out=out, asks=n, force=force, progress=Terminal())
+    typer.echo(f"{out}: {done.kept:,} questions; left out, answered without the document: {done.known:,}")
+    if done.unanswered:
+        typer.echo(f"{done.unanswered:,} got no reply and stay: {done.failures[0]}", err=True)
+
+
+# ---- palimpsest data objectives ------------------------------------------------------------------------------
+
+
+def objectives(
+    source: Annotated[list[Path], typer.Option(help="Question file of any known format; may be repeated.")],
+    out: Out,
+    objectives: Annotated[str, typer.Option(help="Questions a problem asks: a file for each number.")] = "2,4,6,8",
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="On one context of so many; without it, by search.")
+    ] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", min=1, help="Problems of each size; all there are without it.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of who is asked with whom, distractors and places.")] = 0,
+    force: Force = False,
+) -> None:
+    """Combine the questions of files into problems of several, to be searched for or asked of one long document.
+
+    \b
+    Examples:
+      palimpsest data objectives --source hotpot_dev.json --objectives 2,4,6,8 --n 200 --out sets/several
+      palimpsest data objectives --source hotpot_dev.json --objectives 3 --documents 100 --out sets/three
+    """
+    from palimpsest.app.datasets.dataset_builder import make_objectives
+    from palimpsest.progress.displays import Terminal
+
+    sizes = numbers("--objectives", "numbers of questions", objectives)
+    made = make_objectives(
+        source, sizes, out=out, documents=documents, count=n, seed=seed, force=force, progress=Terminal()
+    )
+    tell_made(made)
+
+
+# ---- palimpsest data ruler -----------------------------------------------------------------------------------
+
+
+def ruler(
+    tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the model whose tokens are counted.")],
+    lengths: Annotated[str, typer.Option(help="In tokens, the answer's room included, e.g. 4096,8192.")],
+    out: Out,
+    tasks: Annotated[
+        str, typer.Option(help="Of RULER's thirteen, e.g. vt,cwe; all: those whose files are given.")
+    ] = "all",
+    n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task and length.")] = 100,
+    haystack: Annotated[Path | None, typer.Option(help="Text file in which needles of five tasks are hidden.")] = None,
+    squad: Annotated[Path | None, typer.Option(help="SQuAD's file, for qa_1.")] = None,
+    hotpot: Annotated[Path | None, typer.Option(help="HotpotQA's file, for qa_2.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    force: Force = False,
+) -> None:
+    """Generate RULER's tasks at any length of any tokenizer.
+
+    \b
+    Examples:
+      palimpsest data ruler --tokenizer Qwen/Qwen3-4B --lengths 4096,131072 --out sets/ruler
+      palimpsest data ruler --tasks niah_multiquery,qa_2 --tokenizer models/mine --lengths 8192 --n 16 \\
+        --haystack essays.txt --hotpot hotpot_dev.json --out sets/ruler-8k
+    """
+    from palimpsest.app.datasets.generated_sets import Texts, make_ruler
+    from palimpsest.progress.displays import Terminal
+
+    made = make_ruler(
+        tasks.split(","),
+        numbers("--lengths", "numbers of tokens", lengths),
+        tokenizer=tokenizer,
+        count=n,
+        out=out,
+        seed=seed,
+        texts=Texts(haystack, squad, hotpot),
+        force=force,
+        progress=Terminal(),
+    )
+    tell_made(made, (_lacks(*each) for each in made.left_out.items()))
+
+
+def _lacks(task: str, option: str) -> str:
+    return f"left out: {task}, which is made of a file of yours ({option} FILE)"
+
+
+# ---- palimpsest data babilong and palimpsest data updates ----------------------------------------------------
+
+
+Tokenizer = Annotated[str, typer.Option(help="Folder or hub id of the model whose tokens are counted.")]
+Lengths = Annotated[str, typer.Option(help="Tokens of a context, e.g. 4096,8192.")]
+Number = Annotated[int, typer.Option("--n", min=1, help="Problems of each kind and length.")]
+Seed = Annotated[int, typer.Option(help="Of every draw.")]
+
+
+def babilong(
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    out: Out,
+    tasks: Annotated[str, typer.Option(help="Of qa1 to qa5, e.g. qa1,qa2; or all.")] = "all",
+    n: Number = 100,
+    haystack: Annotated[Path | None, typer.Option(help="Text file to hide the facts in; noise without it.")] = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Generate questions about people, places and things (bAbI's qa1 to qa5) whose facts are hidden in a long text.
+
+    \b
+    Examples:
+      palimpsest data babilong --tokenizer Qwen/Qwen3-4B --lengths 4096,131072 --out sets/babilong
+      palimpsest data babilong --tasks qa2 --haystack books.txt --tokenizer models/mine --lengths 8192 \\
+        --n 16 --out sets/qa2
+    """
+    from palimpsest.app.datasets.generated_sets import Amount, make_babilong
+    from palimpsest.progress.displays import Terminal
+
+    amount = Amount(numbers("--lengths", "numbers of tokens", lengths), n, seed)
+    chosen = tasks.split(",")
+    tell_made(
+        make_babilong(chosen, amount, tokenizer=tokenizer, out=out, haystack=haystack, force=force, progress=Terminal())
+    )
+
+
+def updates(
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    out: Out,
+    kinds: Annotated[str, typer.Option(help="What is asked: now, then, count; or all.")] = "all",
+    changes: Annotated[str, typer.Option(help="How often a fact changes, by turns.")] = "1,2,4",
+    n: Number = 100,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Generate questions about facts that change: what is so at the end, what was so on a day, how often it changed.
+
+    \b
+    Examples:
+      palimpsest data updates --tokenizer Qwen/Qwen3-4B --lengths 4096,32768 --out sets/updates
+      palimpsest data updates --kinds now --changes 1,8 --tokenizer models/mine --lengths 8192 --out sets/now
+    """
+    from palimpsest.app.datasets.generated_sets import Amount, make_updates
+    from palimpsest.progress.displays import Terminal
+
+    amount = Amount(numbers("--lengths", "numbers of tokens", lengths), n, seed)
+    often = numbers("--changes", "numbers of changes", changes)
+    chosen = kinds.split(",")
+    tell_made(
+        make_updates(chosen, amount, tokenizer=tokenizer, out=out, changes=often, force=force, progress=Terminal())
+    )
+
+
+# ---- Commands of palimpsest data that make data sets or files of them ----------------------------------------
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add them to the group."""
+    app.command("objectives")(objectives)
+    app.command("convert")(convert)
+    app.command("download")(download)
+    app.command("filter")(filter)
+    app.command("ruler")(ruler)
+    app.command("babilong")(babilong)
+    app.command("updates")(updates)

@@ -1,0 +1,88 @@
+"""DAPO (arXiv 2503.14476): dynamic sampling (eq. 11) and the soft overlong punishment (eq. 13).
+
+The paper keeps a group only if 0 < number of correct answers < G: equal rewards give every trajectory the
+advantage 0, whatever the baseline, and such groups dilute the others. Dropped groups leave the denominator of
+`aggregate`; playing others in their place is the training loop's part. As in the paper it's the reward itself
+that is looked at, before any overlong penalty.
+
+Soft overlong punishment: DAPO (arXiv 2503.14476, eq. 13).
+
+For a completion of y sampled tokens, with L = max_tokens and B = buffer, the paper adds to the reward
+
+    0                    y <= L - B
+    ((L - B) - y) / B    L - B < y <= L
+    -1                   L < y
+
+The paper's episodes are one completion long. An episode of several turns gets the mean over its turns, times
+`penalty`, so that one long turn in ten costs a tenth: a long document must not cost more than a short one.
+Applied before the group statistics; turns that sampled nothing count as short, turns of frozen roles not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+
+from palimpsest.config.schema import OverlongConfig
+from palimpsest.types import Group, Trajectory
+
+
+def graded_rewards(group: Group) -> list[float]:
+    """The rewards that count: ungraded trajectories have none."""
+    return [grade.value for grade in group.grades if grade.value is not None]
+
+
+def comparable(group: Group) -> bool:
+    """Whether statistics over the group's rewards say anything.
+
+    A lone survivor of a group that failures thinned out has nothing to be compared with. A group played with
+    a single rollout on purpose has: its baseline is 0 by convention.
+    """
+    return len(graded_rewards(group)) > 1 or (len(group.grades) == 1 and group.grades[0].graded)
+
+
+def has_signal(group: Group) -> bool:
+    """Whether any trajectory gets an advantage other than 0 from its reward.
+
+    >>> from palimpsest.types import Grade, Outcome, Problem, Trajectory
+    >>> def group(*values):
+    ...     played = [Trajectory("p", "g", i, (), Outcome.ANSWERED) for i in range(len(values))]
+    ...     return Group(Problem("p", "?", ("a",)), tuple(played), tuple(map(Grade, values)))
+    >>> has_signal(group(1.0, 0.0)), has_signal(group(1.0, 1.0)), has_signal(group(1.0, None))
+    (True, False, False)
+    """
+    rewards = graded_rewards(group)
+    if not comparable(group):
+        return False
+    return min(rewards) != max(rewards) if len(rewards) > 1 else rewards[0] != 0.0
+
+
+def partition(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
+    """Groups with a signal and groups without, each in their order."""
+    with_signal: list[Group] = []
+    without: list[Group] = []
+    for group in groups:
+        (with_signal if has_signal(group) else without).append(group)
+    return with_signal, without
+
+
+# ---- Soft overlong punishment --------------------------------------------------------------------------------
+
+
+def penalty(trajectory: Trajectory, config: OverlongConfig) -> float:
+    """What to subtract from the trajectory's reward, in [0, config.penalty].
+
+    >>> from palimpsest.types import Completion, Outcome, StopReason, Turn
+    >>> def played(*lengths):
+    ...     turns = [Turn((1,), Completion((2,) * n, (0.0,) * n, StopReason.STOP), 0, "act") for n in lengths]
+    ...     return Trajectory("p", "g", 0, tuple(turns), Outcome.ANSWERED)
+    >>> config = OverlongConfig(max_tokens=10, buffer=4)
+    >>> [penalty(played(n), config) for n in (6, 7, 10, 11)], penalty(played(6, 8), config)
+    ([0.0, 0.25, 1.0, 1.0], 0.25)
+    """
+    lengths = [len(turn.completion.token_ids) for turn in trajectory.turns if turn.trained]
+    if not lengths:
+        return 0.0
+    free = config.max_tokens - config.buffer
+    excess = [(length - free) / config.buffer for length in lengths]
+    return config.penalty * fmean(min(max(share, 0.0), 1.0) for share in excess)

@@ -1,0 +1,85 @@
+"""The text of a PDF's pages, taken out by a process of its own: a made file may ask for any time and any memory.
+
+    pages(path, data) -> child: the bytes on standard input; on standard output the text, or why there is none
+
+Guaranteed: the child ends after `seconds_for(size)` of computing, and takes `MEMORY` bytes and gives `TEXT` characters
+at the most; whatever pypdf raises or dies of is an error that names the file.
+Not covered: a limit of memory where the system holds none (macOS).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from io import BytesIO
+
+from palimpsest.errors import DataError
+
+MEMORY = 2 << 30
+"""Bytes of address space of the child."""
+TEXT = 64 << 20
+"""Characters that a document's pages may hold."""
+_TEXT, _REASON = b"t", b"r"
+_FIX = "convert it to text first (pdftotext, say)"
+
+
+def seconds_for(size: int) -> int:
+    """Seconds of computing that a file of `size` bytes may take.
+
+    >>> seconds_for(0), seconds_for(4 << 20), seconds_for(1 << 30)
+    (60, 180, 600)
+    """
+    return min(600, 60 + 30 * size // (1 << 20))
+
+
+def pages(path: str, data: bytes) -> str:
+    """The text of the PDF in `data`, which messages call `path`; pypdf must be there. Raises DataError."""
+    limit = seconds_for(len(data))
+    command = [sys.executable, "-P", "-m", "palimpsest.data.files.pdf_pages", str(limit)]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=4 * limit)
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{path}: its pages weren't read within {4 * limit} s; {_FIX}") from None
+    told = done.stdout[1:].decode("utf-8", "replace")
+    if done.returncode == 0 and done.stdout[:1] == _TEXT:
+        return told
+    if done.returncode == 0 and done.stdout[:1] == _REASON:
+        raise DataError(f"{path}: {told}")
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise DataError(f"{path}: its pages take more than {limit} s to read; {_FIX}")
+    raise DataError(f"{path}: can't be read as PDF (its reader ended with status {done.returncode}); {_FIX}")
+
+
+def _taken() -> tuple[bytes, str]:
+    """What the child tells."""
+    from pypdf import PdfReader  # an extra, which the parent has looked for
+
+    parent, texts, length = os.getppid(), list[str](), 0
+    try:
+        for page in PdfReader(BytesIO(sys.stdin.buffer.read())).pages:
+            texts.append(page.extract_text())
+            length += len(texts[-1])
+            if length > TEXT:
+                return _REASON, f"its pages hold more than {TEXT:,} characters; {_FIX}"
+            if os.getppid() != parent:
+                sys.exit(1)  # nobody waits any more
+    except MemoryError:
+        return _REASON, f"its pages take more than {MEMORY >> 30} GiB to read; {_FIX}"
+    except Exception as error:  # noqa: BLE001  a border: of a damaged file pypdf raises whatever comes of it
+        return _REASON, f"can't be read as PDF ({type(error).__name__}: {str(error) or 'damaged'})"
+    return _TEXT, "\n\n".join(texts)
+
+
+def _main() -> None:
+    seconds = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    kind, told = _taken()
+    sys.stdout.buffer.write(kind + told.encode("utf-8", "replace"))
+
+
+if __name__ == "__main__":
+    _main()

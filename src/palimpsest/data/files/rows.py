@@ -1,0 +1,438 @@
+"""Rows of a data file, one at a time: JSON, CSV, TSV, parquet, SQuAD's own file, data sets of the hub.
+(text_files.py); a data set of the hub (this file); objects that a call from Python was given (plugins.py). CSV and TSV
+are
+told by their suffix, the others by content.
+
+Guaranteed: memory holds one row and its read buffer (parquet: one batch; SQuAD's own file, which is one object: all
+of it); a file that is cut short, malformed or not UTF-8 raises DataError with the byte and line; every row carries the
+place it came from, for later messages.
+Not covered: compressed files and Git LFS pointers (recognised, refused); duplicate keys in an object (the last wins).
+
+Data sets of the Hugging Face hub, and folders of the same layout, where the package `datasets` is installed.
+
+    hub:owner/name                   the only split there is
+    hub:owner/name@validation        a split
+    hub:owner/name:distractor@train  a configuration and a split
+
+Rows are streamed: nothing is downloaded but what is read. Code of a data set is never run; a data set that is one is
+refused by the package.
+Not covered: the revision, which is the newest; images and audio.
+
+Rows of tables: CSV, TSV and parquet.
+
+A cell of CSV is text, whatever it looks like (`007`, `=1+1`, `NA`); an empty one is absent. Where a layout wants a list
+or an object (`NESTED`), a cell may hold it as JSON. The separator is a tab in `.tsv`, else the commonest of comma,
+semicolon and tab in the header.
+
+Guaranteed: memory holds one row of CSV, one batch of parquet; a row with another number of cells than the header, two
+columns of one name, a NUL byte, and a quote that never closes are refused with their line.
+Not covered: CSV without a header; comments; parquet whose single row is larger than memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TextIO
+
+from palimpsest.config.install_hints import install_line
+from palimpsest.data.files.text_files import WIDE, convert, not_utf8, text_rows
+from palimpsest.errors import DataError
+from palimpsest.files import NoRegularFile, read_regular
+from palimpsest.plugins import found, is_given
+
+# ---- SQuAD's own file, one object of articles, as the rows that the hub has of it ----------------------------
+
+
+def has_articles(values: Mapping[str, Any]) -> bool:
+    """Whether an object is the whole of SQuAD's own file."""
+    listed = values.get("data")
+    return isinstance(listed, list) and bool(listed) and isinstance(listed[0], Mapping) and "paragraphs" in listed[0]
+
+
+def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """(values by column, place) of every question, in the order of the file. Raises LookupError or TypeError for what
+    is no article.
+
+    >>> asked = {"id": "q1", "question": "Who ran?", "answers": [{"text": "Ann", "answer_start": 0}]}
+    >>> file = {"data": [{"title": "Runs", "paragraphs": [{"context": "Ann ran.", "qas": [asked]}]}]}
+    >>> [(values["title"], values["context"], values["id"], place) for values, place in article_rows(file)]
+    [('Runs', 'Ann ran.', 'q1', 'data[0].paragraphs[0].qas[0]')]
+    """
+    for a, article in enumerate(values["data"]):
+        for p, paragraph in enumerate(article["paragraphs"]):
+            for q, asked in enumerate(paragraph["qas"]):
+                own = {"title": article.get("title"), "context": paragraph["context"]}
+                yield {**asked, **own}, f"data[{a}].paragraphs[{p}].qas[{q}]"
+
+
+# ---- Data sets of the Hugging Face hub, and folders of the same layout, where the package datasets is installed
+
+
+PREFIX = "hub:"
+
+
+def is_hub(path: Path) -> bool:
+    return str(path).startswith(PREFIX)
+
+
+def parsed(name: str) -> tuple[str, str | None, str | None]:
+    """(data set, configuration, split) of a source.
+
+    >>> parsed("hub:hotpotqa/hotpot_qa:distractor@train")
+    ('hotpotqa/hotpot_qa', 'distractor', 'train')
+    >>> parsed("hub:owner/name")
+    ('owner/name', None, None)
+    """
+    rest, _, split = name.removeprefix(PREFIX).partition("@")
+    dataset, _, configuration = rest.partition(":")
+    return dataset, configuration or None, split or None
+
+
+def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """(values by column, place) of every row."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path}: the hub is read by the package datasets, which isn't installed: {install_line('datasets')}, or "
+            "download a file of the data set and name that"
+        ) from None
+    name, configuration, split = parsed(str(path))
+    try:
+        loaded = datasets.load_dataset(name, configuration, split=split, streaming=True)
+        if split is None:
+            if len(loaded) != 1:
+                raise DataError(f"{path}: choose a split: {', '.join(f'{path}@{each}' for each in loaded)}")
+            (loaded,) = loaded.values()
+        for number, values in enumerate(loaded, 1):
+            yield dict(values), f"row {number}"
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001  the border around a package that reads the network and any file
+        line = " ".join(str(error).split())
+        raise DataError(f"{path}: datasets can't read it ({type(error).__name__}: {line:.300})") from None
+
+
+# ---- Rows of tables ------------------------------------------------------------------------------------------
+
+
+NESTED = ("answers", "golden_answers", "questions", "metadata", "document", "sessions")
+"""Columns of which a cell may be a JSON list or object."""
+_FIELD = 1 << 30  # characters of a cell
+_BUFFER = 1 << 20  # bytes of a column read at a time; by default a whole row group is, which may be the whole file
+_BATCH = 64  # rows of a parquet batch; rows of the published files hold 100 kB each
+
+
+def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[Any, str]]:
+    """(values by column, place) of every row of a CSV or TSV file; a cell of `json_columns` may hold JSON."""
+    csv.field_size_limit(_FIELD)  # of the process: the default of 128 kB is less than a document
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=_separator(path), strict=True)
+        begun, header = 1, list[str]()
+        try:
+            for cells in reader:
+                place, begun = f"line {begun}", reader.line_num + 1
+                if not cells:
+                    continue  # a blank line
+                if not header:
+                    header = _header(path, cells)
+                    continue
+                yield _values(path, header, cells, place, json_columns), place
+        except csv.Error as error:
+            raise DataError(
+                f"{path} line {begun}: CSV that can't be read ({error}); a cell that holds a quote, separator or "
+                'newline stands in quotes, and a quote in it is doubled: "say ""hi"""'
+            ) from None
+
+
+def _separator(path: Path) -> str:
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        header = file.readline(1 << 20)
+    return max(",;\t", key=header.count)
+
+
+def _header(path: Path, cells: list[str]) -> list[str]:
+    names = [name.strip() or f"column_{number}" for number, name in enumerate(cells, 1)]
+    if any("\0" in name for name in names):
+        raise DataError(f"{path} line 1: holds a NUL byte; it is binary or UTF-16, convert it to UTF-8")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{path} line 1: two columns are called {twice[0]!r}; rename one of them")
+    return names
+
+
+def _values(
+    path: Path, header: list[str], cells: list[str], place: str, json_columns: Container[str]
+) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise DataError(
+            f"{path} {place}: {len(cells)} cells, the header has {len(header)}; put a cell that holds the separator "
+            "into quotes, or fill in what is missing"
+        )
+    values: dict[str, Any] = {}
+    for name, cell in zip(header, cells, strict=True):
+        if "\0" in cell:
+            raise DataError(f"{path} {place}: {name} holds a NUL byte; remove it")
+        values[name] = None if cell == "" else _nested(cell) if name in json_columns else cell
+    return values
+
+
+def _nested(cell: str) -> Any:
+    """The list or object that a cell holds as JSON; else the cell.
+
+    >>> _nested('["a", "b"]'), _nested("[5]"), _nested("[1, 2)")
+    (['a', 'b'], '[5]', '[1, 2)')
+    """
+    if not cell.lstrip().startswith(("[", "{")):
+        return cell
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell
+    is_nested = isinstance(value, dict) or any(isinstance(each, str | dict) for each in value)
+    return value if is_nested else cell
+
+
+def parquet(path: Path) -> Iterator[tuple[Any, str]]:
+    """(values by column, place) of every row of a parquet file."""
+    import pyarrow.parquet as pq  # 0.2 s, and most runs read JSON or nothing
+    from pyarrow import ArrowException
+
+    row = 0
+    try:
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+            for batch in file.iter_batches(batch_size=_BATCH):
+                for values in batch.to_pylist():
+                    row += 1
+                    yield values, f"row {row}"
+    except (ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: damaged or cut short after {row} rows, fetch it again (parquet: {reason})") from None
+
+
+# ---- Rows of a data file, one at a time ----------------------------------------------------------------------
+
+
+_READ = 1 << 20  # characters
+_REFUSED = {
+    b"\x1f\x8b": "gzip-compressed: unpack it first",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed: unpack it first",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"version https://git-lfs": "a Git LFS pointer, not the data: fetch it with `git lfs pull`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One object of a file."""
+
+    values: dict[str, Any]
+    where: str
+    """File and row, as error messages name it."""
+    index: int = 0
+    """0-based."""
+    path: Path = Path()
+    """The file."""
+
+
+Kind = Literal["array", "lines", "parquet", "table", "folder", "hub", "given"]
+
+
+def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row]:
+    """The rows of `path` in order; in a table cells of `json_columns` may hold JSON. Raises DataError, at the row that
+    is wrong and not before."""
+    kind = sniff(path)
+    rows = table(path, json_columns) if kind == "table" else _READERS[kind](path)
+    index = -1
+    try:
+        for index, (values, place) in enumerate(rows):
+            if not isinstance(values, dict):
+                raise DataError(f"{path} {place}: expected an object, found {type(values).__name__}: {values!r:.40}")
+            yield Row(values, f"{path} {place}", index, path)
+    except UnicodeDecodeError:
+        not_utf8(path)
+    except (RecursionError, ValueError) as error:  # nested a thousand deep; a number of thousands of digits
+        raise DataError(f"{path} row {index + 2}: JSON that can't be read ({error})") from None
+    if index < 0:
+        raise DataError(f"{path}: holds no rows")
+
+
+def sniff(path: Path) -> Kind:
+    """What kind of file `path` is, from its first bytes."""
+    if is_given(str(path)):
+        return "given"
+    if is_hub(path):
+        return "hub"
+    try:
+        if path.is_dir():
+            return "folder"
+        head = read_regular(path, 4096)
+    except NoRegularFile:
+        raise DataError(f"{path}: a pipe or a device, and rows are read more than once; write it to a file") from None
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give a path relative to {Path.cwd()} or an absolute one") from None
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error.strerror})") from None
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    for magic, what in _REFUSED.items():
+        if head.startswith(magic):
+            raise DataError(f"{path}: {what}")
+    for mark, encoding in WIDE.items():
+        if head.startswith(mark):
+            raise convert(path, f"{encoding}, not UTF-8", encoding)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text:
+        raise DataError(f"{path}: the file is empty")
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return "table"
+    if text[:1] in (b"[", b"{"):
+        return "array" if text[:1] == b"[" else "lines"
+    raise DataError(
+        f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}; a table is called .csv or .tsv"
+    )
+
+
+def _array(path: Path) -> Iterator[tuple[Any, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = _ArrayReader(file, path)
+        reader.expect("[")
+        if reader.peek() == "]":
+            return
+        while True:
+            yield reader.value(), f"row {reader.rows}"
+            if reader.expect(",]") == "]":
+                break
+        if reader.peek():
+            reader.fail("text after the closing bracket")
+
+
+class _ArrayReader:
+    """A JSON array decoded element by element from a buffer that grows to the size of one element."""
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self.file, self.path = file, path
+        self.text, self.at = "", 0
+        self.passed = 0  # characters before `text`
+        self.rows = 0
+        self.ended = False
+
+    def peek(self) -> str:
+        """The next character that is not white space; empty at the end of the file."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
+                self.at += 1
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended:
+                return ""
+            self._more()
+
+    def expect(self, characters: str) -> str:
+        found = self.peek()
+        if not found:
+            self.cut_short()
+        if found not in characters:
+            self.fail(f"expected {' or '.join(characters)}, found {found!r}")
+        self.at += 1
+        return found
+
+    def value(self) -> Any:
+        if not self.peek():
+            self.cut_short()
+        while True:
+            try:
+                value, self.at = _DECODER.raw_decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                if not self.ended and _may_go_on(error):
+                    self._more()
+                    continue
+                if self.ended and _stops_inside(error):
+                    self.at = len(self.text)
+                    self.cut_short()
+                self.at = error.pos
+                self.fail(error.msg)
+            self.rows += 1
+            return value
+
+    def _more(self) -> None:
+        rest = self.text[self.at :]
+        chunk = self.file.read(max(_READ, len(rest)))  # doubling: a row of any size is parsed O(log size) times
+        self.passed += self.at
+        self.text, self.at = rest + chunk, 0
+        self.ended = not chunk
+
+    def cut_short(self) -> NoReturn:
+        self.fail("the file is cut short; fetch it again")
+
+    def fail(self, what: str) -> NoReturn:
+        with self.path.open(encoding="utf-8-sig", newline="") as file:
+            head = file.read(self.passed + self.at)
+        with self.path.open("rb") as raw:
+            mark = 3 if raw.read(3) == b"\xef\xbb\xbf" else 0
+        line, byte = head.count("\n") + 1, len(head.encode("utf-8")) + mark
+        raise DataError(f"{self.path}: JSON error at byte {byte} (line {line}), after {self.rows} whole rows: {what}")
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _may_go_on(error: json.JSONDecodeError) -> bool:
+    """Whether more text could mend it: an open string, or trouble at the very end (a literal or escape cut in two)."""
+    return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc) - 8
+
+
+def _stops_inside(error: json.JSONDecodeError) -> bool:
+    """Whether the text ends within the value, rather than the value being wrong."""
+    return error.msg.startswith("Unterminated string") or not set("]}") & set(error.doc[error.pos :])
+
+
+def _lines(path: Path) -> Iterator[tuple[Any, str]]:
+    start = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            if text:
+                try:
+                    values = json.loads(text)
+                except json.JSONDecodeError as error:
+                    cut = "" if line.endswith(b"\n") else "; the file may be cut short, fetch it again"
+                    raise DataError(
+                        f"{path}: JSON error on line {number} (which begins at byte {start}): {error.msg}{cut}; "
+                        "expected one object a line, or one array of objects"
+                    ) from None
+                if isinstance(values, dict) and has_articles(values):
+                    yield from _questions_of(path, values)
+                else:
+                    yield values, f"line {number}"
+            start += len(line)
+
+
+def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    try:
+        yield from article_rows(values)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas ({error!r})") from None
+
+
+def _given(path: Path) -> Iterator[tuple[Any, str]]:
+    for index, values in enumerate(found(str(path), f"data.source={path}")):
+        yield values, f"item {index}"
+
+
+_READERS = {
+    "array": _array,
+    "lines": _lines,
+    "parquet": parquet,
+    "folder": text_rows,
+    "hub": hub_rows,
+    "given": _given,
+}

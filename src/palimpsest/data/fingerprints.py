@@ -1,0 +1,132 @@
+"""What tells whether data is what it was: digests of problems, and the manifest of a data set that was made here.
+
+Guaranteed: an edited question, gold, document or piece of metadata, and another order or number of problems, give
+another digest. Not covered: columns of a file that no problem is made of.
+
+The manifest of a data set that was made here: what it was made of, by what settings, and which edition it is.
+
+    manifest.json   {"made_by": "palimpsest data build", "version": "0.1.0", "edition": "3f5a...", "seed": 1,
+                     "settings": {...}, "sources": [...], "files": {"eval_50.jsonl": {"sha256": "...", ...}}, ...}
+
+The edition is the SHA-256 of the lines `<sha256>  <name>` of all data files in the order of their names, as `sha256sum`
+prints them: two sets of one edition are the same bytes, whoever made them and when.
+
+Guaranteed: nothing in it depends on the machine, its paths or the clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest._version import __version__
+from palimpsest.errors import DataError
+from palimpsest.types import Problem
+
+PARTS = ("questions", "golds", "documents", "metadata")
+"""What `Contents` tells apart."""
+
+
+def document_digest(document: str) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.blake2b(document.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+class Contents:
+    """Digests of the problems that passed through `watching`, in their order."""
+
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+        self._problems = 0
+        self._digests = {part: hashlib.blake2b(digest_size=8) for part in PARTS}
+        for problem in problems:
+            self._add(problem)
+
+    def watching(self, problems: Iterable[Problem]) -> Iterator[Problem]:
+        """`problems` unchanged; each is counted as it passes."""
+        for problem in problems:
+            self._add(problem)
+            yield problem
+
+    def to_json(self) -> dict[str, Any]:
+        """The number of problems, and 16 hexadecimal digits for each of `PARTS`."""
+        return {"problems": self._problems} | {part: digest.hexdigest() for part, digest in self._digests.items()}
+
+    def _add(self, problem: Problem) -> None:
+        self._problems += 1
+        asked = problem.by_question
+        held = {
+            "questions": [problem.id, [each.question for each in asked], problem.memory],
+            "golds": [list(each.answers) for each in asked],
+            "documents": None if problem.context is None else document_digest(problem.context),
+            "metadata": dict(problem.metadata),
+        }
+        for part, value in held.items():
+            self._digests[part].update(json.dumps(value, sort_keys=True, default=str).encode() + b"\n")
+
+
+def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """In words what differs between two `Contents.to_json`; None where nothing does.
+
+    >>> one, two = (Contents([Problem("p", "Who?", (gold,), "A text.")]).to_json() for gold in ("Ann", "Bob"))
+    >>> changed(one, two), changed(one, one)
+    ('golds changed', None)
+    """
+    parts = [part for part in PARTS if was.get(part) != now.get(part)]
+    if was.get("problems") != now.get("problems"):
+        return f"{was.get('problems')} problems then, {now.get('problems')} now"
+    return f"{' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)} changed" if parts else None
+
+
+# ---- The manifest of a data set that was made here -----------------------------------------------------------
+
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(
+    folder: Path, *, made_by: str, seed: int, described: Mapping[str, Mapping[str, Any]], **rest: Any
+) -> str:
+    """Write the manifest of the files in `folder`, with what is known of each by its name. Returns the edition."""
+    hashes = files.hashes(folder)
+    edition = edition_of(hashes)
+    content = {
+        "made_by": made_by,
+        "version": __version__,
+        "edition": edition,
+        "seed": seed,
+        **rest,
+        "files": {name: {"sha256": digest, **described.get(name, {})} for name, digest in hashes.items()},
+    }
+    files.write_file(folder / MANIFEST, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    return edition
+
+
+def sets_of(folder: Path) -> list[Path]:
+    """The files of problems that the manifest of a folder names, in its order. Raises DataError."""
+    path = folder / MANIFEST
+    try:
+        described = json.loads(path.read_text("utf-8"))["files"]
+        names = [name for name, known in described.items() if "problems" in known]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{path}: is no manifest of a data set: name the files of {folder} themselves") from None
+    if any(Path(name).name != name for name in names):
+        raise DataError(f"{path}: names a file outside its folder: name the files of {folder} themselves")
+    if not names:
+        raise DataError(f"{path}: names no file of problems")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataError(f"{folder / missing[0]}: is not there, and {path} names it: name the files themselves")
+    return [folder / name for name in names]
+
+
+def edition_of(hashes: Mapping[str, str]) -> str:
+    """
+    >>> edition_of({"b": "22", "a": "11"}) == edition_of({"a": "11", "b": "22"})
+    True
+    """
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()

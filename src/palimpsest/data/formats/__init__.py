@@ -1,0 +1,1 @@
+"""Layouts of data files: published ones, ours, and those of a user's own."""

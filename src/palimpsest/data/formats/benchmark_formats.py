@@ -1,0 +1,341 @@
+"""Layouts of published benchmarks and training files whose contexts are finished.
+
+    longbench_v2      LongBench v2 (arXiv 2412.15204): question, choice_A to choice_D, answer, context
+    memoryagentbench  MemoryAgentBench (arXiv 2507.05257): context, questions, answers (a list a question), metadata
+    locomo            LoCoMo (arXiv 2402.17753): conversation of dated sessions, qa
+    beam              BEAM (arXiv 2510.27246): chat in batches of messages, probing_questions with rubrics
+
+Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError.
+Not covered: LoCoMo's pictures, of which the caption is read alone, and its questions of category 5, which have no
+answer and are left out; what else MemoryAgentBench's metadata holds.
+
+Layouts of the published training and evaluation files whose contexts are finished, or that have none.
+
+memagent       MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
+memact         MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one question or several
+memagent_eval  MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
+ruler          RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
+vime           vime JSONL: prompt, label, metadata{context, ground_truth}
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from palimpsest.data import record
+from palimpsest.data.assemble import Corpus
+from palimpsest.data.files.rows import Row
+from palimpsest.data.formats import fields
+from palimpsest.data.formats.question_formats import own_sessions
+from palimpsest.data.record import Record
+from palimpsest.errors import DataError
+from palimpsest.types import Problem, Question
+
+LETTERS = "ABCD"
+_UNANSWERABLE = 5  # LoCoMo's category of questions about what was never said
+_SESSION = re.compile(r"session_(\d+)")
+_TURN = re.compile(r"D(\d+):\d+")
+
+
+def longbench_v2(row: Row, fallback: str) -> Record:
+    """The gold is the letter of the choice."""
+    asked = fields.text(row, fields.get(row, row.values, "question"), "question")
+    choices = [fields.text(row, fields.get(row, row.values, f"choice_{x}"), f"choice_{x}") for x in LETTERS]
+    answer = fields.text(row, fields.get(row, row.values, "answer"), "answer").strip()
+    if answer not in tuple(LETTERS):
+        raise DataError(f"{row.where}: answer must be one of {', '.join(LETTERS)}, is {answer!r:.60}")
+    listed = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
+    return Record(
+        id=fields.identity(row, fallback),
+        question=f"{asked}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D.",
+        answers=(answer,),
+        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
+        metadata={k: row.values[k] for k in ("domain", "sub_domain", "difficulty", "length") if row.values.get(k)},
+    )
+
+
+def memoryagentbench(row: Row, fallback: str) -> Record:
+    """All questions on one reading."""
+    questions, answers = (fields.get(row, row.values, key) for key in ("questions", "answers"))
+    if not (isinstance(questions, list) and isinstance(answers, list) and len(questions) == len(answers) > 0):
+        raise DataError(f"{row.where}: questions and answers must be lists of one length, with one at least")
+    metadata = row.values.get("metadata")
+    known = metadata.get("source") if isinstance(metadata, Mapping) else None
+    return _several(
+        row,
+        fields.identity(row, fallback),
+        [
+            Question(fields.text(row, asked, f"questions[{at}]"), fields.golds(row, golds, f"answers[{at}]"))
+            for at, (asked, golds) in enumerate(zip(questions, answers, strict=True))
+        ],
+        fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
+        {"source": known} if known else {},
+    )
+
+
+def is_memoryagentbench(values: Mapping[str, Any]) -> bool:
+    """Whether `questions` are texts."""
+    listed = values["questions"]
+    return isinstance(listed, list) and bool(listed) and isinstance(listed[0], str)
+
+
+def locomo(row: Row, fallback: str) -> Record:
+    """A conversation and all of its questions that have an answer."""
+    told = fields.get(row, row.values, "conversation")
+    listed = fields.get(row, row.values, "qa")
+    if not isinstance(told, Mapping) or not isinstance(listed, list):
+        raise DataError(f"{row.where}: conversation must be an object and qa a list")
+    numbers = sorted(int(match[1]) for key in told if (match := _SESSION.fullmatch(str(key))))
+    sessions = [_session(row, told, number) for number in numbers]
+    answered = [(at, each) for at, each in enumerate(listed) if not _without_answer(row, each, f"qa[{at}]")]
+    needed = {int(match[1]) for _, each in answered for match in _TURN.finditer(str(each.get("evidence") or ""))}
+    context, metadata = own_sessions(row, sessions, [str(number) for number in sorted(needed & set(numbers))])
+    questions = [
+        Question(
+            fields.text(row, fields.get(row, each, "question", f"qa[{at}]"), f"qa[{at}].question"),
+            (str(fields.get(row, each, "answer", f"qa[{at}]")),),
+        )
+        for at, each in answered
+    ]
+    left_out = len(listed) - len(answered)
+    metadata = {**metadata, "categories": [each.get("category") for _, each in answered]}
+    name = str(row.values.get("sample_id") or fields.identity(row, fallback))
+    return _several(row, name, questions, context, metadata | ({"left_out": left_out} if left_out else {}))
+
+
+def _session(row: Row, told: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """As the column `sessions` of our own layout has one."""
+    turns = told[f"session_{number}"]
+    if not isinstance(turns, list):
+        raise DataError(f"{row.where}: conversation.session_{number} must be a list of turns, is {turns!r:.60}")
+    read = [_turn(row, turn, f"conversation.session_{number}[{at}]") for at, turn in enumerate(turns)]
+    return {"id": str(number), "date": str(told.get(f"session_{number}_date_time") or ""), "turns": read}
+
+
+def _turn(row: Row, turn: Any, place: str) -> dict[str, str]:
+    text, speaker = (fields.get(row, turn, key, place) for key in ("text", "speaker"))
+    caption = turn.get("blip_caption")
+    return {"role": speaker, "content": f"{text} [picture: {caption}]" if caption else text}
+
+
+def _without_answer(row: Row, each: Any, place: str) -> bool:
+    if not isinstance(each, Mapping):
+        raise DataError(f"{row.where}: {place} must be an object with question and answer, is {each!r:.60}")
+    return bool(each.get("category") == _UNANSWERABLE)
+
+
+def beam(row: Row, fallback: str) -> Record:
+    """A chat and all questions on it; the golds of each are the points of its rubric, all of which are wanted."""
+    sessions = [
+        _batch(row, batch, f"{place}[{at}]", number) for number, (place, at, batch) in enumerate(_batches(row), 1)
+    ]
+    asked = _by_ability(row)
+    questions = [
+        Question(
+            fields.text(row, fields.get(row, each, "question", place), f"{place}.question"),
+            _rubric(row, fields.get(row, each, "rubric", place), f"{place}.rubric"),
+        )
+        for place, _, each in asked
+    ]
+    context, metadata = own_sessions(row, sessions, None)
+    name = str(row.values.get("conversation_id") or fields.identity(row, fallback))
+    return _several(row, name, questions, context, {**metadata, "categories": [ability for _, ability, _ in asked]})
+
+
+def _batches(row: Row) -> Iterator[tuple[str, int, Any]]:
+    """(place, number there, batch) of a chat; of the longest ones, which are several chats in a row, of each."""
+    plans = row.values.get("plans")
+    if plans is not None and not (isinstance(plans, list) and plans):
+        raise DataError(f"{row.where}: plans must be a list of objects with chat, is {plans!r:.60}")
+    chats = {f"plans[{at}]": fields.get(row, plan, "chat", f"plans[{at}]") for at, plan in enumerate(plans or ())}
+    for name, chat in (chats or {"": fields.get(row, row.values, "chat")}).items():
+        place = f"{name}.chat".lstrip(".")
+        if not isinstance(chat, list):
+            raise DataError(f"{row.where}: {place} must be a list of batches of messages, is {chat!r:.60}")
+        yield from ((place, at, batch) for at, batch in enumerate(chat))
+
+
+def _batch(row: Row, batch: Any, place: str, number: int) -> dict[str, Any]:
+    """As the column `sessions` of our own layout has one. A batch is a list of messages, or an object with `turns`,
+    lists of them."""
+    listed = batch
+    if isinstance(batch, Mapping):
+        turns = fields.get(row, batch, "turns", place)
+        place = f"{place}.turns"
+        listed = [each for turn in turns for each in turn] if _is_nested(turns) else None
+    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
+        raise DataError(f"{row.where}: {place} must hold messages with role and content, is {batch!r:.60}")
+    messages = [{key: fields.get(row, each, key, place) for key in ("role", "content")} for each in listed]
+    date = next((each["time_anchor"] for each in listed if each.get("time_anchor")), "")
+    return {"id": str(number), "date": str(date), "turns": messages}
+
+
+def _is_nested(turns: Any) -> bool:
+    return isinstance(turns, list) and all(isinstance(turn, list) for turn in turns)
+
+
+def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
+    """(place, ability, question) of each; the hub's table has them as the text of a Python object."""
+    given = fields.get(row, row.values, "probing_questions")
+    abilities = _parsed(given) if isinstance(given, str) else given
+    if not isinstance(abilities, Mapping) or not all(isinstance(each, list) for each in abilities.values()):
+        raise DataError(
+            f"{row.where}: probing_questions must be an object with a list for each ability, is {given!r:.60}"
+        )
+    return [
+        (f"probing_questions.{ability}[{at}]", ability, each)
+        for ability, listed in abilities.items()
+        for at, each in enumerate(listed)
+    ]
+
+
+def _parsed(text: str) -> Any:
+    """The object that a text holds, as JSON or as Python writes it; None where it holds none."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text)
+    return None
+
+
+def _rubric(row: Row, given: Any, name: str) -> tuple[str, ...]:
+    """Every point once."""
+    points = fields.golds(row, given, name)
+    if not points:
+        raise DataError(f"{row.where}: {name} is empty; a question is graded by the points of its rubric")
+    return tuple(dict.fromkeys(points))
+
+
+def _several(row: Row, name: str, questions: list[Question], context: str, metadata: Mapping[str, Any]) -> Record:
+    if not questions:
+        raise DataError(f"{row.where}: no question that has an answer")
+    asked = Problem.asking(name, questions)
+    return Record(name, asked.question, asked.answers, context, metadata=metadata, questions=asked.questions)
+
+
+# ---- Layouts of the published training and evaluation files whose contexts are finished, or that have none ---
+
+
+INVALID_QUESTION = "the question is invalid."
+"""Gold of MemAct's questions without an answer: in 45 of the 2,048 training rows, in 14 of the 512 for validation."""
+
+
+def memagent(row: Row, fallback: str) -> Record:
+    extra = row.values.get("extra_info") or {}
+    if not isinstance(extra, Mapping):
+        raise DataError(f"{row.where}: extra_info must be an object, is {extra!r:.60}")
+    reward_model = fields.get(row, row.values, "reward_model")
+    question = extra.get("question") or fields.user_message(row, fields.get(row, row.values, "prompt"), "prompt")
+    kept = {key: extra[key] for key in ("num_docs", "index") if extra.get(key) is not None}
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.text(row, question, "extra_info.question"),
+        answers=fields.golds_at(row, reward_model, "ground_truth", "reward_model"),
+        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
+        metadata=kept | {key: row.values[key] for key in ("data_source",) if row.values.get(key)},
+    )
+
+
+def memact(row: Row, fallback: str) -> Record:
+    """The question alone: the prompt around it belongs to the policy. Golds of "the question is invalid." are kept and
+    named in `metadata["invalid"]`."""
+    reward_model = fields.get(row, row.values, "reward_model")
+    truth = fields.text(row, fields.get(row, reward_model, "ground_truth", "reward_model"), "reward_model.ground_truth")
+    question = fields.get(row, fields.get(row, row.values, "extra_info"), "question", "extra_info")
+    question = fields.text(row, question, "extra_info.question")
+    golds = _named_golds(row, truth)
+    asked = record.listed_questions(question, tuple(golds)) if golds else (question.strip(),)
+    if asked is None:
+        raise DataError(
+            f"{row.where}: extra_info.question must ask {', '.join(golds)} on a line of its own each, as "
+            f"ground_truth has them; is {question!r:.60}"
+        )
+    answers = golds or {"Q1": truth}
+    invalid = tuple(name for name, gold in answers.items() if gold.strip().lower() == INVALID_QUESTION)
+    pairs = zip(asked, answers.values(), strict=True)
+    problem = record.search_problem(
+        fields.identity(row, fallback),
+        [record.Objective(question, (gold,)) for question, gold in pairs],
+        {"invalid": invalid} if invalid else {},
+    )
+    return Record(problem.id, problem.question, problem.answers, metadata=problem.metadata)
+
+
+def _named_golds(row: Row, truth: str) -> dict[str, str]:
+    """The golds of several objectives by name; none where the ground truth is a plain answer."""
+    try:
+        golds = json.loads(truth)
+    except ValueError:
+        return {}
+    if not isinstance(golds, dict):
+        return {}  # an answer such as 1996 is JSON too
+    if list(golds) != [f"Q{number}" for number in range(1, len(golds) + 1)]:
+        raise DataError(f"{row.where}: reward_model.ground_truth must name Q1, Q2... in order, has {list(golds)}")
+    return {name: fields.text(row, gold, f"reward_model.ground_truth.{name}") for name, gold in golds.items()}
+
+
+def memagent_eval(row: Row, fallback: str) -> Record:
+    context = fields.get(row, row.values, "context")
+    if isinstance(context, list):
+        raise DataError(
+            f"{row.where}: context holds document indices, not text; put the hotpotqa_dev.json that they index "
+            "(official distractor file) beside this one, or name it as corpus"
+        )
+    return _eval_record(row, fallback, context=fields.text(row, context, "context", blank=True))
+
+
+def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
+    """Parser of the form used above 10,000 documents, where `context` holds indices into the sorted corpus."""
+
+    def parse(row: Row, fallback: str) -> Record:
+        context = fields.get(row, row.values, "context")
+        if not isinstance(context, list):
+            return memagent_eval(row, fallback)
+        size = len(corpus.paragraphs)
+        for index in context:
+            if not isinstance(index, int) or not 0 <= index < size:
+                raise DataError(
+                    f"{row.where}: context: document index {index!r} is not in the corpus of {size} paragraphs; "
+                    "the corpus must be the HotpotQA file that this one was made from"
+                )
+        return _eval_record(row, fallback, paragraphs=tuple(corpus.paragraphs[index] for index in context))
+
+    return parse
+
+
+def _eval_record(row: Row, fallback: str, **content: Any) -> Record:
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.text(row, fields.get(row, row.values, "input"), "input"),
+        answers=fields.golds_at(row, row.values, "answers"),
+        metadata=fields.rest(row, "context", "input", "answers"),
+        **content,
+    )
+
+
+def ruler(row: Row, fallback: str) -> Record:
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.text(row, fields.get(row, row.values, "input"), "input"),
+        answers=fields.golds_at(row, row.values, "outputs"),
+        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
+        metadata=fields.rest(row, "context", "input", "outputs"),
+    )
+
+
+def vime(row: Row, fallback: str) -> Record:
+    metadata = fields.get(row, row.values, "metadata")
+    context = fields.get(row, metadata, "context", "metadata")
+    truth = metadata.get("ground_truth")
+    truth, name = (row.values.get("label"), "label") if truth is None else (truth, "metadata.ground_truth")
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.user_message(row, fields.get(row, row.values, "prompt"), "prompt"),
+        answers=fields.golds(row, truth, name),
+        context=fields.text(row, context, "metadata.context", blank=True),
+        metadata={k: v for k, v in metadata.items() if k not in ("context", "ground_truth") and v is not None},
+    )

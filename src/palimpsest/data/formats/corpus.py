@@ -1,0 +1,127 @@
+"""Passages for search: one object a row, or the paragraphs of a question file.
+
+    passages    {text} or {contents}, with title, id and any further fields; JSON array, JSON lines, parquet, CSV, TSV
+    folder      of plain text: every .txt and .md file is a passage
+    hotpotqa    HotpotQA, 2WikiMultiHopQA: the paragraphs of every question, each once
+    musique     MuSiQue: likewise
+
+Guaranteed: a passage keeps the fields of its row and always has an `id`, the row's own or its number in the corpus;
+what is wrong with a row is said in one line with file and row.
+Not covered: two passages of one id (both are kept); passages of equal text in files of passages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from palimpsest.data.files.rows import Row, read_rows
+from palimpsest.data.formats import fields, format_registry
+from palimpsest.data.formats.question_formats import musique_paragraphs, titled_paragraphs
+from palimpsest.errors import DataError, nearest
+
+BODIES = ("text", "contents")
+"""Keys that hold a passage's text; the first that is there and not null counts."""
+
+_QUESTIONS: dict[str, Callable[[Row], list[str]]] = {
+    "hotpotqa": lambda row: [text for _, text in titled_paragraphs(row)],
+    "musique": musique_paragraphs,
+}
+
+
+def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
+    """The passages of `path` in order. Raises DataError, at the row that is wrong and not before."""
+    seen: set[tuple[str, str]] = set()
+    count = 0
+    for row in read_rows(path):
+        for passage in _passages(row, seen):
+            yield _identified(row, passage, count)
+            count += 1
+
+
+def searched_text(passage: Any) -> str:
+    """What of a passage is searched: its title and its text. Raises DataError if it has none.
+
+    >>> searched_text({"id": "7", "title": "Rome", "text": "A city."})
+    'Rome\\nA city.'
+    """
+    body = text_of(passage)
+    return f"{passage['title']}\n{body}" if passage.get("title") else body
+
+
+def text_of(passage: Any) -> str:
+    """A passage without its title. Raises DataError if it has no text."""
+    if not isinstance(passage, Mapping):
+        raise DataError(f"a passage must be an object with 'text' and maybe 'title', is {passage!r:.60}")
+    body = next((passage[key] for key in BODIES if passage.get(key) is not None), None)
+    if body is None:
+        raise DataError(f"a passage needs its text under 'text' (there: {', '.join(map(str, passage)) or 'nothing'})")
+    return str(body)
+
+
+def document_passages(document: str, most_chars: int) -> list[dict[str, Any]]:
+    """A document as passages: its paragraphs, its lines where no blank line parts it; longer ones are cut at a space.
+
+    >>> [passage["text"] for passage in document_passages("Rome\\nA city.\\n\\nOslo", 100)]
+    ['Rome\\nA city.', 'Oslo']
+    >>> [passage["text"] for passage in document_passages("Ann drinks tea.\\nBob sells maps.", 10)]
+    ['Ann drinks', 'tea.', 'Bob sells', 'maps.']
+    """
+    whole = document.strip()
+    parts = re.split(r"\n\s*\n", whole) if re.search(r"\n\s*\n", whole) else whole.splitlines()
+    texts = [piece for part in parts if part.strip() for piece in _pieces(part.strip(), most_chars)]
+    return [{"id": str(number), "text": text} for number, text in enumerate(texts)]
+
+
+def _pieces(text: str, most_chars: int) -> Iterator[str]:
+    """`text` in pieces of at most so many characters, none of them blank."""
+    while len(text) > most_chars:
+        space = text.rfind(" ", 1, most_chars + 1)
+        end = space if space > 0 else most_chars
+        yield text[:end].rstrip()
+        text = text[end:].lstrip()
+    if text:
+        yield text
+
+
+def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    body = next((key for key in BODIES if row.values.get(key) is not None), None)
+    if body is not None:
+        yield _passage(row, body)
+        return
+    for name, paragraphs_of in _QUESTIONS.items():
+        if format_registry.fits(format_registry.named(name), row.values):
+            for paragraph in paragraphs_of(row):
+                title, _, text = paragraph.partition("\n")
+                if (title, text) not in seen:
+                    seen.add((title, text))
+                    yield {"title": title, "text": text}
+            return
+    hints = "".join({nearest(key, row.values): None for key in BODIES})
+    raise DataError(
+        f"{row.where}: no 'text' or 'contents'{hints} (there: {', '.join(row.values) or 'nothing'}); a corpus holds "
+        "passages with title and text, or HotpotQA, 2WikiMultiHopQA or MuSiQue questions with their paragraphs"
+    )
+
+
+def _passage(row: Row, body: str) -> dict[str, Any]:
+    passage = {str(key): value for key, value in row.values.items() if value is not None}
+    for key in ("title", body):
+        if key in passage:
+            passage[key] = fields.text(row, passage[key], key, blank=True)
+    return passage
+
+
+def _identified(row: Row, passage: dict[str, Any], count: int) -> dict[str, Any]:
+    """`passage` with an id, as JSON would give it back."""
+    own = passage.get("id", passage.get("_id"))
+    identified = {"id": str(count) if own is None else own} | passage
+    try:
+        found: dict[str, Any] = orjson.loads(orjson.dumps(identified))
+    except (TypeError, orjson.JSONDecodeError) as error:
+        raise DataError(f"{row.where}: a field is not JSON ({error}); leave it out of the corpus") from None
+    return found

@@ -1,0 +1,208 @@
+"""What a data format is, formats of a user's own, and the metadata keys that mean something here.
+
+A format reads a file into problems. The shipped ones know rows of JSON and parquet by their columns
+(data/formats/format_registry.py); a user's is a function `(path)` or a class with `read(path)`, and may read anything.
+It yields
+
+    Record     with `context`, or with `paragraphs` and `gold` among them, of which contexts of N documents are made
+    Problem    with its context as it is
+    a mapping  of our own layout: question, answers (or questions), and optionally id, context, metadata, memory
+
+A class may say by `recognises(path)` which files are its own; others are read by the shipped formats.
+
+Guaranteed: what is no problem (a blank question, no gold, a gold paragraph that isn't among the paragraphs) raises
+DataError with file and number, as does whatever the user's code raises; a record without an id gets the file's name and
+its number.
+Not covered: `data.corpus`, which the shipped formats read; a format that yields other records each time it reads.
+
+The keys of a problem's metadata that mean something here, and what they must hold. Others are kept as they are.
+
+Not covered: what the values say, such as evidence that does not stand in its context (`palimpsest data inspect` tells).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from palimpsest import plugins
+from palimpsest.data.files.rows import Row
+from palimpsest.data.formats import fields
+from palimpsest.data.formats.corpus import text_of
+from palimpsest.data.formats.question_formats import palimpsest
+from palimpsest.data.record import Record
+from palimpsest.errors import DataError, PalimpsestError
+from palimpsest.text.json_text import storable
+from palimpsest.types import Problem, Question
+
+# ---- The keys of a problem's metadata that mean something here, and what they must hold ----------------------
+
+
+def checked(row: Row, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata` as JSON can hold it, without nulls under the known keys. Raises DataError."""
+    plain = storable(metadata, [])
+    kept = {key: value for key, value in plain.items() if value is not None or key not in _KNOWN}
+    for key, (suits, wanted) in _KNOWN.items():
+        if key in kept and not suits(kept[key]):
+            raise DataError(f"{row.where}: metadata {key} must be {wanted}, is {kept[key]!r:.60}; mend or rename it")
+    return kept
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int  # not a bool
+
+
+def _list_of(suits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(suits, value))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _objective(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not value.get("answers"):
+        return False
+    return _text(value.get("name")) and _text(value.get("question")) and _list_of(_text)(value["answers"])
+
+
+def _passage(value: Any) -> bool:
+    try:
+        text_of(value)
+    except DataError:
+        return False
+    return True
+
+
+_KNOWN: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "evidence": (_list_of(_text), "a list of texts"),
+    "evidence_positions": (_list_of(_count), "a list of document numbers"),
+    "objectives": (_list_of(_objective), "a list of objects with name, question and a list of answers"),
+    "passages": (_list_of(_passage), "a list of objects with text and maybe title"),
+    "num_docs": (_count, "a whole number"),
+    "chunks": (_count, "a whole number"),
+}
+
+
+# ---- What a data format is, and formats of a user's own ------------------------------------------------------
+
+
+class DataFormat(Protocol):
+    """Reads files of one kind."""
+
+    @property
+    def name(self) -> str: ...
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the file is of this kind. Raises DataError if it can't be opened."""
+        ...
+
+    def read(self, path: Path) -> Iterator[Record]:
+        """The file's problems in order, each checked. Raises DataError, at the one that is wrong and not before."""
+        ...
+
+
+def own_format(name: str, options: Mapping[str, Any]) -> OwnFormat:
+    """The format at `name`. Raises ConfigError."""
+    call = plugins.build(
+        name,
+        options,
+        where=f"data.format={name}",
+        arguments=("path",),
+        method="read",
+        options_key="data.format_options",
+    )
+    return OwnFormat(name, call, getattr(plugins.owner(call), "recognises", None))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFormat:
+    """A user's format."""
+
+    name: str
+    reader: Callable[[Path], Iterable[Any]]
+    recogniser: Callable[[Path], bool] | None = None
+
+    def recognises(self, path: Path) -> bool:
+        """What the user's code says; all files, if it says nothing."""
+        if self.recogniser is None:
+            return True
+        try:
+            return bool(self.recogniser(path))
+        except Exception as error:
+            raise self._raised(path, error, "recognises") from error
+
+    def read(self, path: Path) -> Iterator[Record]:
+        """What the user's code yields, checked."""
+        if not path.exists():
+            raise DataError(f"{path}: no such file; give a path relative to {Path.cwd()} or an absolute one")
+        number = 0
+        for number, item in enumerate(self._items(path), 1):
+            row = Row({}, f"{path}, problem {number} of {self.name}", number - 1)
+            yield _checked(item, row, f"{path.stem}-{number - 1}")
+        if number == 0:
+            raise DataError(f"{path}: {self.name} reads no problems in it")
+
+    def _items(self, path: Path) -> Iterator[Any]:
+        number = 0
+        try:
+            for number, item in enumerate(self.reader(path), 1):  # noqa: B007  told where it ended
+                yield item
+        except PalimpsestError:
+            raise
+        except Exception as error:
+            raise self._raised(path, error, f"after {number} problems") from error
+
+    def _raised(self, path: Path, error: Exception, when: str) -> DataError:
+        line = " ".join(str(error).split())
+        return DataError(f"{path}: {self.name} ({when}) raised {type(error).__name__}: {line}")
+
+
+def _checked(item: Any, row: Row, fallback: str) -> Record:
+    """`item` as a record. Raises DataError."""
+    if isinstance(item, Mapping):
+        record = palimpsest(replace(row, values=dict(item)), fallback)
+    elif isinstance(item, Problem):
+        record = Record(
+            item.id,
+            item.question,
+            item.answers,
+            item.context,
+            metadata=item.metadata,
+            questions=item.questions,
+            memory=item.memory,
+        )
+    elif isinstance(item, Record):
+        record = item
+    else:
+        raise DataError(f"{row.where}: expected a Record, a Problem or a mapping, got {item!r:.60}")
+    if record.context is not None and record.paragraphs is not None:
+        raise DataError(f"{row.where}: has both context and paragraphs; give one")
+    paragraphs = record.paragraphs and tuple(fields.text(row, text, "paragraphs") for text in record.paragraphs)
+    for text in record.gold:
+        if text not in (paragraphs or ()):
+            raise DataError(f"{row.where}: gold {text!r:.60} is not among its paragraphs")
+    asked = _asked(record, row)
+    return replace(
+        record,
+        id=fields.text(row, record.id or fallback, "id"),
+        question=asked.question,
+        answers=asked.answers,
+        context=None if record.context is None else fields.text(row, record.context, "context", blank=True),
+        paragraphs=paragraphs and tuple(dict.fromkeys(paragraphs)),
+        gold=tuple(record.gold),
+        metadata=checked(row, record.metadata),
+        questions=asked.questions,
+        memory=fields.text(row, record.memory, "memory", blank=True),
+    )
+
+
+def _asked(record: Record, row: Row) -> Problem:
+    """What is asked, checked."""
+    listed = []
+    for one in record.questions or (Question(record.question, record.answers),):
+        golds = [one.answers] if isinstance(one.answers, str) else [*one.answers]
+        listed.append(Question(fields.text(row, one.text, "question"), fields.golds(row, golds, "answers")))
+    return Problem.asking(record.id, listed)

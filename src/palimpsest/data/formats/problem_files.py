@@ -1,0 +1,452 @@
+"""Files of problems: any known format read, columns renamed, documents by number; our own format written.
+
+    for problem in read_problems("hotpotqa_dev.json"): ...
+    write_problems("mine.jsonl", problems)
+
+Guaranteed: rows are read one at a time; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without
+an id get the file's name and their index; metadata is what JSON can hold, anything else in it becomes text; what
+`write_problems` wrote reads back equal, tuples in metadata as lists.
+Not covered: the token budget of a question, which its memory policy checks.
+
+A file of documents beside files of problems whose contexts are numbers of its rows.
+
+    documents.jsonl     {"title": "Rome", "text": "A city."}                   row 0
+    eval_6400.jsonl     {"id": "q1", "question": "...", "answers": ["..."], "context": [0, 12, 7], "metadata": {...}}
+
+The documents stand in code-point order of `title`, newline, `text`, each once, as MemAgent's own index files suppose. A
+context of 6,400 documents of 700 bytes takes 40 kB so, not 4.5 MB.
+
+Guaranteed: what was written reads back as the problem that `assemble` would give, byte for byte.
+
+Columns under other names: `data.map`, ours on the left, the file's on the right.
+
+    {question: q, answers: reward.gold, context: docs.0.text}
+
+A name on the right is a column, or a dotted path into objects and lists. A column that is mapped leaves its old name.
+A cell of a table that becomes `answers`, or another of `tables.NESTED`, may hold JSON as if the file called it so.
+
+Guaranteed: a column that is there keeps its meaning over a path; a name of ours that no format reads is refused, and a
+path that the first row lacks, with the nearest there is; in later rows it is an absent value, as an absent column would
+be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.config.data import columns_for
+from palimpsest.data.assemble import Corpus, assemble, distance_between, placed
+from palimpsest.data.files.rows import NESTED, Row, read_rows
+from palimpsest.data.files.text_files import questions_file
+from palimpsest.data.formats import custom_format, fields
+from palimpsest.data.formats.benchmark_formats import memagent_eval_by_index
+from palimpsest.data.formats.custom_format import DataFormat
+from palimpsest.data.formats.format_registry import COLUMNS, Format, fits, named, recognise, require
+from palimpsest.data.formats.question_formats import musique_paragraphs, palimpsest, titled_paragraphs
+from palimpsest.data.record import Record
+from palimpsest.errors import DataError, nearest, shown_names
+from palimpsest.plugins import PREFIX
+from palimpsest.types import Problem
+
+# ---- A file of documents beside files of problems whose contexts are numbers of its rows ---------------------
+
+
+DOCUMENTS = "documents.jsonl"
+
+
+def write_documents(path: Path, corpus: Corpus) -> None:
+    """The paragraphs of `corpus` as rows, whole or not at all."""
+    with files.drafted(path) as file:
+        for paragraph in corpus.paragraphs:
+            file.write(document_row(paragraph))
+
+
+def document_row(paragraph: str) -> str:
+    r"""One line of the file; a paragraph without a title has none.
+
+    >>> document_row("Rome\nA city."), document_row("A city.")
+    ('{"title": "Rome", "text": "A city."}\n', '{"text": "A city."}\n')
+    """
+    title, newline, text = paragraph.partition("\n")
+    row = {"title": title, "text": text} if newline else {"text": title}
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def row_by_index(record: Record, paragraphs: Sequence[str], index: dict[str, int]) -> dict[str, Any]:
+    """The row of a record whose context these paragraphs make; `index` gives their numbers."""
+    return {
+        "id": record.id,
+        "question": record.question,
+        "answers": list(record.answers),
+        "context": [index[paragraph] for paragraph in paragraphs],
+        "metadata": {**record.metadata, **placed(record, paragraphs)},
+    }
+
+
+def palimpsest_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
+    """Parser of our own layout where `context` may be a list of numbers of documents."""
+
+    def parse(row: Row, fallback: str) -> Record:
+        numbers = row.values.get("context")
+        if not isinstance(numbers, list):
+            return palimpsest(row, fallback)
+        record = palimpsest(replace(row, values={**row.values, "context": None}), fallback)
+        paragraphs = tuple(_document(row, number, corpus) for number in numbers)
+        places = record.metadata.get("evidence_positions") or ()
+        if not all(isinstance(place, int) and 0 < place <= len(paragraphs) for place in places):
+            raise DataError(f"{row.where}: metadata evidence_positions {places!r:.60} are not of its documents")
+        return Record(
+            record.id,
+            record.question,
+            record.answers,
+            paragraphs=paragraphs,
+            gold=tuple(paragraphs[place - 1] for place in places),
+            metadata=record.metadata,
+            questions=record.questions,
+            memory=record.memory,
+        )
+
+    return parse
+
+
+def _document(row: Row, number: Any, corpus: Corpus) -> str:
+    size = len(corpus.paragraphs)
+    if type(number) is not int or not 0 <= number < size:
+        raise DataError(
+            f"{row.where}: context: document {number!r:.20} is not in the corpus of {size}; it must be the "
+            f"{DOCUMENTS} that was written with this file"
+        )
+    return fields.text(row, corpus.paragraphs[number], "document", blank=True)
+
+
+# ---- Columns under other names -------------------------------------------------------------------------------
+
+
+_ABSENT = object()
+
+
+def mapped_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    """`read_rows` with columns renamed. Raises DataError."""
+    rows = read_rows(path, {*NESTED, *(theirs for ours, theirs in columns.items() if ours in NESTED)})
+    return (renamed(row, columns) for row in rows) if columns else rows
+
+
+def renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    """`row` with the columns of `columns` under our names.
+
+    >>> renamed(Row({"q": "Who?", "gold": {"text": ["Ann"]}}, "a"), {"question": "q", "answers": "gold.text"}).values
+    {'gold': {'text': ['Ann']}, 'question': 'Who?', 'answers': ['Ann']}
+    """
+    found = {ours: _at(row.values, theirs) for ours, theirs in columns.items()}
+    if row.index == 0:
+        _check(row, columns, found)
+    left = set(columns.values())
+    kept = {name: value for name, value in row.values.items() if name not in left}
+    return replace(row, values=kept | {ours: value for ours, value in found.items() if value is not _ABSENT})
+
+
+def _check(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> None:
+    """Raise DataError for a name of ours that no layout reads, and for one of the file's that the row lacks."""
+    for ours, theirs in columns.items():
+        lead = f"{row.where}: data.map {ours}={theirs}:"
+        if ours not in COLUMNS:
+            raise DataError(
+                f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (ours stands on the left, the file's "
+                "on the right)"
+            )
+        if found[ours] is _ABSENT:
+            raise DataError(
+                f"{lead} the row has no {theirs}{nearest(theirs, row.values)} (there: "
+                f"{shown_names(row.values) or 'nothing'}); where another file has it, name that: FILE:{ours}={theirs}"
+            )
+
+
+def _at(values: Any, path: str) -> Any:
+    """What stands at a dotted path, `_ABSENT` if nothing does."""
+    if isinstance(values, Mapping) and path in values:
+        return values[path]
+    name, _, rest = path.partition(".")
+    if isinstance(values, Mapping):
+        inner = values.get(name, _ABSENT)
+    elif isinstance(values, list) and name.isdecimal() and int(name) < len(values):
+        inner = values[int(name)]
+    else:
+        inner = _ABSENT
+    return _at(inner, rest) if rest and inner is not _ABSENT else inner
+
+
+# ---- Files of problems ---------------------------------------------------------------------------------------
+
+
+INDEXED_CORPUS = "hotpotqa_dev.json"
+"""The file that MemAgent's eval files above 10,000 documents index, looked for beside them."""
+
+
+Paths = str | Path | Sequence[str | Path]
+"""One file, or several that are read one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files are read."""
+
+    format: str | DataFormat | None = None
+    """Overrides what the columns say."""
+    corpus: str | Path | None = None
+    """The file that document indices refer to."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Ours to the file's (this file)."""
+    skip_missing_gold: bool = False
+    """Leave out rows whose gold paragraph isn't there, instead of raising."""
+    each_question: bool = False
+    """Make of a record that asks several questions as many that ask one."""
+
+
+AS_IT_IS = Reading()
+
+
+def read_problems(
+    path: Paths, *, format: str | DataFormat | None = None, limit: int | None = None, reading: Reading | None = None
+) -> Iterator[Problem]:
+    """The problems of a file, contexts as the file has them. `format` overrides what the columns say."""
+    return (assemble(record) for record in read_records(path, reading or Reading(format), limit=limit))
+
+
+def read_records(
+    path: Paths,
+    reading: Reading = AS_IT_IS,
+    limit: int | None = None,
+    skipped: list[str] | None = None,
+    seen: Counter[str] | None = None,
+) -> Iterator[Record]:
+    """The first `limit` records of each file. Raises DataError.
+
+    `skipped` gains what is said of each row that is left out, `seen` the ids, which stay unique over all that share it.
+    """
+    taken = Counter[str]() if seen is None else seen
+    for each in paths_of(path):
+        records = _records(each, reading, skipped)
+        asked = chain.from_iterable(map(one_by_one, records)) if reading.each_question else records
+        for record in islice(asked, limit):
+            yield replace(record, id=unused_id(record.id, taken))
+
+
+def one_by_one(record: Record) -> Iterator[Record]:
+    """A record for each question that `record` asks, all with its context. What it says of the evidence is of all
+    questions together, and left out.
+
+    >>> from palimpsest.types import Question
+    >>> record = Record("r", "", (), "A text.", questions=(Question("Who?", ("Ann",)), Question("Where?", ("Rome",))))
+    >>> [(each.id, each.question, each.answers) for each in one_by_one(record)]
+    [('r-q1', 'Who?', ('Ann',)), ('r-q2', 'Where?', ('Rome',))]
+    """
+    if not record.questions:
+        yield record
+    known = {key: value for key, value in record.metadata.items() if key not in _OF_ALL_QUESTIONS}
+    categories = record.metadata.get("categories")
+    for number, asked in enumerate(record.questions, 1):
+        own = {**known, "question_number": number}
+        if isinstance(categories, list) and len(categories) == len(record.questions):
+            own["category"] = categories[number - 1]
+        name = f"{record.id}-q{number}"
+        yield replace(record, id=name, question=asked.text, answers=asked.answers, questions=(), metadata=own)
+
+
+_OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
+"""Metadata of a record that are of all its questions together."""
+
+
+def paths_of(path: Paths) -> list[Path]:
+    """Every file, one at least."""
+    return [Path(path)] if isinstance(path, str | Path) else [Path(each) for each in path]
+
+
+def _records(path: Path, reading: Reading, skipped: list[str] | None) -> Iterator[Record]:
+    found = format_of(path, reading)
+    if isinstance(found, RowFormat):
+        return found.read(path, skipped)
+    return found.read(path)
+
+
+def format_of(path: Path, reading: Reading = AS_IT_IS) -> DataFormat:
+    """What reads `path`: the format that is given, if it is the name of a shipped one or recognises the file; else the
+    shipped one whose columns the first row has. Raises DataError."""
+    format = reading.format
+    if format is not None and not isinstance(format, str):
+        if format.recognises(path):
+            return format
+        format = None
+    if format is None:
+        return RowFormat(recognise(next(_rows(path, reading))), reading)
+    return RowFormat(named(format), reading)
+
+
+def _rows(path: Path, reading: Reading) -> Iterator[Row]:
+    """Of `path`, or of the file of questions in it, by our names."""
+    return mapped_rows(questions_file(path) if path.is_dir() else path, columns_for(path, reading.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """A shipped format: rows of JSON, JSON lines, parquet or a table, known by their columns."""
+
+    columns: Format
+    reading: Reading = AS_IT_IS
+
+    @property
+    def name(self) -> str:
+        return self.columns.name
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the first row has the columns."""
+        return fits(self.columns, next(_rows(path, self.reading)).values)
+
+    def read(self, path: Path, skipped: list[str] | None = None) -> Iterator[Record]:
+        """A record a row; `skipped` gains what is said of rows that `reading` leaves out."""
+        columns, count, left_out = self.columns, 0, list[str]()
+        for row in _rows(path, self.reading):
+            if row.index == 0:
+                columns = _with_corpus(columns, row, path, self.reading.corpus)
+            require(columns, row)
+            try:
+                record = columns.parse(row, f"{path.stem.removeprefix(PREFIX)}-{row.index}")
+            except fields.MissingGold as error:
+                if not self.reading.skip_missing_gold:
+                    raise
+                left_out.append(str(error))
+                if skipped is not None:
+                    skipped.append(str(error))
+                continue
+            count += 1
+            yield replace(record, metadata=custom_format.checked(row, record.metadata))
+        if not count:
+            raise DataError(f"{path}: data.on_missing_gold=skip leaves nothing, the first row because: {left_out[0]}")
+
+
+def refuse_ungraded(records: Iterable[Record | Problem]) -> None:
+    """Raise DataError for a problem with a question that has no gold: nothing can be learnt from it."""
+    for record in records:
+        if not all(one.answers for one in record.questions or (record,)):
+            raise DataError(
+                f"problem {record.id}: has no gold answer, and training needs one for every question; leave it "
+                "out, or fill its gold in (evaluation plays it, and doesn't grade it)"
+            )
+
+
+def unused_id(name: str, seen: Counter[str]) -> str:
+    """`name`, or the first of `name#2`, `name#3`... that no record has yet; `seen` counts it."""
+    chosen = name
+    while seen[chosen]:
+        seen[name] += 1
+        chosen = f"{name}#{seen[name]}"
+    seen[chosen] += 1
+    return chosen
+
+
+def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
+    """`format`, able to look up document indices if the file has them. Raises DataError if their corpus isn't there."""
+    if format.name not in _BY_INDEX or not isinstance(row.values.get("context"), list):
+        return format
+    beside, what, parser = _BY_INDEX[format.name]
+    place = Path(corpus) if corpus else path.parent / beside
+    if not corpus and not place.is_file():
+        raise DataError(
+            f"{row.where}: context holds document indices, not text; put the {beside} that they index ({what}) beside "
+            "this one, or name it as corpus"
+        )
+    return replace(format, parse=parser(read_corpus(place)))
+
+
+_BY_INDEX = {
+    "memagent_eval": (INDEXED_CORPUS, "official distractor file", memagent_eval_by_index),
+    "palimpsest": (DOCUMENTS, "written with it", palimpsest_by_index),
+}
+"""Formats whose context may be indices: the file that they index, what it is, and the parser."""
+
+
+def read_corpus(path: str | Path) -> Corpus:
+    """Paragraphs for distractors: of a HotpotQA or MuSiQue file, or of rows {title, text}."""
+    return Corpus.of(_corpus_paragraphs(row) for row in read_rows(Path(path)))
+
+
+def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
+    if "paragraphs" in row.values:
+        return tuple(musique_paragraphs(row))
+    if row.values.get("title") is None and isinstance(row.values.get("text"), str):
+        return (row.values["text"],)
+    if "title" in row.values and "text" in row.values:
+        title, text = (fields.text(row, row.values[key], key, blank=True) for key in ("title", "text"))
+        return (f"{title}\n{text}",)
+    if "context" not in row.values:
+        raise DataError(f"{row.where}: a corpus needs HotpotQA rows or columns 'title' and 'text'")
+    return tuple(text for _, text in titled_paragraphs(row))
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
+    """Write one JSON object a line; the file appears whole or not at all. Returns the number of problems."""
+    count = 0
+    with files.drafted(Path(path)) as file:
+        for problem in problems:
+            count += 1
+            file.write(json.dumps(problem_row(problem), ensure_ascii=False, allow_nan=False) + "\n")
+    return count
+
+
+def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
+    """Write MemAgent's and ReMemR1's `eval_{N}.json`: one array of rows. Returns their number.
+
+    Raises DataError for a problem of several questions.
+    """
+    with files.drafted(Path(path)) as file:
+        rows = [eval_row(index, problem) for index, problem in enumerate(problems)]
+        file.write(json.dumps(rows, ensure_ascii=False, allow_nan=False) + "\n")
+    return len(rows)
+
+
+def eval_row(index: int, problem: Problem) -> dict[str, object]:
+    """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
+    if problem.questions:
+        raise DataError(f"problem {problem.id}: asks {len(problem.questions)} questions, a row of this file asks one")
+    if problem.memory:
+        raise DataError(f"problem {problem.id}: brings a memory, for which a row of this file has no column; drop it")
+    known = problem.metadata
+    places = [int(position) - 1 for position in known.get("evidence_positions", ())] or _told_places(known)
+    return {
+        "context": problem.context,
+        "input": problem.question,
+        "answers": list(problem.answers),
+        "num_docs": known.get("num_docs"),
+        "index": index,
+        "is_ordered": places == sorted(places),
+        "is_reverse_ordered": places == sorted(places, reverse=True),
+        "min_distance": distance_between(places),
+        "evidence_idx": places,
+        "level": known.get("level"),
+        "type": known.get("type"),
+        "id": problem.id,
+    }
+
+
+def _told_places(known: Mapping[str, object]) -> list[int]:
+    """As a published file had them; empty where it had none."""
+    told = known.get("evidence_idx")
+    return list(told) if isinstance(told, list | tuple) and all(type(place) is int for place in told) else []
+
+
+def problem_row(problem: Problem) -> dict[str, object]:
+    """A row of our own layout."""
+    asked = [{"question": each.question, "answers": list(each.answers)} for each in problem.by_question]
+    return {
+        "id": problem.id,
+        **({"questions": asked} if problem.questions else asked[0]),
+        "context": problem.context,
+        "metadata": dict(problem.metadata),
+        **({"memory": problem.memory} if problem.memory else {}),
+    }

@@ -1,0 +1,449 @@
+"""Layouts of questions: with a finished context, with paragraphs, with a long conversation, or with nothing to read.
+
+    qa               question and answer beside a text context
+    squad            SQuAD: context, question, answers.text
+    flashrag         FlashRAG: question, golden_answers, metadata, which may hold paragraphs
+    frames           Frames: Prompt, Answer, wiki_links; the pages themselves are not in the file
+    bamboogle        Bamboogle: Question, Answer
+    browsecomp_plus  BrowseComp-Plus, decrypted: query, answer, gold_docs, evidence_docs, negative_docs
+    texts            question, answers and document: the name of a text file beside the file
+    palimpsest       our own: question and answers, or questions; optionally id, context or sessions, metadata, memory
+    question         a question alone: played, never graded
+
+Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError.
+
+Long conversations: dated sessions of turns, as one document that a policy can cut anywhere.
+
+    longmemeval    LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
+    sessions       a column of our own layout in place of `context`: objects with date, turns and, if wished, id
+
+Every session is a document of the context. Every line begins with the date of its session and who speaks, and a turn
+of more than `LINE` characters goes on in further lines that begin so, too: a chunk from the middle of a session still
+says when it was.
+
+    Document 1:
+    [2023/05/20 (Sat) 02:21] user: I bought a car.
+    [2023/05/20 (Sat) 02:21] assistant: Which one?
+
+Guaranteed: no stretch of a session of more than `LINE` characters and two beginnings lacks its date; a session that an
+answer needs and that isn't there raises MissingGold.
+Not covered: the order of sessions, which is the file's; contexts of a chosen number of sessions (`data.documents`).
+
+Layouts of questions with paragraphs of their own, of which contexts of any length are made.
+
+    hotpotqa       HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
+    musique        MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
+
+Guaranteed: what a row calls gold is among its paragraphs, or the row raises MissingGold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from palimpsest.data.assemble import document_block
+from palimpsest.data.files.rows import Row
+from palimpsest.data.files.text_files import paragraph_of
+from palimpsest.data.formats import fields
+from palimpsest.data.record import Record
+from palimpsest.errors import DataError
+from palimpsest.text.json_text import valid
+from palimpsest.types import Problem
+
+# ---- Long conversations --------------------------------------------------------------------------------------
+
+
+LINE = 1000
+"""Characters of a turn on one line, at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One conversation of one date."""
+
+    id: str
+    date: str
+    text: str
+    """As an agent reads it."""
+
+
+def longmemeval(row: Row, fallback: str) -> Record:
+    """The question begins with the date on which it is asked."""
+    values = row.values
+    listed = fields.get(row, values, "haystack_sessions")
+    if not isinstance(listed, list):
+        raise DataError(f"{row.where}: haystack_sessions must be a list of sessions, is {listed!r:.60}")
+    dates = values.get("haystack_dates") or [""] * len(listed)
+    names = values.get("haystack_session_ids") or [str(number) for number in range(1, len(listed) + 1)]
+    if not all(isinstance(each, list) and len(each) == len(listed) for each in (listed, dates, names)):
+        raise DataError(
+            f"{row.where}: haystack_sessions, haystack_dates and haystack_session_ids must be lists of one length"
+        )
+    sessions = [
+        _session(row, str(name), date, turns, f"haystack_sessions[{at}]")
+        for at, (name, date, turns) in enumerate(zip(names, dates, listed, strict=True))
+    ]
+    context, metadata = together(row, sessions, values.get("answer_session_ids") or [], "answer_session_ids")
+    asked = fields.text(row, fields.get(row, values, "question"), "question")
+    date = values.get("question_date")
+    answer = values["answer"]
+    return Record(
+        id=fields.identity(row, fallback),
+        question=f"[{date}] {asked}" if date else asked,
+        answers=fields.golds(row, str(answer) if type(answer) is int else answer, "answer"),
+        context=context,
+        metadata={key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata,
+    )
+
+
+def own_sessions(row: Row, listed: Any, needed: Any) -> tuple[str, dict[str, Any]]:
+    """Context and metadata of the column `sessions`; `needed` are the ids of those that an answer needs."""
+    if not isinstance(listed, list) or not listed:
+        raise DataError(f"{row.where}: sessions must be a list of objects with date and turns, is {listed!r:.60}")
+    sessions = []
+    for at, session in enumerate(listed):
+        place = f"sessions[{at}]"
+        date, turns = (fields.get(row, session, key, place) for key in ("date", "turns"))
+        sessions.append(_session(row, str(session.get("id") or at + 1), date, turns, f"{place}.turns"))
+    return together(row, sessions, needed or [], "metadata.evidence_sessions")
+
+
+def together(row: Row, sessions: list[Session], needed: Any, name: str) -> tuple[str, dict[str, Any]]:
+    """The sessions as one context, and what is known of them."""
+    positions = {session.id: number for number, session in enumerate(sessions, 1)}
+    wanted = [str(each) for each in needed] if isinstance(needed, list) else [str(needed)]
+    for each in wanted:
+        if each not in positions:
+            raise fields.MissingGold(
+                f"{row.where}: {name}: no session has the id {each!r}; leave such rows out with "
+                "data.on_missing_gold=skip"
+            )
+    return document_block([session.text for session in sessions]), {
+        "sessions": [{"id": session.id, "date": session.date} for session in sessions],
+        "num_docs": len(sessions),
+        "evidence": [sessions[positions[each] - 1].text for each in wanted],
+        "evidence_positions": [positions[each] for each in wanted],
+    }
+
+
+def _session(row: Row, name: str, date: Any, turns: Any, place: str) -> Session:
+    if not isinstance(turns, list):
+        raise DataError(f"{row.where}: {place} must be a list of turns with role and content, is {turns!r:.60}")
+    told = str(date)
+    lines = [line for at, turn in enumerate(turns) for line in _lines(row, told, turn, f"{place}[{at}]")]
+    return Session(valid(name), valid(told), "\n".join(lines))
+
+
+def _lines(row: Row, date: str, turn: Any, place: str) -> Iterator[str]:
+    if not isinstance(turn, Mapping):
+        raise DataError(f"{row.where}: {place} must be an object with role and content, is {turn!r:.60}")
+    role = fields.text(row, fields.get(row, turn, "role", place), f"{place}.role")
+    content = fields.text(row, turn.get("content") or "", f"{place}.content", blank=True)
+    beginning = f"[{valid(date)}] {role}: " if date else f"{role}: "
+    yield from (beginning + piece for piece in pieces(content, LINE))
+
+
+def pieces(text: str, size: int) -> Iterator[str]:
+    """`text` in pieces of at most `size` characters, cut at a space or newline where the second half of one has any.
+
+    >>> list(pieces("one two three", 8))
+    ['one two', 'three']
+    """
+    while len(text) > size:
+        cut = max(text.rfind(mark, size // 2, size) for mark in " \n")
+        yield text[: cut if cut > 0 else size]
+        text = text[cut + 1 if cut > 0 else size :]
+    yield text
+
+
+# ---- Layouts of questions with paragraphs of their own, of which contexts of any length are made -------------
+
+
+def hotpotqa(row: Row, fallback: str) -> Record:
+    values = row.values
+    titled = titled_paragraphs(row)
+    titles = _supporting_titles(row, values.get("supporting_facts"))
+    for title in titles:
+        if not any(title == own for own, _ in titled):
+            raise fields.MissingGold(
+                f"{row.where}: supporting title {title!r} is not among its paragraphs; use the distractor setting of "
+                "the file, which holds every gold paragraph, or leave such rows out with data.on_missing_gold=skip"
+            )
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.text(row, fields.get(row, values, "question"), "question"),
+        answers=fields.golds_at(row, values, "answer"),
+        paragraphs=tuple(dict.fromkeys(text for _, text in titled)),
+        gold=tuple(dict.fromkeys(text for wanted in titles for title, text in titled if title == wanted)),
+        metadata={
+            **{key: values[key] for key in ("type", "level") if values.get(key) is not None},
+            "supporting_titles": tuple(titles),
+        },
+    )
+
+
+def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
+    """(title, "title\\nsentences") of each paragraph, from either layout of HotpotQA."""
+    pairs = _pairs(row, fields.get(row, row.values, "context"), "context", "sentences")
+    result = []
+    for title, sentences in pairs:
+        title = fields.text(row, title, "context title", blank=True)
+        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
+            raise DataError(f"{row.where}: context: paragraph {title!r} must be a list of sentences")
+        body = fields.text(row, "".join(sentences), "context sentences", blank=True)
+        result.append((title, f"{title}\n{body}"))
+    if not result:
+        raise DataError(f"{row.where}: context holds no paragraphs")
+    return result
+
+
+def _supporting_titles(row: Row, facts: Any) -> list[str]:
+    if facts is None:
+        return []
+    pairs = _pairs(row, facts, "supporting_facts", "sent_id")
+    return list(dict.fromkeys(fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs))
+
+
+def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]]:
+    """(title, second) pairs of [[title, x], ...], {title: [...], second: [...]} or [{title, second}, ...]."""
+    if isinstance(value, Mapping):
+        titles = fields.get(row, value, "title", name)
+        others = fields.get(row, value, second, name)
+        if not isinstance(titles, list) or not isinstance(others, list) or len(titles) != len(others):
+            raise DataError(f"{row.where}: {name}.title and {name}.{second} must be lists of one length")
+        return list(zip(titles, others, strict=True))
+    if not isinstance(value, list):
+        raise DataError(f"{row.where}: {name} must be a list of pairs or an object, is {value!r:.60}")
+    pairs = []
+    for item in value:
+        if isinstance(item, Mapping):
+            pairs.append((fields.get(row, item, "title", name), fields.get(row, item, second, name)))
+        elif isinstance(item, list) and len(item) == 2:
+            pairs.append((item[0], item[1]))
+        else:
+            raise DataError(f"{row.where}: {name} must hold [title, {second}] pairs, found {item!r:.60}")
+    return pairs
+
+
+def musique(row: Row, fallback: str) -> Record:
+    values = row.values
+    if values.get("answerable") is False:
+        raise DataError(
+            f"{row.where}: answerable is false; use the answerable set (musique_ans), which has an answer each"
+        )
+    texts = musique_paragraphs(row)
+    hops = values.get("question_decomposition") or []
+    if not isinstance(hops, list):
+        raise DataError(f"{row.where}: question_decomposition must be a list of objects, is {hops!r:.60}")
+    used = [fields.get(row, hop, "paragraph_support_idx", "question_decomposition") for hop in hops]
+    if any(not isinstance(index, int) or not 0 <= index < len(texts) for index in used):
+        raise fields.MissingGold(
+            f"{row.where}: question_decomposition.paragraph_support_idx {used!r:.60} is not in its paragraphs; leave "
+            "such rows out with data.on_missing_gold=skip"
+        )
+    marked = [
+        text for text, paragraph in zip(texts, values["paragraphs"], strict=True) if paragraph.get("is_supporting")
+    ]
+    answers = fields.golds_at(row, values, "answer")
+    aliases = values.get("answer_aliases") or []
+    return Record(
+        id=fields.identity(row, fallback),
+        question=fields.text(row, fields.get(row, values, "question"), "question"),
+        answers=tuple(dict.fromkeys((*answers, *fields.golds(row, aliases, "answer_aliases")))),
+        paragraphs=tuple(dict.fromkeys(texts)),
+        gold=tuple(dict.fromkeys((*(texts[index] for index in used), *marked))),
+        metadata={"hops": len(hops)} if hops else {},
+    )
+
+
+def musique_paragraphs(row: Row) -> list[str]:
+    """Title, newline and text of each paragraph of MuSiQue."""
+    listed = fields.get(row, row.values, "paragraphs")
+    if not isinstance(listed, list) or not listed:
+        raise DataError(f"{row.where}: paragraphs must be a list of objects, is {listed!r:.60}")
+    return [_musique_paragraph(row, paragraph) for paragraph in listed]
+
+
+def _musique_paragraph(row: Row, paragraph: Any) -> str:
+    title, body = (fields.get(row, paragraph, key, "paragraphs") for key in ("title", "paragraph_text"))
+    return f"{fields.text(row, title, 'title', blank=True)}\n{fields.text(row, body, 'paragraph_text', blank=True)}"
+
+
+# ---- Layouts of questions with a finished context, with documents to look into, or with nothing to read ------
+
+
+_LINK = re.compile(r"""(?:'([^']+)'|"([^"]+)")""")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{8,}={0,2}")
+
+
+def qa(row: Row, fallback: str) -> Record:
+    return Record(
+        id=fields.identity(row, fallback),
+        question=_question(row, "question"),
+        answers=fields.golds_at(row, row.values, "answer"),
+        context=_context(row),
+        metadata=_metadata(row),
+    )
+
+
+def squad(row: Row, fallback: str) -> Record:
+    """Golds as the annotators gave them, each once. SQuAD 2's questions without an answer have no gold."""
+    given = row.values["answers"]
+    texts = [fields.get(row, each, "text", "answers") for each in given] if isinstance(given, list) else given
+    golds = fields.golds(row, texts, "answers") if isinstance(texts, list) else fields.golds_at(row, texts, "text")
+    return Record(
+        id=fields.identity(row, fallback),
+        question=_question(row, "question"),
+        answers=tuple(dict.fromkeys(golds)),
+        context=_context(row),
+        metadata={key: row.values[key] for key in ("title",) if row.values.get(key)},
+    )
+
+
+def is_squad(values: Mapping[str, Any]) -> bool:
+    """Whether `answers` is an object, or a list of objects."""
+    given = values["answers"]
+    return isinstance(given, Mapping) or (isinstance(given, list) and bool(given) and isinstance(given[0], Mapping))
+
+
+def has_text(values: Mapping[str, Any]) -> bool:
+    """Whether the context is a text, not paragraphs."""
+    return isinstance(values["context"], str)
+
+
+def flashrag(row: Row, fallback: str) -> Record:
+    """HotpotQA's and 2WikiMultiHopQA's rows have their paragraphs in the metadata; the other sets have none."""
+    metadata = _metadata(row)
+    if "context" in metadata:
+        return _with_paragraphs(row, fallback, metadata)
+    return Record(
+        id=fields.identity(row, fallback),
+        question=_question(row, "question"),
+        answers=fields.golds_at(row, row.values, "golden_answers"),
+        metadata=_metadata(row),
+    )
+
+
+def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Record:
+    """A row whose metadata has `context` and `supporting_facts` as the original file of its set has them."""
+    context = metadata["context"]
+    if isinstance(context, Mapping) and "sentences" not in context and "content" in context:  # 2WikiMultiHopQA's
+        context = {"title": context.get("title"), "sentences": context["content"]}
+    values = {**metadata, "context": context, "question": row.values["question"]}
+    values |= {"answer": row.values["golden_answers"], "id": row.values.get("id")}
+    record = hotpotqa(replace(row, values=values), fallback)
+    others = {key: value for key, value in metadata.items() if key not in ("context", "supporting_facts")}
+    return replace(record, metadata={**others, **record.metadata})
+
+
+def frames(row: Row, fallback: str) -> Record:
+    """The links are metadata: `wiki_links` is a list, or the text of one as the hub's table has it."""
+    links = row.values["wiki_links"]
+    listed = [one or two for one, two in _LINK.findall(links)] if isinstance(links, str) else links
+    types = row.values.get("reasoning_types")
+    return Record(
+        id=fields.identity(row, fallback),
+        question=_question(row, "Prompt"),
+        answers=fields.golds_at(row, row.values, "Answer"),
+        metadata={"wiki_links": listed or []} | ({"reasoning_types": types} if types else {}),
+    )
+
+
+def bamboogle(row: Row, fallback: str) -> Record:
+    name = fields.identity(row, fallback)
+    return Record(name, _question(row, "Question"), fields.golds_at(row, row.values, "Answer"))
+
+
+def browsecomp_plus(row: Row, fallback: str) -> Record:
+    """Evidence documents are what an answer needs; those that hold it (gold) are among them in the published file."""
+    query = _question(row, "query")
+    if _BASE64.fullmatch(query):
+        raise DataError(
+            f"{row.where}: query is {query!r:.30}: the published file is encrypted; decrypt it with the script of "
+            "BrowseComp-Plus and read what that writes"
+        )
+    needed = [text for key in ("evidence_docs", "gold_docs") for text in _documents(row, key)]
+    others = _documents(row, "negative_docs")
+    paragraphs = tuple(dict.fromkeys((*needed, *others)))
+    return Record(
+        id=fields.identity(row, fallback),
+        question=query,
+        answers=fields.golds_at(row, row.values, "answer"),
+        paragraphs=paragraphs or None,
+        gold=tuple(dict.fromkeys(needed)),
+    )
+
+
+def _documents(row: Row, key: str) -> list[str]:
+    listed = row.values.get(key) or []
+    if not isinstance(listed, list):
+        raise DataError(f"{row.where}: {key} must be a list of objects with text, is {listed!r:.60}")
+    texts = [fields.get(row, each, "text", f"{key}[{at}]") for at, each in enumerate(listed)]
+    return [fields.text(row, text, f"{key}[{at}].text", blank=True) for at, text in enumerate(texts)]
+
+
+def texts(row: Row, fallback: str) -> Record:
+    """Its documents are what an answer needs; `data.corpus` may add the others of the folder."""
+    named = row.values["document"]
+    names = [fields.text(row, name, "document") for name in (named if isinstance(named, list) else [named])]
+    read = tuple(dict.fromkeys(paragraph_of(row.path.parent, name, row.where) for name in names))
+    if not read:
+        raise DataError(f"{row.where}: document is empty; name a text file beside {row.path.name}")
+    return Record(
+        id=fields.identity(row, fallback),
+        question=_question(row, "question"),
+        answers=fields.golds_at(row, row.values, "answers"),
+        paragraphs=read,
+        gold=read,
+        metadata=_metadata(row),
+    )
+
+
+def palimpsest(row: Row, fallback: str) -> Record:
+    metadata, memory = _metadata(row), row.values.get("memory")
+    name = fields.identity(row, fallback)
+    asked = Problem.asking(name, fields.questions(row, metadata))
+    context = _context(row) if row.values.get("context") is not None else None
+    if (listed := row.values.get("sessions")) is not None:
+        if context is not None:
+            raise DataError(f"{row.where}: has both context and sessions; leave one of them out")
+        context, known = own_sessions(row, listed, metadata.get("evidence_sessions"))
+        metadata = {**metadata, **known}
+    return Record(
+        id=name,
+        question=asked.question,
+        answers=asked.answers,
+        context=context,
+        metadata=metadata,
+        questions=asked.questions,
+        memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
+    )
+
+
+def question(row: Row, fallback: str) -> Record:
+    context = _context(row) if row.values.get("context") is not None else None
+    name = fields.identity(row, fallback)
+    return Record(name, _question(row, "question"), (), context, metadata=_metadata(row))
+
+
+def has_nothing_else(values: Mapping[str, Any]) -> bool:
+    """Whether no column could be a gold under another name."""
+    return set(values) <= {"question", "context", "metadata", "memory", *fields.IDS}
+
+
+def _question(row: Row, key: str) -> str:
+    return fields.text(row, fields.get(row, row.values, key), key)
+
+
+def _context(row: Row) -> str:
+    return fields.text(row, fields.get(row, row.values, "context"), "context", blank=True)
+
+
+def _metadata(row: Row) -> Mapping[str, Any]:
+    metadata = row.values.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise DataError(f"{row.where}: metadata must be an object, is {metadata!r:.60}")
+    return metadata

@@ -1,0 +1,185 @@
+r"""A row of a data file: one question or several, with a document that may wait on disk.
+
+One objective is a problem like any other, without a context. Several are one problem whose question lists them:
+
+    question              "Q1: What does Alice drink?\nQ2: Which city did Bob visit?"
+    answers               ('{"Q1": "tea", "Q2": "Rome"}',)        the first gold of each
+    metadata.objectives   ({"name": "Q1", "question": "What does Alice drink?", "answers": ["tea"]}, ...)
+
+Not covered: whether one objective gives away another's answer.
+
+Long documents on a disk until they are asked for.
+
+Guaranteed: memory holds none of them, and of equal ones the disk holds one; what comes back is what went in, lone
+surrogates included; the file has no name and is gone with the process, however that ends.
+Not covered: a folder for temporary files that lies in memory itself; TMPDIR names another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from palimpsest.errors import DataError
+from palimpsest.types import Problem, Question
+
+_ASKED = re.compile(r"^(Q\d+):[ \t]*(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One question of a problem."""
+
+    question: str
+    answers: tuple[str, ...]
+    """One or more golds."""
+
+
+def search_problem(id: str, objectives: Sequence[Objective], metadata: Mapping[str, Any] | None = None) -> Problem:
+    """The problem of at least one objective.
+
+    >>> search_problem("a", [Objective("What does Alice drink?", ("tea",))]).answers
+    ('tea',)
+    >>> both = search_problem("b", [Objective("Who?", ("Bob", "Rob")), Objective("Where?", ("Rome",))])
+    >>> both.question, both.answers
+    ('Q1: Who?\\nQ2: Where?', ('{"Q1": "Bob", "Q2": "Rome"}',))
+    """
+    rest = dict(metadata or {})
+    if len(objectives) == 1:
+        return Problem(id, objectives[0].question, objectives[0].answers, None, rest)
+    named = {f"Q{number}": objective for number, objective in enumerate(objectives, 1)}
+    listed = tuple(
+        {"name": name, "question": one.question, "answers": list(one.answers)} for name, one in named.items()
+    )
+    golds = answer_text({name: one.answers[0] for name, one in named.items()})
+    question = "\n".join(f"{name}: {one.question}" for name, one in named.items())
+    return Problem(id, question, (golds,), None, {"objectives": listed, **rest})
+
+
+def listed_questions(text: str, names: Sequence[str]) -> tuple[str, ...] | None:
+    """The question of each name, asked as `Q1: ...` on a line of its own; None unless each is there once, in order.
+
+    >>> listed_questions("Answer:\\n\\nQ1: Who?\\n\\nQ2: Where?\\n\\nFINAL_ANSWER: {...}", ("Q1", "Q2"))
+    ('Who?', 'Where?')
+    """
+    found = [(match[1], match[2].strip()) for match in _ASKED.finditer(text)]
+    if tuple(name for name, _ in found) != tuple(names) or not all(question for _, question in found):
+        return None
+    return tuple(question for _, question in found)
+
+
+def objective_count(problem: Problem) -> int:
+    """How many questions a problem asks.
+
+    >>> objective_count(search_problem("a", [Objective("Who?", ("Bob",)), Objective("Where?", ("Rome",))]))
+    2
+    """
+    return len(problem.metadata.get("objectives", ())) or 1
+
+
+def answer_text(answers: Mapping[str, str]) -> str:
+    """What an agent should answer, without the marker before it: the answer alone, or a JSON object of several.
+
+    >>> answer_text({"Q1": "tea"}), answer_text({"Q1": "tea", "Q2": "Rome"})
+    ('tea', '{"Q1": "tea", "Q2": "Rome"}')
+    """
+    if len(answers) == 1:
+        return next(iter(answers.values()))
+    return json.dumps(dict(answers), ensure_ascii=False)
+
+
+# ---- Long documents on a disk until they are asked for -------------------------------------------------------
+
+
+LONG = 4096
+"""Characters from which a document is worth a place on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a document lies, in bytes."""
+
+    start: int
+    size: int
+
+
+class DocumentStore:
+    """Texts in an unnamed temporary file. Reading is safe from several threads, writing is not."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self._known: dict[bytes, Stored] = {}
+
+    def put(self, text: str) -> Stored:
+        """Write `text`, if no equal one is there. Raises DataError where the disk takes no more."""
+        data = text.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if digest not in self._known:
+            try:
+                self._write(data)
+            except OSError as error:
+                raise DataError(
+                    f"{tempfile.tempdir or 'temporary files'}: {error.strerror}; long documents wait there until they "
+                    "are played: set TMPDIR to a folder with room for all of them"
+                ) from None
+            self._known[digest] = Stored(self._end, len(data))
+            self._end += len(data)
+        return self._known[digest]
+
+    def text(self, stored: Stored) -> str:
+        """The text that was put there."""
+        data = os.pread(self._opened(), stored.size, stored.start)
+        assert len(data) == stored.size
+        return data.decode("utf-8", "surrogatepass")
+
+    def _write(self, data: bytes) -> None:
+        """Behind what was written whole: a part of one that failed is overwritten."""
+        at = self._end
+        while data:
+            written = os.pwrite(self._opened(), data, at)
+            data, at = data[written:], at + written
+
+    def _opened(self) -> int:
+        """The descriptor."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open for as long as the store lives
+        return self._file.fileno()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row of a data file: a problem whose context is either fixed or still a list of paragraphs."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    context: str | None = None
+    """The document where the file fixes it."""
+    paragraphs: tuple[str, ...] | None = None
+    """The question's own paragraphs where it doesn't, in file order, without duplicates."""
+    gold: tuple[str, ...] = ()
+    """Those of `paragraphs` that an answer needs, in the file's order (of reasoning, as published); empty where it
+    doesn't say."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    questions: tuple[Question, ...] = ()
+    """As in a problem."""
+    memory: str = ""
+    """As in a problem."""
+    stored: Stored | None = None
+    """Where a long document waits, in place of `context`."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Paragraphs that no context may lack: all of its own where the file doesn't say which are gold."""
+        return self.gold or self.paragraphs or ()
+
+    def problem(self, context: str | None, metadata: Mapping[str, Any]) -> Problem:
+        """The problem that it is with this context."""
+        return Problem(self.id, self.question, self.answers, context, metadata, self.questions, self.memory)

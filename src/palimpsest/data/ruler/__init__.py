@@ -1,1 +1,0 @@
-"""RULER's thirteen tasks (arXiv 2404.06654), generated."""

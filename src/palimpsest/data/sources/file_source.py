@@ -1,0 +1,324 @@
+"""Problems of files: shuffled every epoch for training, in file order for evaluation, or dealt into search problems.
+
+Training needs a gold for every question, and refuses a problem without one by its id; evaluation plays it.
+
+Guaranteed: memory holds no long document of a file: those wait on a disk until their problem is built, and contexts
+assembled from paragraphs are built when asked for and share their paragraphs.
+Not covered: paragraphs of files larger than memory.
+
+Which of a file's problems a training step gets, as a pure function of seed, step and round.
+
+An epoch is a shuffle of its own; what doesn't fill a step is left out. Rounds after the first (in place of dropped
+groups) page through one more shuffle of the step's own.
+
+Search problems out of question files: contexts dropped, questions dealt into problems of several objectives.
+
+An epoch is one keyed shuffle of the questions, dealt out in problems of `data.search.objectives` questions. Where that
+is several numbers to draw from, the sequence of numbers is drawn once, so that every epoch has as many problems:
+
+    5 questions, objectives (1, 2)      sizes 2 1 2        epoch 0: ca e bd        epoch 1: eb a dc
+
+Guaranteed: a pure function of (seed, step, round, size); no question comes twice in a step, nor in an epoch of one
+size. Evaluation takes the first of one deal that never changes; of single questions, the first of the file.
+Not covered: passages (`palimpsest retrieval serve` and the search tool read them, with data/formats/corpus.py); two
+questions
+of one problem that are equal or answer each other; files whose rows ask several questions already, which are read
+without `data.search`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal, overload
+
+from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, assemble, check_fixed, room
+from palimpsest.data.formats.problem_files import (
+    AS_IT_IS,
+    Paths,
+    Reading,
+    paths_of,
+    read_corpus,
+    read_records,
+    refuse_ungraded,
+)
+from palimpsest.data.record import LONG, DocumentStore, Objective, Record, search_problem
+from palimpsest.errors import DataError
+from palimpsest.seeding import keyed_random
+from palimpsest.types import Problem
+
+# ---- Which of a file's problems a training step gets, as a pure function of seed, step and round -------------
+
+
+def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple[tuple[str, int], list[int]]:
+    """The shuffle to take from, as (what, number) for `shuffled`, and the `count` places of it.
+
+    Raises DataError if the file holds fewer than a step asks for.
+
+    >>> window(5, step=3, count=2, round=0, path="questions.json")
+    (('epoch', 1), [2, 3])
+    """
+    if count > total:
+        raise DataError(
+            f"{path} holds {total} problems, a step asks for {count}: lower train.prompts_per_step "
+            "or data.limit, or read a larger file"
+        )
+    if round == 0:
+        steps = total // count  # in an epoch
+        start = step % steps * count
+        return ("epoch", step // steps), list(range(start, start + count))
+    start = (round - 1) * max(count, total // 4)
+    return ("refill", step), [(start + i) % total for i in range(count)]
+
+
+@lru_cache(maxsize=8)
+def shuffled(size: int, seed: int, what: str, number: int) -> tuple[int, ...]:
+    """A permutation of range(size) of its own for (seed, what, number)."""
+    order = list(range(size))
+    keyed_random(seed, what, number).shuffle(order)
+    return tuple(order)
+
+
+# ---- Problems of files ---------------------------------------------------------------------------------------
+
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Problems of one file, or of several as one: shuffled every epoch for training, in file order for evaluation."""
+
+    path: str
+    """As messages name it."""
+    records: tuple[Record, ...]
+    corpus: Corpus
+    documents: int | None
+    split: Split
+    seed: int
+    placing: Placing = ANYWHERE
+    shuffle: bool = True
+    """False: a training epoch is the file in its order."""
+    skipped: tuple[str, ...] = ()
+    """What is said of each row that was left out."""
+    store: DocumentStore = field(default_factory=DocumentStore, compare=False, repr=False)
+    """Where the long documents of the records are."""
+
+    @classmethod
+    def open(
+        cls,
+        path: Paths,
+        *,
+        split: Split,
+        documents: int | None = None,
+        limit: int | None = None,
+        seed: int = 0,
+        reading: Reading = AS_IT_IS,
+        placing: Placing = ANYWHERE,
+    ) -> FileSource:
+        """Read and check. Distractors come from the whole of a file, `limit` or not, and from `reading.corpus`."""
+        skipped, seen, paths = list[str](), Counter[str](), paths_of(path)
+        early = limit if documents is None else None
+        store = DocumentStore()
+        files = [
+            tuple(_waiting(record, store) for record in read_records(each, reading, early, skipped, seen))
+            for each in paths
+        ]
+        paragraphs = Corpus(())
+        if documents is not None:
+            extra = read_corpus(reading.corpus).paragraphs if reading.corpus else ()
+            paragraphs = Corpus.of([extra, *(record.paragraphs or () for read in files for record in read)])
+        records = tuple(record for read in files for record in read[:limit])
+        named = ", ".join(map(str, paths))
+        source = cls(named, records, paragraphs, documents, split, seed, placing, skipped=tuple(skipped), store=store)
+        source._check()
+        return source
+
+    def with_documents(self, documents: int | None) -> FileSource:
+        """The same records and corpus in contexts of another size. Raises DataError."""
+        source = replace(self, documents=documents)
+        source._check()
+        return source
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Problem]:
+        """Every problem once, in file order, each built when it's its turn."""
+        return map(self.built, self.records)
+
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems. Evaluation always gets the first of the file, fewer if it holds fewer.
+
+        Training raises DataError if the file holds fewer. Rounds of one step don't overlap each other as long as
+        each asks for a quarter of the file at most; a refill may bring back a problem of round 0.
+        """
+        if self.split == "eval":
+            return list(map(self.built, self.records[:count]))
+        (what, number), places = window(len(self), step=step, count=count, round=round, path=self.path)
+        as_it_stands = not self.shuffle and round == 0
+        order = range(len(self)) if as_it_stands else shuffled(len(self), self.seed, what, number)
+        return [self.built(self.records[order[place]]) for place in places]
+
+    def built(self, record: Record) -> Problem:
+        """The problem of a record, with its context."""
+        if record.stored is not None:
+            record = replace(record, context=self.store.text(record.stored), stored=None)
+        return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed, placing=self.placing)
+
+    def _check(self) -> None:
+        """Refuse at load what `assemble` would refuse in the middle of a run, and what can't be learnt from."""
+        if self.split == "train":
+            refuse_ungraded(self.records)
+        if self.documents is None:
+            return
+        for record in self.records:
+            if record.paragraphs is None:
+                check_fixed(record, self.documents)
+            elif (
+                len(record.needed) > self.documents
+                or len(self.corpus.paragraphs) < self.documents
+                or (self.placing != ANYWHERE and _lacks_room(record, self.placing, self.documents))
+            ):
+                self.built(record)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProblems(Sequence[Problem]):
+    """Problems of a file, each built whenever it is asked for: memory holds those that somebody uses."""
+
+    source: FileSource
+    places: Sequence[int]
+    """Of its records."""
+
+    @classmethod
+    def all_of(cls, source: FileSource) -> SourceProblems:
+        """Every problem, in file order."""
+        return cls(source, range(len(source)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> SourceProblems: ...
+    def __getitem__(self, index: int | slice) -> Problem | SourceProblems:
+        if isinstance(index, slice):
+            return SourceProblems(self.source, self.places[index])
+        return self.source.built(self.source.records[self.places[index]])
+
+
+def outlines(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """The problems in their order; those of a file without their documents, which costs nothing."""
+    if not isinstance(problems, SourceProblems):
+        return iter(problems)
+    records = problems.source.records
+    return (records[place].problem(None, records[place].metadata) for place in problems.places)
+
+
+def some_of(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Problem]:
+    """Those at `places`, as lazily as they were."""
+    if isinstance(problems, SourceProblems):
+        return SourceProblems(problems.source, [problems.places[place] for place in places])
+    return [problems[place] for place in places]
+
+
+def _waiting(record: Record, store: DocumentStore) -> Record:
+    """`record`, its document in `store` if it is long."""
+    if record.context is None or len(record.context) < LONG:
+        return record
+    return replace(record, context=None, stored=store.put(record.context))
+
+
+def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
+    """Whether `assemble` would refuse to place the record's gold paragraphs."""
+    return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
+
+
+# ---- Search problems out of question files -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFileSource:
+    """The questions of one file, or of several as one, combined."""
+
+    path: str
+    """As messages name it."""
+    questions: tuple[Problem, ...]
+    """One objective each, in file order."""
+    objectives: tuple[int, ...]
+    split: str
+    seed: int
+    skipped: tuple[str, ...] = ()
+    """What is said of each row that was left out."""
+
+    @classmethod
+    def open(
+        cls,
+        path: Paths,
+        *,
+        split: str,
+        objectives: Sequence[int],
+        limit: int | None = None,
+        seed: int = 0,
+        reading: Reading = AS_IT_IS,
+    ) -> SearchFileSource:
+        """Read and check files of any known format. Raises DataError."""
+        questions, skipped = list[Problem](), list[str]()
+        named = ", ".join(map(str, paths_of(path)))
+        for record in read_records(path, reading, limit=limit, skipped=skipped):
+            if "objectives" in record.metadata:
+                raise DataError(
+                    f"{named}: problem {record.id} asks several questions already; "
+                    "unset data.search to read it as it is"
+                )
+            questions.append(Problem(record.id, record.question, record.answers, None, record.metadata))
+        if split == "train":
+            refuse_ungraded(questions)
+        source = cls(named, tuple(questions), tuple(objectives), split, seed, tuple(skipped))
+        source._deal(None)
+        return source
+
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems; `size` objectives each instead of `objectives`. DataError if a step asks too much."""
+        deal = self._deal(size)
+        if self.split == "eval":
+            order = tuple(range(len(self.questions)))
+            if len(deal) < len(order):
+                order = shuffled(len(order), self.seed, "objectives", 0)
+            places = list(range(min(count, len(deal))))
+        else:
+            (what, number), places = window(len(deal), step=step, count=count, round=round, path=self.path)
+            order = shuffled(len(self.questions), self.seed, what, number)
+        return [self._combined([self.questions[at] for at in order[slice(*deal[place])]]) for place in places]
+
+    def _deal(self, size: int | None) -> tuple[tuple[int, int], ...]:
+        """[start, end) in a shuffled order of the questions of each problem. Raises DataError if there is none."""
+        deal = _spans(len(self.questions), (size,) if size else self.objectives, self.seed)
+        if not deal:
+            asked = size or max(self.objectives)
+            raise DataError(
+                f"{self.path} holds {len(self.questions)} questions, a problem asks {asked}: lower "
+                "data.search.objectives or data.limit, or read a larger file"
+            )
+        return deal
+
+    def _combined(self, questions: Sequence[Problem]) -> Problem:
+        if len(questions) == 1:
+            return questions[0]
+        refuse_ungraded(questions)
+        asked = [Objective(one.question, one.answers) for one in questions]
+        return search_problem("+".join(one.id for one in questions), asked)
+
+
+@lru_cache(maxsize=16)
+def _spans(total: int, sizes: tuple[int, ...], seed: int) -> tuple[tuple[int, int], ...]:
+    """Spans of drawn sizes over range(total), until one doesn't fit."""
+    rng, at, spans = keyed_random(seed, "objectives"), 0, []
+    while at + (size := rng.choice(sizes)) <= total:
+        spans.append((at, at + size))
+        at += size
+    return tuple(spans)

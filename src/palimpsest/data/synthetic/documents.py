@@ -1,0 +1,313 @@
+"""Synthetic long documents of templated English facts, read from the beginning or from the middle.
+
+A document is `chunks` paragraphs, one a line, of `facts_per_chunk` sentences each. A one-hop question asks for one
+fact about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one
+Alice trusts drink?"). Around the evidence stand distractors, and a number of near misses that does not grow with the
+document: other facts about the same person, or the same relation of other people. Long documents hold more of both
+by chance. A share of the distractors may be rivals: they say what the last hop asks for, of other people, so that
+nothing but the rest of the chain tells the evidence from them. Evidence stands in any order, in the order of reasoning
+or in its reverse, at least so many paragraphs apart.
+
+Guaranteed: a pure function of (seed, split, index, length); the evidence stands exactly once, each piece at a
+uniformly drawn paragraph and sentence of its own (of those that order and distance admit); no other sentence
+contradicts it; a person has one value per relation in one document, however often it is said.
+Not covered: two documents share the world's people and values, so facts of one may be false in another.
+
+Synthetic problems that begin in the middle: the memory that an agent has when it comes to these sections.
+
+Every short document begins with an empty memory, of a long one only the first section does. What an agent has made up
+before it met the evidence, or has kept for hundreds of sections, it meets in training only if episodes begin so
+(`data.synthetic.starts`):
+
+    invention   memory: the evidence with another value      document: as it was, the evidence in it
+    evidence    memory: the evidence                         document: the evidence replaced by another fact
+    other       memory: another fact, of the same person     document: as it was
+                or of somebody else
+
+In each case with probability .3 the memory says it twice, with probability .3 it holds another fact too, in either
+order. Of a question of two hops one of the two pieces is meant.
+
+Guaranteed: a pure function of problem, shares and generator; no other sentence of memory or document has subject and
+relation of a piece of evidence; the answer is what it was, and memory and document together give it.
+Not covered: memories of agents that don't write facts one after the other, as `overwrite` with short prompts does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from palimpsest.config.data import LONGEST, StartsConfig, SyntheticConfig
+from palimpsest.data.assemble import Order, ordered, spaced
+from palimpsest.data.synthetic.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Fact, Relation, read_fact
+from palimpsest.errors import DataError
+from palimpsest.seeding import derive_seed, keyed_random
+from palimpsest.types import Problem
+
+# ---- Synthetic problems that begin in the middle -------------------------------------------------------------
+
+
+IN_MEMORY = -1
+"""In `evidence_chunks`: where evidence stands that the memory has."""
+SAME_PERSON = 0.5
+TWICE = 0.3
+TWO_FACTS = 0.3
+
+
+def started(problem: Problem, shares: StartsConfig, rng: random.Random) -> Problem:
+    """The problem, with a memory to begin with if `rng` says so."""
+    drawn = rng.random()
+    if drawn < shares.invention:
+        return _with_memory(problem, _invention(_piece(problem, rng)[1], rng), rng)
+    if drawn < shares.invention + shares.evidence:
+        return _remembered(problem, rng)
+    if drawn < shares.invention + shares.evidence + shares.other:
+        return _with_memory(problem, _other(problem, rng), rng)
+    return problem
+
+
+def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
+    """One of the pieces of evidence: its place among them, what it says."""
+    place = rng.randrange(len(problem.metadata["evidence"]))
+    fact = read_fact(problem.metadata["evidence"][place])
+    assert fact is not None
+    return place, fact
+
+
+def _invention(fact: Fact, rng: random.Random) -> str:
+    relation = next(each for each in RELATIONS if each.name == fact.relation)
+    value = rng.choice([value for value in relation.values if value not in (fact.value, fact.subject)])
+    return rng.choice(relation.statements).format(s=fact.subject, v=value)
+
+
+def _remembered(problem: Problem, rng: random.Random) -> Problem:
+    """The problem whose memory has a piece of the evidence that its document had."""
+    place, _ = _piece(problem, rng)
+    assert problem.context is not None
+    text = problem.metadata["evidence"][place]
+    chunks = list(problem.metadata["evidence_chunks"])
+    chunks[place] = IN_MEMORY
+    without = replace(
+        problem,
+        context=problem.context.replace(text, _other(problem, rng)),
+        metadata={**problem.metadata, "evidence_chunks": chunks},
+    )
+    return _with_memory(without, text, rng)
+
+
+def _other(problem: Problem, rng: random.Random) -> str:
+    """A fact that neither evidence nor document say anything of: of a person of the evidence, or of anybody."""
+    _, piece = _piece(problem, rng)
+    known = {fact[:2] for fact in _facts(problem)}
+    while True:
+        subject = piece.subject if rng.random() < SAME_PERSON else rng.choice(PEOPLE)
+        relation = rng.choice(RELATIONS)
+        value = rng.choice([value for value in relation.values if value != subject])
+        if (subject, relation.name) not in known:
+            return rng.choice(relation.statements).format(s=subject, v=value)
+
+
+def _facts(problem: Problem) -> Iterator[Fact]:
+    """Those of document and evidence."""
+    lines = (line.removeprefix("- ") for line in (problem.context or "").splitlines())
+    for text in (*problem.metadata["evidence"], *lines):
+        for sentence in text.split(". "):
+            if (fact := read_fact(sentence.removesuffix(".") + ".")) is not None:
+                yield fact
+
+
+def _with_memory(problem: Problem, first: str, rng: random.Random) -> Problem:
+    drawn = rng.random()
+    facts = [first]
+    if drawn < TWICE:
+        facts = [first, first]
+    elif drawn < TWICE + TWO_FACTS:
+        facts = [first, _other(problem, rng)]
+        rng.shuffle(facts)
+    return replace(problem, memory="".join(f" {fact}" for fact in facts))
+
+
+# ---- Synthetic long documents of templated English facts, made from a seed -----------------------------------
+
+
+NEAR_MISSES = 4
+"""Near misses in a document, unless said otherwise."""
+FILLER_SHARE = 0.08
+
+
+@dataclass(slots=True)
+class World:
+    """What is true in one document: values drawn on demand, fixed afterwards."""
+
+    rng: random.Random
+    facts: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def value(self, subject: str, relation: Relation) -> str:
+        key = (subject, relation.name)
+        if key not in self.facts:
+            value = self.rng.choice(relation.values)
+            while value == subject:
+                value = self.rng.choice(relation.values)
+            self.facts[key] = value
+        return self.facts[key]
+
+    def sentence(self, subject: str, relation: Relation, rng: random.Random) -> str:
+        return rng.choice(relation.statements).format(s=subject, v=self.value(subject, relation))
+
+    def sentences(self, subject: str, relation: Relation) -> list[str]:
+        """All ways to say it."""
+        return [said.format(s=subject, v=self.value(subject, relation)) for said in relation.statements]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The chain of (subject, relation) a question goes along."""
+
+    chain: tuple[tuple[str, Relation], ...]
+    question: str
+    answer: str
+
+
+def draw_question(world: World, hops: int, rng: random.Random) -> Evidence:
+    """A question with its chain of facts, in reasoning order."""
+    subject = rng.choice(PEOPLE)
+    if hops == 1:
+        relation = rng.choice(RELATIONS)
+        return Evidence(((subject, relation),), relation.question.format(s=subject), world.value(subject, relation))
+    tie, attribute = rng.choice(TIES), rng.choice(ATTRIBUTES)
+    bridge = world.value(subject, tie)
+    assert tie.of is not None
+    question = attribute.question.format(s=tie.of.format(s=subject))
+    return Evidence(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
+
+
+def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """A sentence that is not evidence: filler, or any other fact."""
+    if rng.random() < FILLER_SHARE:
+        return rng.choice(FILLER)
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), rng.choice(RELATIONS)))
+
+
+def near_miss(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """A fact with the subject, or else the relation, of one of the evidence's."""
+    subject, relation = rng.choice(evidence.chain)
+    if rng.random() < 0.5:
+        return _other_fact(world, evidence, rng, lambda: (subject, rng.choice(RELATIONS)))
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
+
+
+def rival(world: World, evidence: Evidence, rng: random.Random) -> str:
+    """The last hop's relation, of somebody else."""
+    _, relation = evidence.chain[-1]
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
+
+
+def _other_fact(world: World, evidence: Evidence, rng: random.Random, draw: Callable[[], tuple[str, Relation]]) -> str:
+    evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
+    while True:
+        subject, relation = draw()
+        if (subject, relation.name) not in evidence_keys:
+            return world.sentence(subject, relation, rng)
+
+
+def make_problem(
+    seed: int,
+    split: str,
+    index: int,
+    *,
+    chunks: int,
+    facts_per_chunk: int = 5,
+    hops: int = 1,
+    near_misses: int = NEAR_MISSES,
+    rivals: float = 0.0,
+    order: Order = "any",
+    min_distance: int = 0,
+) -> Problem:
+    """Problem `index` of a split; its question does not depend on the document's length.
+
+    >>> problem = make_problem(0, "train", 0, chunks=3)
+    >>> len(problem.context.split("\\n")), problem.metadata["evidence"][0] in problem.context
+    (3, True)
+    """
+    rng = keyed_random(seed, "question", split, index, hops)
+    world = World(random.Random(rng.random()))
+    evidence = draw_question(world, hops, rng)
+    statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
+    rng = keyed_random(seed, "document", split, index, hops, chunks, facts_per_chunk)
+    total = chunks * facts_per_chunk
+    distance = min(min_distance, (chunks - 1) // max(1, len(statements) - 1))
+    if order == "any" and distance == 0:
+        places = rng.sample(range(total), min(total, len(statements) + near_misses))
+    else:
+        places = _ordered_places(rng, len(statements), chunks, facts_per_chunk, order, distance)
+        free = [place for place in range(total) if place not in places]
+        places += rng.sample(free, min(len(free), near_misses))
+    chosen = statements + [near_miss(world, evidence, rng) for _ in places[len(statements) :]]
+    at = dict(zip(places, chosen, strict=True))
+    sentences = [
+        at.get(i) or (rival if rivals and rng.random() < rivals else distractor)(world, evidence, rng)
+        for i in range(total)
+    ]
+    lines = ["- " + " ".join(sentences[i : i + facts_per_chunk]) for i in range(0, len(sentences), facts_per_chunk)]
+    metadata = {
+        "hops": hops,
+        "chunks": chunks,
+        "evidence": statements,
+        "evidence_chunks": [place // facts_per_chunk for place in places[: len(statements)]],
+    }
+    name = f"synthetic-{split}-{seed}-{hops}hop-{index}"
+    return Problem(name, evidence.question, (evidence.answer,), "\n".join(lines), metadata)
+
+
+def _ordered_places(
+    rng: random.Random, count: int, chunks: int, facts_per_chunk: int, order: Order, distance: int
+) -> list[int]:
+    """Sentences of the evidence, in reasoning order."""
+    if distance == 0:
+        return ordered(rng, sorted(rng.sample(range(chunks * facts_per_chunk), count)), order)
+    slots = ordered(rng, spaced(rng, count, chunks, distance), order)
+    return [slot * facts_per_chunk + rng.randrange(facts_per_chunk) for slot in slots]
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticSource:
+    """Problems without end: every step of a run sees new ones."""
+
+    config: SyntheticConfig
+    seed: int
+    split: str = "train"
+
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems for (step, round); `size` chunks instead of the configured document length.
+
+        Raises DataError for a size that no document has, or that leaves no room for the evidence.
+        """
+        size = self.config.chunks if size is None else size
+        if not 1 <= size <= LONGEST:
+            raise DataError(f"synthetic documents of {size:,} chunks: give 1 to {LONGEST:,}")
+        if size * self.config.facts_per_chunk < self.config.hops:
+            raise DataError(
+                f"synthetic documents of one sentence have no room for data.synthetic.hops={self.config.hops}: raise "
+                "data.synthetic.facts_per_chunk, or the chunks"
+            )
+        start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
+        return [self._problem(start + i, size) for i in range(count)]
+
+    def _problem(self, index: int, chunks: int) -> Problem:
+        config = self.config
+        training = self.split == "train"
+        rng = keyed_random(self.seed, "variety", self.split, index)
+        problem = make_problem(
+            self.seed,
+            self.split,
+            index,
+            chunks=chunks,
+            facts_per_chunk=config.facts_per_chunk,
+            hops=config.hops,
+            near_misses=rng.choice(config.near_misses) if training else config.near_misses[-1],
+            rivals=rng.choice(config.rivals) if training else config.rivals[-1],
+            order=config.order,
+            min_distance=config.min_distance,
+        )
+        return started(problem, config.starts, rng) if training and config.starts else problem

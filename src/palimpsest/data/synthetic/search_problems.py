@@ -1,0 +1,187 @@
+"""Synthetic search problems: questions about people, answered by passages of the problem's own small corpus.
+
+Every problem has a world of its own. Its corpus holds one passage a person, titled by the name, with a few facts of
+different relations; a question asks for one of them:
+
+    passage   Alice       Alice owns cats. Alice trusts Bob. Alice studied law.
+    passage   Bob         Bob drinks tea. Bob visited Rome. Bob speaks Greek.
+    1 hop     Which animals does Alice own?               search Alice
+    2 hops    What does the one Alice trusts drink?       search Alice, then Bob
+
+`metadata` holds `passages` (the corpus), `steps` (the searches that answer the problem, in order) and `evidence` (the
+sentence each of them brings up); `plan` turns the steps into what a scripted agent does.
+
+Guaranteed: a pure function of (seed, split, index, sizes); the objectives of a problem are about different people,
+bridges of two hops included; every person that a passage names has a passage; each question has one answer in its
+corpus, and the searched name is the title of one passage. Training and evaluation draw from different keys.
+Not covered: what is true of a person in one problem may be false in another, so facts can't be learnt by heart; the
+same question may be asked in both splits, of different worlds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.data.record import Objective, search_problem
+from palimpsest.data.synthetic.documents import World
+from palimpsest.data.synthetic.world import ATTRIBUTES, PEOPLE, RELATIONS, TIES, Relation
+from palimpsest.errors import DataError
+from palimpsest.seeding import derive_seed, keyed_random
+from palimpsest.types import Problem
+
+SOURCE = "synthetic_search"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One search of a plan."""
+
+    objective: str
+    """Q1, Q2...; Q1 where the problem asks one question."""
+    query: str
+    """A name; at the second hop one that the first search brought up."""
+    passage: str
+    """Id of the passage that is wanted."""
+    fact: str
+    """The sentence of it that the objective needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What answers a problem."""
+
+    steps: tuple[Step, ...]
+    """In the order of the objectives, and of reasoning within one."""
+    answer: str
+    """The text after the answer's marker: the answer, or a JSON object of several."""
+
+
+def plan(problem: Problem) -> Plan:
+    """The searches and the answer of a problem of this source. Raises DataError for another.
+
+    >>> problem = make_search_problem(0, "train", 0, objectives=2, people=8)
+    >>> [(step.objective, step.fact in problem.metadata["evidence"]) for step in plan(problem).steps]
+    [('Q1', True), ('Q2', True)]
+    """
+    steps = problem.metadata.get("steps")
+    if steps is None:
+        raise DataError(
+            f"problem {problem.id}: no steps in its metadata; only problems of data.source={SOURCE} have a plan"
+        )
+    return Plan(tuple(Step(**step) for step in steps), problem.answers[0])
+
+
+def make_search_problem(
+    seed: int,
+    split: str,
+    index: int,
+    *,
+    objectives: int = 1,
+    people: int = 24,
+    facts_per_passage: int = 3,
+    hops: int = 1,
+) -> Problem:
+    """Problem `index` of a split. `people` must be at least `objectives * hops` and 2; DataError otherwise.
+
+    >>> problem = make_search_problem(0, "train", 0, people=8)
+    >>> len(problem.metadata["passages"]), problem.context
+    (8, None)
+    """
+    if people < (needed := max(2, objectives * hops)):
+        raise DataError(f"people={people}: {objectives} objectives of {hops} hops need {needed} at least")
+    rng = keyed_random(seed, SOURCE, split, index, objectives, people, facts_per_passage, hops)
+    names = rng.sample(PEOPLE, people)
+    world = World(random.Random(rng.random()))
+    _tie_together(world, names, rng)
+    # a person of one objective stands in no other: chains are cut from names that come once
+    chains = [_chain(world, names[at : at + hops], hops, rng) for at in range(0, objectives * hops, hops)]
+    wanted = dict(fact for chain in chains for fact in chain)
+    passages, sentences = _corpus(world, rng.sample(names, people), wanted, facts_per_passage, rng)
+    steps = [
+        _step(f"Q{number}", subject, passages, sentences)
+        for number, chain in enumerate(chains, 1)
+        for subject, _ in chain
+    ]
+    asked = [Objective(_question(chain), (world.value(*chain[-1]),)) for chain in chains]
+    metadata = {
+        "hops": hops,
+        "passages": passages,
+        "steps": tuple(steps),
+        "evidence": tuple(step["fact"] for step in steps),
+    }
+    return search_problem(f"search-{split}-{seed}-{objectives}x{hops}hop-{index}", asked, metadata)
+
+
+def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> None:
+    """Ties lead to people of this corpus only, so that every name in it can be searched for."""
+    for name in names:
+        for tie in TIES:
+            other = rng.choice(names)
+            while other == name:
+                other = rng.choice(names)
+            world.facts[name, tie.name] = other
+
+
+def _chain(world: World, names: Sequence[str], hops: int, rng: random.Random) -> list[tuple[str, Relation]]:
+    """(subject, relation) of each hop; the first of two is made to lead to the second's subject."""
+    if hops == 1:
+        return [(names[0], rng.choice(RELATIONS))]
+    tie = rng.choice(TIES)
+    world.facts[names[0], tie.name] = names[1]
+    return [(names[0], tie), (names[1], rng.choice(ATTRIBUTES))]
+
+
+def _question(chain: Sequence[tuple[str, Relation]]) -> str:
+    phrase = chain[0][0]
+    for _, tie in chain[:-1]:
+        assert tie.of is not None
+        phrase = tie.of.format(s=phrase)
+    return chain[-1][1].question.format(s=phrase)
+
+
+def _corpus(
+    world: World, names: Sequence[str], wanted: Mapping[str, Relation], facts: int, rng: random.Random
+) -> tuple[tuple[dict[str, str], ...], dict[str, str]]:
+    """A passage a person, in the order of `names`, and the sentence of each wanted fact by its subject."""
+    passages, sentences = [], {}
+    for number, name in enumerate(names):
+        own = [wanted[name]] if name in wanted else []
+        others = [relation for relation in RELATIONS if relation not in own]
+        relations = own + rng.sample(others, min(facts, len(RELATIONS)) - len(own))
+        said = {relation.name: world.sentence(name, relation, rng) for relation in relations}
+        if own:
+            sentences[name] = said[own[0].name]
+        told = list(said.values())
+        rng.shuffle(told)
+        passages.append({"id": str(number), "title": name, "text": " ".join(told)})
+    return tuple(passages), sentences
+
+
+def _step(
+    objective: str, subject: str, passages: Sequence[Mapping[str, str]], sentences: Mapping[str, str]
+) -> dict[str, str]:
+    place = next(passage["id"] for passage in passages if passage["title"] == subject)
+    return {"objective": objective, "query": subject, "passage": place, "fact": sentences[subject]}
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticSearchSource:
+    """Search problems without end: every step of a run sees new ones."""
+
+    config: SearchDataConfig
+    seed: int
+    split: str = "train"
+
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems for (step, round); `size` objectives each instead of a number drawn for each."""
+        start = derive_seed(self.seed, SOURCE, self.split, step, round) if self.split == "train" else step * count
+        return [self._problem(start + i, size) for i in range(count)]
+
+    def _problem(self, index: int, size: int | None) -> Problem:
+        drawn = keyed_random(self.seed, SOURCE, "objectives", self.split, index).choice(self.config.objectives)
+        options: dict[str, Any] = self.config.model_dump(exclude={"objectives"})
+        return make_search_problem(self.seed, self.split, index, objectives=size or drawn, **options)

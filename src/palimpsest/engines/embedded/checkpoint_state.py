@@ -1,0 +1,109 @@
+"""A learner's state in a checkpoint: what is no tensor, and tensors saved in shares.
+
+What ranks saved in shares (engines/ray/sharding.py), read whole by one process.
+
+    learner/shard-00001-model-00001-of-00001.safetensors    rank 0's share of every tensor, and so on
+
+Each file says, under torch's key, where in the whole tensor its part begins.
+
+Guaranteed: the bits that were saved; shares that don't make up whole tensors are refused by name.
+Not covered: memory for more than one process' state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from palimpsest import files
+from palimpsest.errors import CheckpointError
+from palimpsest.models.checkpoint_manifest import STATE_FOLDER
+
+FACTS = "learner.json"
+ONE_FILE, SHARES = 1, 2
+"""Formats of the tensors: optimizer.safetensors, or the shares of ranks (this file)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    format: int
+    version: int
+    """Optimiser steps taken."""
+    grad_skipped: int
+    """Steps left out for a gradient that was not finite."""
+    reference: str | None
+    """Tells the model of `loss.kl_coef` from others."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def read_facts(folder: Path) -> Facts:
+    """Of the state in `folder`. Raises OSError, or ValueError where they have another shape."""
+    stored = json.loads((folder / FACTS).read_text("utf-8"))
+    if not isinstance(stored, dict) or stored.keys() != {field.name for field in dataclasses.fields(Facts)}:
+        raise ValueError(f"{folder / FACTS} does not hold what a learner saves")
+    for name in ("format", "version", "grad_skipped"):
+        if type(stored[name]) is not int or stored[name] < 0:
+            raise ValueError(f"{folder / FACTS}: {name}={stored[name]!r:.40} is no whole number from 0")
+    if not isinstance(stored["reference"], str | None):
+        raise ValueError(f"{folder / FACTS}: reference={stored['reference']!r:.40} is no digest")
+    if stored["format"] not in (ONE_FILE, SHARES):
+        raise ValueError(f"{folder / FACTS} has format {stored['format']}, this version reads {ONE_FILE} and {SHARES}")
+    return Facts(**stored)
+
+
+def facts_of_shares(checkpoint: Path) -> Facts:
+    """Of a checkpoint that ranks can take up. Raises CheckpointError for one that they can't, else as `read_facts`."""
+    facts = read_facts(checkpoint / STATE_FOLDER)
+    if facts.format != SHARES:
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: was saved by engine.name=embedded; resume with that, or begin a run from it "
+            f"with model.path={checkpoint}"
+        )
+    return facts
+
+
+# ---- What ranks saved in shares (engines/ray/sharding.py), read whole by one process -------------------------
+
+
+_PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint: {name: {"saved_offsets": [row, column...]}}
+
+
+def read_shares(folder: Path, steps: int) -> dict[str, Tensor]:
+    """Masters and moments after `steps` steps, as `Optimizer.state` gives them. Raises ValueError for a part that is
+    missing."""
+    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
+    for file in sorted(folder.glob("shard-*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            places = json.loads(stored.metadata()[_PLACES])
+            for name in stored.keys():  # noqa: SIM118 - no mapping
+                parts.setdefault(name, []).append((places[name]["saved_offsets"], stored.get_tensor(name)))
+    tensors = {name: _whole(name, each) for name, each in parts.items()}
+    counts = {f"step/{name.removeprefix('exp_avg/')}" for name in tensors if name.startswith("exp_avg/")}
+    return tensors | {name: torch.tensor(float(steps)) for name in counts}
+
+
+def _whole(name: str, parts: list[tuple[list[int], Tensor]]) -> Tensor:
+    ends = [[at + size for at, size in zip(start, part.shape, strict=True)] for start, part in parts]
+    whole = parts[0][1].new_empty([max(sizes) for sizes in zip(*ends, strict=True)])
+    if sum(part.numel() for _, part in parts) != whole.numel():
+        raise ValueError(f"a share of {name} is missing")
+    for start, part in parts:
+        whole[tuple(slice(at, at + size) for at, size in zip(start, part.shape, strict=True))] = part
+    return whole
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the weights' files of the model that a run began with."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{files.sha256(file)}\n".encode())
+    return digest.hexdigest()

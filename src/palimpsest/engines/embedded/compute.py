@@ -1,0 +1,72 @@
+"""What an engine computes on: its thread, and the GPUs of this machine.
+
+One call runs at a time, in the order they were handed in: sampler and learner that share weights share the thread
+too, so neither reads what the other is writing.
+
+Guaranteed: whoever leaves without `close` doesn't keep the interpreter from ending, but for the call in progress.
+Not covered: stopping a call that has begun. Cancelling who waits for it lets it run to its end unheard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar, TypeVarTuple
+
+import torch
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+def set_threads(threads: int) -> None:
+    """Threads of one operation, for calls from this thread, and repeatable results where they cost nothing (CPU)."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(not torch.cuda.is_available(), warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
+
+
+class ComputeThread:
+    """A thread that starts with its first call."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        """`threads`: as of `set_threads`, which holds for the thread that calls it alone; None: as the process has."""
+        setup = None if threads is None else partial(set_threads, threads)
+        self._executor = ThreadPoolExecutor(1, "palimpsest-compute", setup)
+
+    async def run(self, call: Callable[[*Args], T], *args: *Args) -> T:
+        """What `call(*args)` returns or raises there; the event loop goes on meanwhile."""
+        return await asyncio.wrap_future(self.post(call, *args))
+
+    def post(self, call: Callable[[*Args], T], *args: *Args) -> Future[T]:
+        """Have `call(*args)` done before any later call, without waiting for it."""
+        return self._executor.submit(call, *args)
+
+    async def close(self) -> None:
+        """End the thread once what was handed in is done."""
+        await asyncio.to_thread(self._executor.shutdown)
+
+
+# ---- The GPUs of this machine --------------------------------------------------------------------------------
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def gpus_but(servers: Sequence[int]) -> list[str]:
+    """GPUs of this machine, by the names that CUDA has for them, without those of servers of vLLM."""
+    count, named = torch.cuda.device_count(), os.environ.get(VISIBLE)
+    visible = [str(number) for number in range(count)] if named is None else named.split(",")[:count]
+    return [gpu for gpu in visible if gpu not in map(str, servers)]
+
+
+def memories() -> dict[str, int]:
+    """Bytes that each GPU holds, by the name that CUDA has for it; 0: not known."""
+    known = torch.cuda.is_available()
+    return {
+        name: torch.cuda.get_device_properties(number).total_memory if known else 0
+        for number, name in enumerate(gpus_but(()))
+    }

@@ -1,0 +1,284 @@
+"""A model over prefix forests: attention fitted, hidden states, log-probabilities of chosen tokens.
+
+Guaranteed: a model that passes gives, on a small forest, the logits that it gives on the segments apart, to what
+rounding does to it; one whose attention can't take a forest (attention of its own, ALiBi, capped scores, sinks) is
+refused by name and never trained. Without a forest the model computes as before.
+Not covered: numbers that differ only at lengths beyond the probe's (see engines/embedded/parity.py).
+
+Hidden states of a forest at the places that predict, without the part of the last layer that nobody reads.
+
+Only the places before a trained token need what comes behind the keys and values of the last layer: its queries, its
+feed-forward part and the final norm are computed for those alone. With prompts of 75 tokens and completions of 12
+that spares six sevenths of the largest products of one layer.
+
+Guaranteed: the same numbers as the model's own forward of each segment, to rounding (forest/model.py tries it when a
+learner is built); models whose last layer is made of anything else (engines/embedded/architecture.py) go through their
+own decoder whole.
+
+Axes: T places, U places that predict, W hidden size, D head size.
+
+Log-probabilities of chosen tokens from hidden states, without ever holding all logits.
+
+The vocabulary projection is done for the states that predict only, in chunks of rows; where all logits are more than
+`KEPT_ELEMENTS`, those of each chunk are computed again in the backward pass instead of being kept.
+
+Guaranteed: the gradient of the projection's weights is summed over chunks in float32 at least, and the sum is rounded
+to the weights' type once; in bfloat16 its error doesn't grow with the number of chunks.
+Memory in the backward pass, for a projection of P weights in bfloat16: 4 P bytes for the sum, and 2 P for the gradient
+of a chunk (3.3 GB for the 0.54 billion of a 7B model; 2 P + 2 P if summed in bfloat16). A chunk's logits are at most
+256 MiB in float32 on an accelerator, of which the backward pass holds about four copies.
+
+Axes: N trained tokens, U distinct states they follow, W hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from palimpsest.engines.embedded.architecture import Head, context_of, head_of, last_layer_is_plain
+from palimpsest.engines.embedded.forest.attention import NAME, attend, plan_of, register
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests
+from palimpsest.engines.embedded.parity import Ids, disagreement
+from palimpsest.engines.embedded.sampling.draw import log_probabilities
+from palimpsest.engines.protocol import TrainSegment
+from palimpsest.errors import ModelError
+from palimpsest.types import Segment
+
+# ---- Hidden states of a forest at the places that predict, without the part of the last layer that nobody reads
+
+
+def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> Tensor:
+    """[U, W] last hidden states at `forest.places`; `model` is one that `forest_model.adopt` has taken.
+
+    `dtype`: what is computed in, where that isn't the weights' own.
+    """
+    decoder = model.get_decoder()
+    ids, positions = forest.input_ids[None], forest.positions[None]
+    plan = plan_of(forest, dtype or model.dtype, window=context_of(model).sliding)
+    if plan.window is not None or not last_layer_is_plain(model):
+        # A mask of four dimensions is passed on as it is, and not read: the forest says what is seen.
+        unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+        states: Tensor = decoder(
+            input_ids=ids, position_ids=positions, attention_mask=unread, use_cache=False, forest=plan
+        ).last_hidden_state
+        return states[0, forest.places]
+    hidden = decoder.embed_tokens(ids)
+    rotation = decoder.rotary_emb(hidden, position_ids=positions)
+    *layers, last = decoder.layers
+    for layer in layers:
+        hidden = layer(hidden, attention_mask=None, position_embeddings=rotation, forest=plan)
+    attended = _attention_at(last.self_attn, last.input_layernorm(hidden), rotation, forest)
+    hidden = hidden[0, forest.places] + attended
+    normed: Tensor = decoder.norm(hidden + last.mlp(last.post_attention_layernorm(hidden)))
+    return normed
+
+
+def _attention_at(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], forest: Forest) -> Tensor:
+    """[U, W] what an attention layer makes of `hidden` [1, T, W], with queries at `forest.places` alone."""
+    plan = plan_of(forest, hidden.dtype, forest.places)
+    everywhere = slice(None)
+    query = _heads(layer, "q", hidden, rotation, forest.places)
+    key = _heads(layer, "k", hidden, rotation, everywhere)
+    value = layer.v_proj(hidden).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+    projected: Tensor = layer.o_proj(attend(query, key, value, plan, layer.scaling)[0].flatten(1))
+    return projected
+
+
+def _heads(layer: Any, name: str, hidden: Tensor, rotation: tuple[Tensor, Tensor], where: Tensor | slice) -> Tensor:
+    """Rotated queries or keys [1, heads, places, D]."""
+    cos, sin = (table[:, None, where] for table in rotation)
+    heads: Tensor = getattr(layer, f"{name}_proj")(hidden[:, where]).unflatten(-1, (-1, layer.head_dim))
+    if hasattr(layer, f"{name}_norm"):
+        heads = getattr(layer, f"{name}_norm")(heads)
+    heads = heads.transpose(1, 2)
+    left, right = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+# ---- Fits a model with attention over prefix forests, or refuses it with the reason --------------------------
+
+
+# A prefix of three, below it branches of one level and of two, and a row of its own: a forest with every kind of part.
+_PROBE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7, 8), (1, 2, 3, 6, 7, 9, 10), (11, 12, 13))
+
+
+def adopt(model: Any) -> None:
+    """Make `model` take forests; raises ModelError if it can't."""
+    register()
+    refusal = f"{type(model).__name__} can be sampled but not trained"
+    if not model._can_set_attn_implementation():
+        raise ModelError(f"{refusal}: it has attention of its own, outside transformers' attention interface")
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    places = [(row, at) for row, tokens in enumerate(_PROBE) for at in range(len(tokens) - 1)]
+    try:
+        off = disagreement(model, _PROBE, places, lambda rows: _together(model, rows))
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ModelError) as error:
+        model.set_attn_implementation(before)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{refusal}: {reason}") from None
+    if off is not None:
+        model.set_attn_implementation(before)
+        raise ModelError(f"{refusal}: computed as a prefix forest, its {off}")
+
+
+@torch.no_grad()
+def _together(model: Any, rows: list[Ids]) -> Tensor:
+    """[U, V] logits after every token but the last of each of `rows`, computed as one forest."""
+    device = model.get_input_embeddings().weight.device
+    (forest,) = build_forests([_trained(row) for row in rows], 1 << 20, 1 << 20, device, min_shared=1)
+    states = hidden_at(model, forest)[forest.predicts].split(forest.counts)
+    ordered = [states[forest.indices.index(i)] for i in range(len(rows))]
+    return head_of(model)(torch.cat(ordered))
+
+
+def _trained(row: tuple[int, ...]) -> TrainSegment:
+    """A segment in which all but the first token is trained."""
+    size = len(row)
+    mask = (False,) + (True,) * (size - 1)
+    segment = Segment(row, mask, (0.0,) * size, (-1,) + (0,) * (size - 1))
+    return TrainSegment(segment, (0.0,) * size, (0.0,) * size)
+
+
+# ---- Log-probabilities of chosen tokens from hidden states, without ever holding all logits ------------------
+
+
+KEPT_ELEMENTS = 1 << 23  # logits kept for the backward pass at most: 32 MiB in float32
+CHUNK_ELEMENTS = 1 << 26  # logits of a chunk: 441 rows at 151,936 ids, enough for a product to be bound by arithmetic
+CACHED_ELEMENTS = 1 << 19  # the same on a CPU: several passes go over them, which the cache makes cheap
+CPU_ROWS = 64  # rows of a chunk on a CPU at least: every chunk reads all weights of the projection
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: Head,
+    rows: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+    chunk_rows: int | None = None,
+    vocab: int,
+) -> tuple[Tensor, Tensor]:
+    """[N] nats of `targets` [N], each after the state in row `rows` [N] of `hidden` [U, W]; [N] entropies in nats.
+
+    A row may be asked for several targets; it is projected once. The log-probabilities are differentiable; the
+    entropies only with `entropy_gradient`, else they cost no memory. `chunk_rows`: rows of chunks that aren't kept;
+    None for what suits the device, and for keeping few logits.
+    """
+    order = torch.argsort(rows, stable=True)
+    rows, targets = rows[order], targets[order]
+    keep = torch.is_grad_enabled() and chunk_rows is None and len(hidden) * vocab <= KEPT_ELEMENTS
+    chunk_rows = chunk_rows or _chunk_rows(hidden, vocab, keep)
+    begins = torch.arange(0, len(hidden) + chunk_rows, chunk_rows, device=rows.device)
+    chunks = _Chunks(
+        head, chunk_rows, rows, targets, torch.searchsorted(rows, begins).tolist(), temperature, entropy_gradient
+    )
+    if torch.is_grad_enabled() and not keep:
+        weights = [weight for weight in head.parameters() if weight.requires_grad]
+        logprobs, entropies = _Recomputed.apply(chunks, hidden, *weights)  # type: ignore[no-untyped-call]
+    else:
+        logprobs, entropies = chunks.all_of(hidden)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return logprobs[back], entropies[back]
+
+
+def _chunk_rows(hidden: Tensor, vocab: int, keep: bool) -> int:
+    """Rows of a chunk. Where autograd would sum the chunks' gradients in less than float32, there is one chunk."""
+    if keep and hidden.dtype.itemsize < torch.float32.itemsize:
+        return max(1, len(hidden))
+    if hidden.device.type == "cpu":
+        return max(CPU_ROWS, CACHED_ELEMENTS // vocab)
+    return max(1, CHUNK_ELEMENTS // vocab)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """What is asked for, cut by the rows of the states that predict."""
+
+    head: Head
+    size: int
+    """Rows of a chunk."""
+    rows: Tensor
+    """[N] ascending."""
+    targets: Tensor
+    bounds: Sequence[int]
+    """Where in `rows` each chunk begins, and the end."""
+    temperature: float
+    entropy_gradient: bool
+
+    def of(self, number: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of one chunk, of its own states."""
+        wanted = slice(self.bounds[number], self.bounds[number + 1])
+        rows = self.rows[wanted] - number * self.size
+        every = log_probabilities(self.head(hidden), self.temperature)
+        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
+            # An id that a model masks with -inf adds nothing to the entropy, where 0 * -inf would be NaN.
+            entropy = -(every.exp() * every.clamp(min=torch.finfo(every.dtype).min)).sum(dim=-1)
+        return every.flatten().gather(0, rows * every.shape[1] + self.targets[wanted]), entropy[rows]
+
+    def all_of(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] log-probabilities and [N] entropies in the order of `rows`."""
+        parts = [self.of(number, piece) for number, piece in enumerate(hidden.split(self.size))]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+class _Recomputed(torch.autograd.Function):
+    """`_Chunks.all_of` that keeps no logits, and sums the gradients of the head's weights in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, chunks: _Chunks, hidden: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.chunks = chunks
+        ctx.save_for_backward(hidden, *weights)
+        logprobs, entropies = chunks.all_of(hidden)
+        if not chunks.entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Chunks last to first, the order in which autograd itself would sum them."""
+        chunks: _Chunks = ctx.chunks
+        hidden, *weights = ctx.saved_tensors
+        hidden_grad, sums = torch.empty_like(hidden), [_Sum(weight.dtype) for weight in weights]
+        pieces, into = hidden.split(chunks.size), hidden_grad.split(chunks.size)
+        outputs = 2 if chunks.entropy_gradient else 1
+        for number in reversed(range(len(pieces))):
+            wanted = slice(chunks.bounds[number], chunks.bounds[number + 1])
+            piece = pieces[number].detach().requires_grad_()
+            with torch.enable_grad():
+                results = chunks.of(number, piece)[:outputs]
+            of_piece, *of_weights = torch.autograd.grad(
+                results, (piece, *weights), [grad[wanted] for grad in grads[:outputs]], allow_unused=True
+            )
+            into[number].copy_(of_piece)
+            for total, grad in zip(sums, of_weights, strict=True):
+                total.add(grad)
+        return None, hidden_grad, *(total.rounded() for total in sums)
+
+
+class _Sum:
+    """A sum of gradients in float32, or in what is wider."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._value: Tensor | None = None
+
+    def add(self, grad: Tensor | None) -> None:
+        if grad is None:
+            return
+        if self._value is None:
+            self._value = grad.to(torch.promote_types(self._dtype, torch.float32))
+        else:
+            self._value.add_(grad)
+
+    def rounded(self) -> Tensor | None:
+        return None if self._value is None else self._value.to(self._dtype)

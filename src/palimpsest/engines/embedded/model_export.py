@@ -1,0 +1,76 @@
+"""A model as a folder of its own: adapters merged, tied weights untied, in another kind of numbers.
+
+Guaranteed: adapters are merged in float32, then rounded; the folder holds safetensors, config.json, the tokenizer and
+nothing that names another folder of this machine.
+Not covered: models larger than this machine's memory in float32.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from palimpsest.config.model import ModelConfig
+from palimpsest.engines.embedded.learner import check_savable
+from palimpsest.engines.embedded.model_loading import DTYPES, load_model
+from palimpsest.engines.embedded.weight_transfer import write_untied
+from palimpsest.files import write_plain
+from palimpsest.text.codec import Codec
+
+# ---- The weights of a folder in another kind of numbers ------------------------------------------------------
+
+
+def cast(folder: Path, dtype: str) -> None:
+    """Round every weight in `folder` to `dtype`, float32 or bfloat16, and have config.json say so."""
+    with failing_as_the_system():
+        for file in sorted(folder.glob("*.safetensors")):
+            _cast_file(file, dtype)
+    if (config := folder / "config.json").is_file():
+        described = json.loads(config.read_text("utf-8"))
+        write_plain(config, (json.dumps({**described, "dtype": dtype}, indent=2) + "\n").encode())
+
+
+def _cast_file(file: Path, dtype: str) -> None:
+    weights = {
+        name: weight.to(DTYPES[dtype]) if weight.is_floating_point() else weight
+        for name, weight in load_file(file).items()
+    }
+    mode = file.stat().st_mode
+    save_file(weights, file, metadata={"format": "pt"})  # which makes a file for its owner alone
+    file.chmod(mode)
+
+
+@contextmanager
+def failing_as_the_system() -> Iterator[None]:
+    """Have what safetensors can't read or write be an error of the system."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from None
+
+
+# ---- A model as a folder of its own that others load ---------------------------------------------------------
+
+
+def write_whole(config: ModelConfig, folder: Path, *, untied: bool) -> None:
+    """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`, which is empty.
+
+    `untied`: its output projection is written out where it shares its tensor with the embeddings. Raises ModelError,
+    or OSError where it can't be written.
+    """
+    exact = config.model_copy(update={"dtype": "float32", "device": "cpu", "lora": None})
+    model, tokenizer = load_model(exact), Codec.load(exact).tokenizer
+    model = model.to(DTYPES[config.dtype])
+    check_savable(model, tokenizer)
+    with failing_as_the_system():
+        if untied:
+            write_untied(model, folder)
+        else:
+            model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)

@@ -1,0 +1,292 @@
+"""Loads a causal language model from a folder or hub id, with low-rank adapters where they are asked for.
+
+Guaranteed: a folder is looked through before anything in it is loaded (models/model_folder.py), weights come from
+safetensors alone and are finite, no code from the folder is run, the global random state is left as it was, and a model
+whose attention this engine can't follow is refused by name.
+Not covered: quantised weights, encoder-decoder models, models over several devices.
+
+Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) through peft, which the extra `lora` installs.
+
+A weight W [out, in] of a linear layer stays as it is; trained are A [rank, in] and B [out, rank] of
+
+    y = W x + alpha / rank * B A x,    B = 0 at the start
+
+A folder that a learner saved then holds the adapter alone (peft's adapter_model.safetensors and adapter_config.json,
+which names the model it belongs to); `load_model` opens it with the adapter merged into the weights.
+
+Guaranteed: the adapters begin the same in every process, and the global random state is left as it was; there is no
+dropout, since the learner must compute what the sampler computed.
+Not covered: adapters on the embeddings or the output projection (refused: the learner reads their weights directly);
+a check that the model behind an adapter is still the one it was trained on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palimpsest.config.install_hints import install_line
+from palimpsest.config.model import SHIPPED, model_path
+from palimpsest.config.schema import AdapterConfig, ModelConfig
+from palimpsest.engines.embedded.architecture import check_class, max_context
+from palimpsest.engines.embedded.parity import admit
+from palimpsest.errors import ModelError
+from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
+from palimpsest.models.model_folder import adapters_of, open_model
+
+# ---- Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) through peft, which the extra lora installs -------
+
+
+def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
+    """`model` with fresh adapters, which alone take gradients; `path` is what their folder will name as their base."""
+    peft = _peft("model.lora")
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.targets) if config.targets else "all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        try:
+            model = peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(f"model.lora.targets={list(config.targets or ())}: {str(error).splitlines()[0]}") from None
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if any("lora_" in name for name, _ in layer.named_parameters()):
+            raise ModelError("model.lora.targets: adapters on embeddings or output projection are not supported")
+    model.disable_input_require_grads()  # only checkpointing with reentrant autograd needs what peft sets there
+    settings.base_model_name_or_path = path
+    return model.eval()
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """peft's two files, with the same bytes in every process."""
+    # peft would ask the hub about the base model's embeddings, and write sets in the order of their hashes.
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a card without content, but for this machine's folders
+    sort_targets(folder)
+
+
+def sort_targets(folder: Path) -> None:
+    """Have peft's settings in `folder` be the same bytes in every process."""
+    file = folder / ADAPTER_SETTINGS
+    settings = json.loads(file.read_text())
+    if isinstance(settings["target_modules"], list):
+        settings["target_modules"].sort()
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def merged(model: Any, folder: Path, path: str) -> Any:
+    """`model` with the adapter in `folder` added to its weights; `path` is what the user named."""
+    peft = _peft(f"model {path}: an adapter")
+    with refusing(f"model {path}: its adapter does not fit the model it names"):
+        model = peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    if hasattr(model, "peft_config"):  # left by peft; it stands for a model that has adapters still
+        del model.peft_config
+    return model.requires_grad_(True).eval()
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the files of the model itself.
+
+    >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
+    'model.layers.0.self_attn.q_proj.weight'
+    """
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+@torch.no_grad()
+def merged_weights(
+    model: Any, dtype: torch.dtype, *, whole: Callable[[Tensor], Tensor] = Tensor.detach, tied: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Every weight by its plain name, in `dtype`, adapters merged in float32, one after the other.
+
+    `whole` gathers a weight of which there are shares; `tied`: one that has two names comes under both.
+    """
+    modules = dict(model.named_modules())
+    for name, weight in model.named_parameters(remove_duplicate=not tied):
+        if ".lora_" in name:
+            continue
+        value = whole(weight)
+        if name.endswith(".base_layer.weight"):
+            value = value.to(torch.promote_types(weight.dtype, torch.float32))
+            layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
+            a, b = (whole(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
+            value = value + layer.scaling[key] * (b @ a)
+        yield plain_name(name), value.to(dtype)
+
+
+def _peft(what: str) -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ModelError(f"{what} needs peft: {install_line('lora')}") from None
+    return peft
+
+
+# ---- Loads a causal language model from a Hugging Face folder or hub id --------------------------------------
+
+
+_LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
+
+NOISE = ("dropout", "drop_rate", "layerdrop")
+"""In the names of what layers do to their numbers at random in training mode, and of nothing else: the jitter of
+Phi-MoE's router is also a threshold that decides who is chosen."""
+
+_SLACK = 1 << 20  # weights that a configuration may describe beyond twice those of the files
+_ALIGNMENT = 64  # bytes, that of PyTorch's own allocations
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"model.device={name} is not a device: use auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"model.device={name}: no CUDA device here; use model.device=cpu")
+    return device
+
+
+def load_model(config: ModelConfig) -> Any:
+    """The model in evaluation mode, on its device; raises ModelError with the reason if it can't be used.
+
+    Of a folder with an adapter, the model it belongs to with the adapter merged. `config.lora` is `trainable`'s.
+    """
+    path = model_path(config)
+    adapters, base = adapters_of(path)
+    model = _load_whole(config, base)
+    for adapter in reversed(adapters):
+        model = merged(model, adapter, path)
+        _check_finite(model, path)
+    return model
+
+
+def _load_whole(config: ModelConfig, path: str) -> Any:
+    """A model that is no adapter."""
+    model = _read(config, path)
+    disable_noise(model)
+    _align(model)
+    model = model.to(pick_device(config.device)).eval()
+    _check_finite(model, path)
+    with refusing(f"model {path}: it can't be computed"), _naming(path):
+        admit(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _read(config: ModelConfig, path: str) -> Any:
+    """The model as transformers loads it."""
+    folder, numbers = open_model(path)
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    loader: Any = AutoModelForCausalLM
+    logging.disable_progress_bar()  # one bar per file would break the run's own display
+    hub_logging.set_verbosity_error()  # its retries are many lines; the error below is one
+    with refusing(f"model {path}: not loadable as a causal language model"), _LOADING, torch.random.fork_rng():
+        described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with _naming(path):
+            check_class(described)
+            _check_size(loader, described, numbers)
+        model, report = loader.from_pretrained(
+            folder,
+            config=described,
+            dtype=DTYPES[config.dtype],
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+        raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
+    check_used(path, report["unexpected_keys"])
+    return model
+
+
+def _check_size(loader: Any, described: Any, numbers: int) -> None:
+    """Refuse a configuration of more weights than the files hold, which would be made and filled at random."""
+    with torch.device("meta"):
+        built = loader.from_config(copy.deepcopy(described), trust_remote_code=False)
+    size = sum(weight.numel() for weight in built.parameters())
+    if size > 2 * numbers + _SLACK:
+        raise ModelError(f"config.json describes {size:,} weights, its files hold {numbers:,}")
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have refusals within it begin with the model's path."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"model {path}: {error}") from None
+
+
+def trainable(config: ModelConfig) -> Any:
+    """The model as a learner takes it: with fresh adapters where `config.lora` asks for them."""
+    model = load_model(config)
+    if config.lora is None:
+        return model
+    is_folder = config.path not in SHIPPED and Path(config.path).exists()
+    return adapted(model, config.lora, str(Path(config.path).resolve()) if is_folder else config.path)
+
+
+def _align(model: Any) -> None:
+    """Give weights that lie anywhere in a file's memory a place of their own: sums are taken in another order where
+    memory isn't aligned, so a copy of the model would compute other last bits."""
+    for weight in model.parameters():
+        if weight.data_ptr() % _ALIGNMENT:
+            weight.data = weight.data.clone()
+
+
+def disable_noise(model: Any) -> None:
+    """Switch dropout off: the learner must compute what the sampler computed, also in layers that `recomputing` puts
+    into training mode."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and any(kind in name for kind in NOISE):
+                setattr(module, name, 0.0)
+
+
+def recomputing(model: Any) -> None:
+    """Training mode for the modules that ask for it before they recompute their activations, for no other.
+
+    Routers and attention draw noise in training mode, and some compute otherwise; what stands inside of a layer that is
+    recomputed stays in evaluation mode. Without gradient checkpointing, all does.
+    """
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+
+
+@torch.no_grad()
+def _check_finite(model: Any, path: str) -> None:
+    """Refuse weights that are no numbers: everything they touch would be none."""
+    for name, weight in model.named_parameters():
+        if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):  # NaN is both of its ends
+            raise ModelError(f"model {path}: weight {name} is not finite; take another copy of the model")
+
+
+def check_budget(model: Any, tokens: int, what: str) -> None:
+    """Refuse a budget that the model's window can't hold.
+
+    `what` names the budget for the message, e.g. `policy.options chunk_tokens=5000 + ...`.
+    """
+    limit = max_context(model)
+    if tokens > limit:
+        raise ModelError(f"{what} needs {tokens} tokens, the model's window holds {limit}: lower the budget")

@@ -1,0 +1,265 @@
+"""Whether the sampler's and the forest's way to compute a model give the model's own numbers.
+
+How far two correct kernels are apart depends on the model: in bfloat16 by a hundredth of the logits' spread, or by a
+third where a few hidden units are huge. So the model's own eager forward is computed twice, the second time padded
+and with attention in twice the precision: another way is right if it is no further off than a few times that noise.
+
+Guaranteed: a probe of a dozen tokens reaches beyond a sliding window of any size, for it is run with a narrow one.
+Not covered: numbers that differ only at lengths beyond the probe's, for another reason than the window.
+
+Axes: U places, V vocabulary.
+
+What is tried of a model when it is loaded: that the sampler's way to compute it gives the model's own numbers.
+
+Guaranteed: a model that passes is sampled as its class would; another is refused in one line that names the class and
+what is missing.
+Not covered: training, which a learner tries when it is built (forest/forest_model.py).
+
+Axes: U places, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from palimpsest.engines.embedded.architecture import check_layers, context_of, head_of, text_config
+from palimpsest.engines.embedded.forest.attention import NAME, PRECISE, register
+from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill
+from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape
+from palimpsest.errors import ModelError
+
+FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the logits' spread: less is no fault, whatever the noise
+LEAST = 0.02  # the same for shorter floats
+FACTOR = 4  # times the noise
+TRIES = 3  # probes that all have to differ: where experts are chosen, one rounding now and then chooses another
+WINDOW = 3  # tokens that a sliding layer sees during a probe
+
+Ids = tuple[int, ...]
+Place = tuple[int, int]
+"""Index of a row, and of a token in it."""
+
+
+def disagreement(
+    model: Any, rows: Sequence[Ids], places: Sequence[Place], compute: Callable[[list[Ids]], Tensor]
+) -> str | None:
+    """None if `compute(rows)` gives the model's own logits [U, V] after the tokens at `places`; else how far it is off.
+
+    `rows` are mapped to ids of the vocabulary, equal tokens to equal ids.
+    """
+    vocab = model.get_output_embeddings().weight.shape[0]
+    with narrowed(model):
+        for attempt in range(TRIES):
+            drawn = [tuple((token * 7919 + attempt * 104_729) % vocab for token in row) for row in rows]
+            own, noise = reference(model, drawn, places)
+            off = gap(compute(drawn), own)
+            if off <= max(FLOOR.get(model.dtype, LEAST), FACTOR * noise):  # False where it is NaN
+                return None
+    return f"logits differ from its own by {off:.2g} of their spread, where rounding makes {noise:.1g}"
+
+
+@torch.no_grad()
+def reference(model: Any, rows: Sequence[Ids], places: Sequence[Place]) -> tuple[Tensor, float]:
+    """[U, V] logits of the model's own eager forward of each row, and how far rounding moves them."""
+    with attention(model, "eager"):
+        own = own_logits(model, rows)
+        exact = torch.stack([own[row][at] for row, at in places])
+    width = max(map(len, rows))
+    with attention(model, PRECISE):
+        padded = own_logits(model, [tuple(row) + (row[-1],) * (width - len(row)) for row in rows], together=True)
+    return exact, gap(torch.stack([padded[row][at] for row, at in places]), exact)
+
+
+@torch.no_grad()
+def own_logits(model: Any, rows: Sequence[Ids], *, together: bool = False) -> list[Tensor]:
+    """For each row [its length, V] logits; `together` in one call, for which all must be of one length."""
+    device, decoder = model.get_input_embeddings().weight.device, model.get_decoder()
+    calls = [torch.tensor(rows, device=device)] if together else [torch.tensor([row], device=device) for row in rows]
+    states = [decoder(input_ids=ids, use_cache=False).last_hidden_state for ids in calls]
+    return [head_of(model)(each) for state in states for each in state]
+
+
+def gap(found: Tensor, wanted: Tensor) -> float:
+    """Root mean square of the difference of logits [U, V], relative to the spread of those wanted.
+
+    >>> gap(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 2.0]]))  # a shift of all changes no probability
+    0.0
+    """
+    kept = wanted.isfinite().all(0)  # a class may mask ids with -inf
+    found, wanted = found[:, kept].double(), wanted[:, kept].double()
+    off = found - wanted
+    off = off - off.mean(-1, keepdim=True)
+    spread = (wanted - wanted.mean(-1, keepdim=True)).square().mean().sqrt()
+    return float(off.square().mean().sqrt() / (spread + 1e-30))
+
+
+@contextmanager
+def attention(model: Any, name: str) -> Iterator[None]:
+    """Within it `model` computes attention by `name`, if its class lets others do so at all."""
+    if not model._can_set_attn_implementation():
+        yield
+        return
+    register()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def narrowed(model: Any) -> Iterator[None]:
+    """Within it the sliding layers of `model` see `WINDOW` tokens."""
+    wide = context_of(model).sliding
+    if wide is None:
+        yield
+        return
+    holders = [text_config(model), *(m for m in model.get_decoder().modules() if _window(m) is not None)]
+    before = [_window(holder) for holder in holders]
+    for holder in holders:
+        holder.sliding_window = WINDOW
+    try:
+        yield
+    finally:
+        for holder, window in zip(holders, before, strict=True):
+            holder.sliding_window = window
+
+
+def _window(holder: Any) -> Any:
+    return getattr(holder, "sliding_window", None)
+
+
+# ---- What is tried of a model when it is loaded --------------------------------------------------------------
+
+
+ROWS: tuple[Ids, ...] = (tuple(range(1, 13)), tuple(range(21, 28)))
+PLACES = ((0, 4), (1, 2), (0, 8), (0, 9), (1, 4), (0, 10), (1, 5))
+"""Where `steps` has logits."""
+_AHEAD = {torch.float64: 1e-3, torch.float32: 1e-3}  # of the logits' spread: what later tokens may change by rounding
+_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError, AssertionError)
+
+
+def admit(model: Any) -> None:
+    """Have `model` compute its attention as its class does; raises ModelError if it can't be sampled."""
+    name = type(model).__name__
+    check_layers(model)
+    context_of(model)
+    try:
+        if model._can_set_attn_implementation():
+            register()
+            model.set_attn_implementation(NAME)
+        _check_parts(model)
+        _check_causal(model)
+        pool = KVPool(KVShape.of(model))
+        _check_head(model)
+        _check_positions(model)
+        off = disagreement(model, ROWS, PLACES, lambda rows: steps(HFForward(model, pool), pool, rows))
+    except _ERRORS as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{name} can't be sampled: its forward does not take positions, masks and keys of several sequences "
+            f"({reason:.160})"
+        ) from None
+    if off is not None:
+        raise ModelError(f"{name} can't be sampled: {off}")
+
+
+@torch.no_grad()
+def steps(forward: Forward, pool: KVPool, rows: list[Ids]) -> Tensor:
+    """[U, V] logits at `PLACES` of two rows, prefilled in part after a stored prefix, then decoded."""
+    pool.reserve(2, 16)
+    first, second = (np.array(row, np.int64) for row in rows)
+    both = np.arange(2)
+    calls = (
+        (None, Prefill(both, [first[:5], second[:3]], np.zeros(2, np.int64))),
+        (None, Prefill(both[:1], [first[5:9]], np.array([5]))),
+        (Decode(both[:1], first[9:10], np.array([9])), Prefill(both[1:], [second[3:5]], np.array([3]))),
+        (Decode(both, np.array([first[10], second[5]]), np.array([10, 5])), None),
+    )
+    return torch.cat([forward.step(*call) for call in calls])
+
+
+def _check_parts(model: Any) -> None:
+    projection, decoder = model.get_output_embeddings(), model.get_decoder()
+    if not isinstance(projection, torch.nn.Linear) or not isinstance(decoder, PreTrainedModel) or decoder is model:
+        raise ModelError(
+            f"{type(model).__name__} can't be sampled: it has no decoder apart from one linear output projection"
+        )
+
+
+def _check_head(model: Any) -> None:
+    """Refuse models that change their logits after the output projection in a way that `head_of` doesn't know."""
+    projection = model.get_output_embeddings()
+    ids = torch.arange(1, 5, device=projection.weight.device)[None] % projection.weight.shape[0]
+    # Large logits, for a cap to show.
+    handle = projection.register_forward_hook(lambda module, inputs, logits: logits * 1000)
+    try:
+        with torch.no_grad():
+            whole = model(input_ids=ids, use_cache=False).logits.float()
+            states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            ours = head_of(model)(states).float()
+    finally:
+        handle.remove()
+    if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
+        raise ModelError(f"{type(model).__name__} can't be sampled: it changes its logits after the output projection")
+
+
+def _check_causal(model: Any) -> None:
+    """Refuse encoders: what stands behind a token must not change it."""
+    half = len(ROWS[0]) // 2
+    vocab = model.get_output_embeddings().weight.shape[0]
+    start, rest, other = (tuple(t * 7919 % vocab for t in row) for row in (ROWS[0][:half], ROWS[0][half:], ROWS[1]))
+    (one,), (two,) = (own_logits(model, [start + end]) for end in (rest, other[: len(rest)]))
+    if any(bool((logits.isnan() | logits.isposinf()).any()) for logits in (one, two)):  # a class may mask with -inf
+        raise ModelError(
+            f"{type(model).__name__} can't be sampled: its weights give logits that are not finite; take another copy "
+            "of the model, or model.dtype=float32"
+        )
+    if not gap(two[:half], one[:half]) < _AHEAD.get(model.dtype, 0.1):
+        raise ModelError(
+            f"{type(model).__name__} can't be sampled: its tokens see those behind them, as in an encoder; use a "
+            "decoder"
+        )
+
+
+def _check_positions(model: Any) -> None:
+    """Refuse models that turn a token otherwise when a later one stands in the same call."""
+    device, last = model.get_input_embeddings().weight.device, context_of(model).tokens
+    ids = torch.ones(2, 2, dtype=torch.long, device=device)
+    near = torch.tensor([[0, 1], [0, 1]], device=device)
+    far = torch.tensor([[0, 1], [last - 2, last - 1]], device=device)
+    turns = []
+    for positions in (near, far):
+        with _rotations(model) as seen, torch.no_grad():
+            model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
+        turns.append(seen)
+    for alone, beside in zip(*turns, strict=True):
+        if alone.shape[0] == 2 and not torch.equal(alone[0], beside[0]):
+            raise ModelError(
+                f"{type(model).__name__} can't be sampled: how it turns a token depends on the longest position in "
+                "the call, so requests would change each other"
+            )
+
+
+@contextmanager
+def _rotations(model: Any) -> Iterator[list[Tensor]]:
+    """Within it, what the model's rotary positions give is added to the list, first rows first."""
+    seen: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        seen.extend(output if isinstance(output, tuple) else (output,))
+
+    modules = [m for m in model.get_decoder().modules() if "rotary" in type(m).__name__.lower()]
+    handles = [module.register_forward_hook(keep) for module in modules]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

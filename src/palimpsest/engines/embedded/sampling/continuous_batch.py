@@ -1,0 +1,327 @@
+"""Continuous batching, computed where it is called: one token for every sequence in flight with each step.
+
+A step admits waiting requests into free rows, carries every row in use on by one token, and hands finished ones back.
+New prompts and decoded tokens share one call of the model. A prefix that another request has computed is copied
+instead of computed again (`kv_cache.py`).
+
+Guaranteed: token t of a request is drawn with the uniform of (its seed, t); the same requests in the same steps give
+the same bytes. Stored prefixes are dropped when the weights change and by `reset`, so that a batch need not depend on
+the one before.
+Not covered: independence of a logit's last bits from what else is in the batch, since matrix products of other heights
+round differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not: all of 12,160
+sampled ids equal, log-probabilities within 1e-6 nats. So it is with the prefix cache on, off or full.
+
+Log-probabilities of given tokens, by one forward of the model's own class.
+
+Axes: T scored tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from palimpsest.engines.embedded.architecture import head_of
+from palimpsest.engines.embedded.sampling.draw import draw, log_probabilities, uniforms
+from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill, pick_forward
+from palimpsest.engines.embedded.sampling.kv_cache import Copy, KVPool, KVShape, PrefixCache, Rows
+from palimpsest.errors import SamplerError
+from palimpsest.types import Completion, SamplingParams, StopReason
+
+# ---- Log-probabilities of given tokens, by one forward of the model's own class ------------------------------
+
+
+CHUNK = 512  # tokens whose [V] log-probabilities are in memory at once
+
+
+@torch.inference_mode()
+def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+    """[T] nats of each of `ids` after the prompt and those before it, at temperature 1."""
+    head, device = head_of(model), model.get_output_embeddings().weight.device
+    sequence = torch.tensor([[*prompt_ids, *ids[:-1]]], device=device)
+    hidden = model.get_decoder()(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
+    targets = torch.tensor(ids, device=device)
+    parts = [
+        log_probabilities(head(states), 1.0).gather(1, wanted[:, None])[:, 0]
+        for states, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True)
+    ]
+    return tuple(torch.cat(parts).tolist())
+
+
+# ---- Continuous batching, computed where it is called --------------------------------------------------------
+
+
+MIN_SHARED = 16  # tokens worth waiting one prefill call for, or storing
+CACHE_TOKENS = 65_536
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    prompt: NDArray[np.int64]
+    params: SamplingParams
+    streamed: bool = False
+    """Whether somebody wants its tokens before it ends."""
+    row: int = -1
+    """Of the batch, once it is admitted."""
+    computed: int = 0
+    """Prompt tokens that were not copied."""
+    stored: int = 0
+    """Tokens of its sequence that the prefix cache has."""
+    version: int = 0
+    """Of the weights when it was admitted."""
+
+
+@dataclass(slots=True)
+class Stepped:
+    """What came out of a step."""
+
+    ended: list[tuple[Request, Completion | SamplerError]] = field(default_factory=list)
+    streamed: list[tuple[Request, int, float]] = field(default_factory=list)
+    """Id and log-probability of a token, for each request that is streamed."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """See `engines.protocol.SamplerStats`."""
+
+    requests: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+class Batch:
+    """The sequences in flight on one model."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        batch_slots: int = 128,
+        prefill_tokens: int = 8192,
+        cache_tokens: int = CACHE_TOKENS,
+        fused: bool = True,
+    ) -> None:
+        """`cache_tokens=0` computes every prompt whole; `fused=False` keeps the model's own forward."""
+        self._model = model
+        self.vocab = int(model.get_output_embeddings().weight.shape[0])
+        self.version = 0
+        self.counters = Counters()
+        self._prefill_tokens, self._slots = prefill_tokens, batch_slots
+        self._pool = KVPool(KVShape.of(model))
+        self._cache = PrefixCache(self._pool, cache_tokens)
+        self._rows = Rows(batch_slots, self.vocab)
+        self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
+        self._waiting: list[Request] = []
+        self._requests: dict[int, Request] = {}
+        self._stepped = Stepped()
+
+    @property
+    def evicted(self) -> int:
+        """Tokens that the prefix cache has dropped to make room."""
+        return self._cache.evicted
+
+    def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped:
+        """One token for every request in flight, after taking in `arrivals` and letting go of `dropped`."""
+        started = time.perf_counter()
+        self._stepped = stepped = Stepped()
+        self._drop(dropped)
+        self._waiting += arrivals
+        self._step()
+        self.counters.busy_s += time.perf_counter() - started
+        return stepped
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        """See `Sampler.score`; beside what is in flight, of which it takes no part."""
+        return score(self._model, prompt_ids, ids)
+
+    def reset(self) -> None:
+        """Nothing is in flight: forget what was computed."""
+        self._requests.clear()
+        self._waiting.clear()
+        self._rows = Rows(self._slots, self.vocab)
+        self._rows.widen(self._pool.capacity)
+        self._cache.clear()
+
+    def publish(self, version: int) -> None:
+        """The model's weights are now those of `version`; sequences in flight go on with them.
+
+        What they hold already was computed with other weights, so it is never shared.
+        """
+        self.version = version
+        self._forward.refresh()
+        self._cache.clear()
+
+    def _drop(self, dropped: Collection[Request]) -> None:
+        for request in [r for r in self._requests.values() if r in dropped]:
+            self._leave(request)
+        self._cache.flush()
+        self._waiting = [r for r in self._waiting if r not in dropped]
+
+    def _leave(self, request: Request) -> None:
+        """Free the row, keeping its sequence as a prefix for others."""
+        row = request.row
+        del self._requests[row]
+        self._rows.release(row)
+        self._store(request)
+
+    def _store(self, request: Request) -> None:
+        """Let later requests begin with what is computed of this one, unless it is little."""
+        row, length = request.row, int(self._rows.valid[request.row])
+        if length - request.stored >= MIN_SHARED and request.version == self.version:
+            self._cache.insert(self._rows.tokens[row, :length], row)
+            request.stored = length
+
+    # ---- one step -------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """One token for every row in use, and the first one for those admitted now."""
+        self._compact()
+        batch: list[Request] = []
+        if self._waiting and self._rows.free:
+            self._make_room()
+            batch = self._admit()
+        if not self._requests:
+            return
+        state = self._rows
+        long = [r for r in batch if r.computed > 1]
+        prefill = self._prefill(long) if long else None  # one token left to compute is decoded like any other
+        going = state.active.copy()
+        if prefill is not None:
+            going[prefill.rows] = False
+        rows = np.flatnonzero(going)
+        decode = Decode(rows, state.tokens[rows, state.valid[rows]], state.valid[rows]) if len(rows) else None
+        logits = self._forward.step(decode, prefill)
+        state.valid[rows] += 1
+        if prefill is not None:
+            state.valid[prefill.rows] = [len(r.prompt) for r in long]
+            rows = np.concatenate([rows, prefill.rows])
+            for request in long:
+                self._store(request)
+        self.counters.steps += 1
+        self._sample(logits, rows)
+        self._cache.flush()
+
+    def _prefill(self, batch: list[Request]) -> Prefill:
+        starts = np.array([len(r.prompt) - r.computed for r in batch])
+        rows = np.array([r.row for r in batch])
+        return Prefill(rows, [r.prompt[start:] for r, start in zip(batch, starts, strict=True)], starts)
+
+    def _sample(self, logits: torch.Tensor, rows: NDArray[np.int64]) -> None:
+        """Draw one token for each of `rows` and hand back those that are done."""
+        state = self._rows
+        u = torch.from_numpy(uniforms(state.seed[rows], state.count[rows])).to(logits.device)
+        with torch.inference_mode():
+            ids, logprobs = draw(
+                logits, _common(state.temperature[rows], logits), _common(state.top_p[rows], logits), u
+            )
+        self.counters.generated_tokens += len(rows)
+        sampled, nats = ids.cpu().numpy(), logprobs.cpu().numpy()
+        if any(request.streamed for request in self._requests.values()):
+            self._stream(rows, sampled, nats)
+        for row in state.record(rows, sampled, nats):
+            self._finish(self._requests[int(row)])
+
+    def _stream(self, rows: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        for row, token, logprob in zip(rows.tolist(), ids.tolist(), logprobs.tolist(), strict=True):
+            if (request := self._requests[row]).streamed and np.isfinite(logprob):
+                self._stepped.streamed.append((request, token, logprob))
+
+    def _finish(self, request: Request) -> None:
+        start, row = len(request.prompt), request.row
+        end = start + int(self._rows.count[row])
+        logprobs = self._rows.logprobs[row, start:end]
+        tokens = self._rows.tokens[row, start:end].tolist()
+        self._leave(request)
+        result: Completion | SamplerError
+        if not np.isfinite(logprobs[-1]):
+            result = SamplerError(f"non-finite logits at token {end - start} of the completion")
+        else:
+            stopped = tokens[-1] in request.params.stop_ids
+            reason = StopReason.STOP if stopped else StopReason.LENGTH
+            result = Completion(tuple(tokens), tuple(logprobs.tolist()), reason, request.version, self.version)
+        self._stepped.ended.append((request, result))
+
+    # ---- rows -----------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Grow the pool to the longest waiting request."""
+        self._pool.reserve(self._slots, max(len(r.prompt) + r.params.max_tokens for r in self._waiting))
+        self._rows.widen(self._pool.capacity)
+
+    def _admit(self) -> list[Request]:
+        """Give free rows to waiting requests and copy the prefixes that are stored.
+
+        A request that shares much more with another of this step than with anything stored waits for the next step,
+        so that the rollouts of a group compute their common prompt once.
+        """
+        batch: list[Request] = []
+        copies: list[Copy] = []
+        left: list[Request] = []
+        width = 0
+        for index, request in enumerate(self._waiting):
+            if not self._rows.free:
+                left += self._waiting[index:]
+                break
+            stored = self._cache.match(request.prompt[:-1])  # the last token's logits are always computed
+            if self._pending(request, batch) - len(stored) >= MIN_SHARED:
+                left.append(request)
+                continue
+            size = len(request.prompt) - len(stored)
+            if batch and max(width, size) * (len(batch) + 1) > self._prefill_tokens:
+                left += self._waiting[index:]
+                break
+            width = max(width, size)
+            self._place(request, len(stored))
+            batch.append(request)
+            if len(stored):
+                copies.append((request.row, 0, stored))
+        self._cache.load(copies)
+        self._waiting = left
+        return batch
+
+    def _place(self, request: Request, stored: int) -> None:
+        """Take the lowest free row, of which `stored` tokens are about to be copied from the cache."""
+        request.row = self._rows.assign(request.prompt, request.params)
+        request.stored, request.computed, request.version = stored, len(request.prompt) - stored, self.version
+        self._rows.valid[request.row] = stored
+        self._requests[request.row] = request
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(request.prompt)
+        self.counters.computed_prompt_tokens += request.computed
+
+    def _pending(self, request: Request, batch: list[Request]) -> int:
+        """Tokens the request will find stored after this step because one of `batch` computes them."""
+        if not self._cache.capacity or not batch:
+            return 0
+        shared = int(self._rows.common(request.prompt, np.array([r.row for r in batch])).max())
+        return min(shared, self._cache.capacity)
+
+    def _compact(self) -> None:
+        """Move the highest rows into holes once more than a quarter of the rows to decode are holes."""
+        state = self._rows
+        width, used = state.width, len(self._requests)
+        if used * 4 >= width * 3 or self._waiting:
+            return
+        for row in range(width - 1, used - 1, -1):
+            if state.active[row]:
+                target = state.free[0]
+                self._pool.copy(row, target, int(state.valid[row]))
+                state.move(row, target)
+                request = self._requests[target] = self._requests.pop(row)
+                request.row = target
+
+
+def _common(values: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor | float:
+    """The one value of all rows as a number, else [N] on the device of `like`."""
+    if (values == values[0]).all():
+        return float(values[0])
+    return torch.from_numpy(values).to(like.device)

@@ -1,0 +1,263 @@
+"""The three ways of asking an endpoint for a completion, and which optional fields it takes.
+
+    tokens        POST /completions        the prompt's token ids      token ids come back where it gives them
+    completions   POST /completions        the prompt as text          the reply's text is encoded again
+    chat          POST /chat/completions   the prompt as messages      the same
+
+Guaranteed: what comes back is the reply to what was asked or an `Again`: as many log-probabilities as tokens, none
+above 0, no more tokens than were asked for, and, where the endpoint tells the prompt it read, the one that was sent.
+Text of a reply never becomes a control token. A text prompt in which data would become a control token is refused.
+Not covered: an endpoint that reads a control token out of a message's text in mode chat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from palimpsest.errors import SamplerError
+from palimpsest.http_services import Again, told_error
+from palimpsest.text.chat import messages_of
+from palimpsest.text.codec import Codec
+from palimpsest.types import SamplingParams, StopReason
+
+_MOST_STOPS = 4  # texts that OpenAI takes
+_MOST_TOKENS = 1 << 31  # of one request
+_SEEDS = 1 << 31  # llama.cpp reads 32 bits
+_TOKEN_CHARS = 256  # that a token spells, at the most
+_ROUNDING = 1e-3
+"""Nats that a log-probability may lie above 0, by rounding."""
+_NEUTRAL = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Off, whatever defaults a server takes from a model's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which fields an endpoint takes."""
+
+    extended: bool = True
+    """Those that vLLM, SGLang and llama.cpp add to OpenAI's."""
+    limit: str = "max_tokens"
+    """What the most tokens of a reply are called."""
+    sampling: bool = True
+    """Whether it lets temperature, top-p and seed be chosen."""
+    spare: int = 0
+    """Tokens that a reply may have beyond its budget."""
+
+    def of(self, params: SamplingParams) -> dict[str, Any]:
+        """The fields that say how to draw."""
+        fields: dict[str, Any] = {self.limit: params.max_tokens + self.spare}
+        if self.sampling:
+            fields |= {"temperature": params.temperature, "top_p": params.top_p, "seed": params.seed % _SEEDS}
+        return fields | _NEUTRAL if self.extended else fields
+
+
+PLAIN = Fields(extended=False)
+COMPLETION_FIELDS = (Fields(), PLAIN)
+CHAT_FIELDS = (
+    Fields(),
+    PLAIN,
+    replace(PLAIN, limit="max_completion_tokens"),
+    replace(PLAIN, limit="max_completion_tokens", sampling=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of one request."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    """None: the endpoint gave none."""
+    stop_reason: StopReason
+    exact: bool
+    """Whether the ids are those that were sampled."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    """As the endpoint counts, 0 where it doesn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way of asking; what the three have in common."""
+
+    mode: ClassVar[str]
+    path: ClassVar[str]
+    codec: Codec
+    model: str
+    fields: Fields
+    more: Mapping[str, Any]
+    """Further fields of every request."""
+
+    def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+        """The request. Raises SamplerError for a prompt that this form can't ask."""
+        raise NotImplementedError
+
+    def read(self, answer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> Answered:
+        """What was answered to it. Raises Again, or SamplerError where another attempt would bring the same."""
+        if error := told_error(answer):
+            raise Again(f"the endpoint answered an error: {error}")
+        try:
+            choice, usage = answer["choices"][0], answer.get("usage") or {}
+            ended = choice.get("finish_reason")
+            if ended not in ("stop", "length"):
+                raise SamplerError(f"the endpoint ended the reply by {ended!r:.40}")
+            answered = self.reply(choice, params, StopReason(ended))
+            details = usage.get("prompt_tokens_details") or {}
+            counts = [usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens")]
+            prompt, cached, generated = map(_count, counts)
+            self.check_prompt(choice, prompt_ids)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise Again(f"not the answer of a completions endpoint ({error!r:.100})") from None
+        return replace(answered, prompt_tokens=prompt, cached_tokens=min(cached, prompt), generated_tokens=generated)
+
+    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> Answered:
+        """What a choice says."""
+        text = self.text(choice)
+        if not isinstance(text, str):
+            raise TypeError("no text")
+        return self.encoded(text, params, ended)
+
+    def text(self, choice: Any) -> Any:
+        """Where the text stands."""
+        return choice["text"]
+
+    def encoded(self, text: str, params: SamplingParams, ended: StopReason) -> Answered:
+        """A text as ids: cut where it exceeds the budget, which the endpoint counts in other tokens."""
+        most = (params.max_tokens + 1) * _TOKEN_CHARS  # megabytes that nobody asked for are not encoded
+        ids = tuple(self.codec.encode(text[:most]))
+        if len(ids) > params.max_tokens or len(text) > most:
+            return Answered(ids[: params.max_tokens], None, StopReason.LENGTH, exact=False)
+        stop = self.codec.stop_ids[:1] if ended is StopReason.STOP and len(ids) < params.max_tokens else ()
+        return Answered((*ids, *stop), None, ended, exact=False)
+
+    def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
+        """Raise Again if the endpoint tells that it read another prompt."""
+
+    def _body(self, params: SamplingParams) -> dict[str, Any]:
+        return {"model": self.model, "stream": False, **self.fields.of(params), **self.more}
+
+
+class TokenForm(Form):
+    """Token ids."""
+
+    mode, path = "tokens", "completions"
+
+    def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+        """See `Form.body`."""
+        asked: dict[str, Any] = {"prompt": list(prompt_ids)}
+        if self.fields.extended:
+            asked |= {"return_token_ids": True, "stop_token_ids": list(params.stop_ids), "skip_special_tokens": False}
+        else:
+            asked |= {"stop": stop_texts(self.codec, params)}
+        return self._body(params) | asked
+
+    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> Answered:
+        """See `Form.reply`."""
+        told = choice.get("logprobs") or {}
+        ids = sampled_ids(choice, told)
+        if ids is None:
+            return Form.reply(self, choice, params, ended)
+        if not all(type(each) is int and each >= 0 for each in ids):
+            raise ValueError("a token is no id")
+        if len(ids) > params.max_tokens:
+            raise ValueError(f"{len(ids)} tokens came back, max_tokens is {params.max_tokens}")
+        return Answered(ids or self.codec.stop_ids[:1], checked_logprobs(told, len(ids)), ended, exact=True)
+
+    def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
+        """See `Form.check_prompt`."""
+        read = choice.get("prompt_token_ids")
+        if read is not None and read != list(prompt_ids):
+            raise Again(f"it read another prompt ({len(read)} tokens) than it was sent ({len(prompt_ids)})")
+
+
+class TextForm(Form):
+    """Text."""
+
+    mode, path = "completions", "completions"
+
+    def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+        """See `Form.body`. Raises SamplerError where text can't keep data and control apart."""
+        text = self.codec.decode(prompt_ids)
+        built, read = prompt_ids, self.codec.encode_trusted(text)
+        if self._control_ids(built) != self._control_ids(read):
+            raise SamplerError(
+                "the document, or a reply, holds a role marker of the model, which a prompt sent as text can't keep "
+                "from being one; an endpoint that takes token ids can"
+            )
+        asked: dict[str, Any] = {"prompt": text, "stop": stop_texts(self.codec, params)}
+        return self._body(params) | asked | ({"add_special_tokens": False} if self.fields.extended else {})
+
+    def _control_ids(self, ids: Sequence[int]) -> list[int]:
+        return [i for i in ids if i in self.codec.control_ids]
+
+
+class ChatForm(Form):
+    """Messages; the codec is a neutral one (text/chat.py)."""
+
+    mode, path = "chat", "chat/completions"
+
+    def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+        """See `Form.body`."""
+        try:
+            messages = messages_of(prompt_ids, self.codec)
+        except ValueError as error:
+            raise SamplerError(str(error)) from None
+        return self._body(params) | {"messages": messages}
+
+    def text(self, choice: Any) -> Any:
+        """See `Form.text`. A reply of thinking alone has no content."""
+        return choice["message"]["content"] or ""
+
+
+def _count(told: Any) -> int:
+    """Tokens that an endpoint counted; 0 for what can't be their number.
+
+    >>> _count(12), _count(None), _count(-12), _count(1e300)
+    (12, 0, 0, 0)
+    """
+    count = int(told or 0)
+    return count if 0 < count < _MOST_TOKENS else 0
+
+
+def sampled_ids(choice: Any, logprobs: Any) -> tuple[int, ...] | None:
+    """[T] ids of a reply, wherever an endpoint tells them; None if it doesn't.
+
+    >>> sampled_ids({"token_ids": [5, 6]}, {}), sampled_ids({}, {"content": [{"id": 5, "token": "a"}]})
+    ((5, 6), (5,))
+    >>> sampled_ids({"text": "a"}, {"tokens": ["a"]}) is None
+    True
+    """
+    if choice.get("token_ids") is not None:
+        return tuple(choice["token_ids"])
+    content = logprobs.get("content") or []  # llama.cpp's form
+    return tuple(token["id"] for token in content) if content and all("id" in token for token in content) else None
+
+
+def checked_logprobs(told: Any, count: int) -> tuple[float, ...] | None:
+    """[T] nats of `count` tokens, None if there are none. Raises ValueError for what can't be log-probabilities."""
+    given = told.get("token_logprobs")
+    if given is None:
+        given = [token.get("logprob") for token in told.get("content") or []] or None
+    if given is None or any(each is None for each in given):
+        return None
+    logprobs = tuple(float(each) for each in given)
+    if len(logprobs) != count:
+        raise ValueError(f"{count} tokens came with {len(logprobs)} log-probabilities")
+    if not all(map(math.isfinite, logprobs)) or max(logprobs, default=0.0) > _ROUNDING:
+        raise ValueError("a log-probability is not finite, or above 0")
+    return logprobs
+
+
+def stop_texts(codec: Codec, params: SamplingParams) -> list[str]:
+    """The stop ids as texts, for endpoints that take no ids."""
+    return [codec.decode([i]) for i in params.stop_ids][:_MOST_STOPS]

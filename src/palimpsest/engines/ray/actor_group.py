@@ -1,0 +1,342 @@
+"""Ray, the ranks and the copies of the sampler: started together, called with time limits, ended together.
+
+Guaranteed: nothing is started before it is first needed; whatever one process raises, or a time limit that passes, ends
+all of them, for the others would wait for it in their next collective; in a cluster of ours so does the end of one of
+Ray's own processes; nothing is left once the driver is gone, by whatever end (engines/process_guard.py).
+Not covered: one process started again alone. A run whose processes were lost resumes from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines import process_guard
+from palimpsest.engines.embedded.compute import VISIBLE, gpus_but
+from palimpsest.engines.protocol import Objective
+from palimpsest.engines.ray.actors import Rank, SamplerCopy
+from palimpsest.engines.ray.ray_runtime import (
+    TRIES,
+    Answers,
+    Limit,
+    environment,
+    line_of,
+    needed_of,
+    on_loopback,
+    open_sockets,
+    patient,
+    said_as_warnings,
+    watch,
+)
+from palimpsest.errors import GOES_ON, EngineError, PalimpsestError, ProcessesLost
+
+_OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
+_STARTS = 3  # of Ray, within cluster.start_timeout_s
+_HEAD_S = 30.0  # for a connection to the head of a cluster
+_TRY_S = 36.0  # that Ray takes to find out once that what answers there is no head
+_FIREWALL = "keep a firewall in front of this machine, or install ray==2.60.0, which listens on loopback"
+_SIGACTION = 1024  # bytes, more than any system's struct sigaction
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STARTING = threading.Lock()  # ray.init is of the whole process
+
+
+class Group:
+    """The processes of one engine."""
+
+    def __init__(self, config: RunConfig, objective: Objective | None, copies: int) -> None:
+        """`copies` of the sampler."""
+        self._config, self._objective, self._cluster, self._copies = config, objective, config.cluster, copies
+        self.ranks: list[Any] = []
+        self.samplers: list[Any] = []
+        self.folder = Path()
+        """Where weights lie on their way to the samplers."""
+        self._guard: process_guard.Guard | None = None
+        self._owns_ray = False
+        self._said = ExitStack()
+        """While it is open, what Ray says is a warning."""
+        self._ended = threading.Event()
+        self._answers = Answers()
+        self._placed: list[PlacementGroup] = []
+        self._up = threading.RLock()
+        self._state = "new"
+
+    # ---- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything, if it isn't there yet. Raises EngineError, ModelError, RunError."""
+        with self._up:
+            if self._state == "lost":
+                self._answers.check()
+                raise EngineError("the processes of engine.name=ray were ended; resume the run")
+            if self._state == "new":
+                self._state = "up"
+                try:
+                    self._start()
+                except RayError as error:  # one of Ray's own processes ended meanwhile
+                    self._end()
+                    raise self._answers.failed(error, "starting") from error
+                except BaseException:
+                    self._end()
+                    raise
+
+    def _start(self) -> None:
+        cluster = self._cluster
+        mark, home = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
+        memory = Path("/dev/shm")
+        parent = cluster.folder or (str(memory) if memory.is_dir() else None)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"palimpsest-{os.getpid()}-", dir=parent)).absolute()  # whose it is
+        self._guard = process_guard.start(mark, [self.folder, home])
+        with _STARTING:
+            if not ray.is_initialized():
+                self._owns_ray = True
+                self._said.enter_context(said_as_warnings())
+                os.environ[process_guard.MARK] = mark
+                try:
+                    with _signals_kept():
+                        self._connect(home / "r", mark)  # Ray lets everybody write there, ours nobody in
+                finally:
+                    del os.environ[process_guard.MARK]
+                watch(needed_of(mark), self._ended, self._miss)
+        self._create()
+        meeting = f"file://{self.folder}/meeting"
+        if self.ranks and cluster.address is not None:
+            (meeting,) = self.call(self.ranks[:1], "meeting", limit=self.limit("start_timeout_s"))
+        starting = [rank.start.remote(meeting, self.folder) for rank in self.ranks]
+        starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
+        self.collect(starting, self.limit("start_timeout_s"), "starting")
+        if cluster.address is None and (found := open_sockets(process_guard.marked(mark))):
+            warnings.warn(f"other machines reach {found[0]}, where a call can end this run: {_FIREWALL}", stacklevel=2)
+
+    def _connect(self, temporary: Path, mark: str) -> None:
+        cluster = self._cluster
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        if cluster.address is not None:
+            try:
+                if cluster.address != "auto":
+                    _check_head(cluster.address, cluster.start_timeout_s)
+                with environment(TRIES, _tries(cluster.start_timeout_s)):
+                    ray.init(address=cluster.address, **options)
+            except (OSError, RuntimeError, ValueError, RayError) as error:
+                raise EngineError(f"cluster.address={cluster.address}: can't be joined: {line_of(error)}") from None
+            return
+        if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
+            raise EngineError(f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports could run code here; unset it")
+        # Ray, from 2.59 on, then asks for it
+        os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        options |= {
+            "address": "local",
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(temporary),
+            "object_store_memory": _OBJECT_STORE,
+            "_system_config": {"worker_niceness": 0},  # Ray's 15 would have ranks wait for whatever else runs here
+        }
+        until = time.monotonic() + cluster.start_timeout_s
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                with _hidden(self._config.sampler.devices), on_loopback(), patient(until - time.monotonic()):
+                    ray.init(**options)
+                return
+            except Exception as error:  # noqa: BLE001  a border: of this very class where a node takes too long
+                process_guard.end(mark)  # what the attempt has started
+                late = time.monotonic() >= until
+                if not _may_pass(error) or not left or late:
+                    fix = f"; raise cluster.start_timeout_s={cluster.start_timeout_s:g}" if late else ""
+                    raise EngineError(f"Ray can't be started here: {line_of(error)}{fix}") from None
+                warnings.warn(f"Ray didn't start, trying again: {line_of(error)}", stacklevel=2)
+
+    def _create(self) -> None:
+        cluster, config = self._cluster, self._config
+        learners = cluster.learners if self._objective else 0
+        gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+        rank_gpus, sampler_gpus = cluster.rank_gpus(gpus, config.model.device), cluster.gpus_per_sampler
+        placed = self._place([rank_gpus] * learners, [sampler_gpus] * self._copies)
+        environment = {"OMP_NUM_THREADS": str(config.engine.threads)}  # type: ignore[union-attr]
+        if cluster.address is None:
+            environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        common = {"num_cpus": 0, "max_restarts": 0, "runtime_env": {"env_vars": environment}}
+        learning, sampling = _on_its_device(config, rank_gpus), _on_its_device(config, sampler_gpus)
+        self.ranks = [
+            ray.remote(Rank).options(**common, num_gpus=rank_gpus, **placed[r]).remote(learning, self._objective, r)
+            for r in range(learners)
+        ]
+        self.samplers = [
+            ray.remote(SamplerCopy).options(**common, num_gpus=sampler_gpus, **placed[learners + s]).remote(sampling, 0)
+            for s in range(self._copies)
+        ]
+
+    def _place(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
+        """Options of each rank and sampler that put it on the GPU that is reserved for it; raises EngineError."""
+        shares = [*ranks, *samplers]
+        if self._cluster.placement == "colocated":
+            whole = [1.0] * max(len(ranks), len(samplers))
+            indices = [*range(len(ranks)), *range(len(samplers))]
+        else:
+            whole, indices = list(shares), list(range(len(shares)))
+        if not any(shares):
+            return [{}] * len(shares)
+        bundles = [{"GPU": gpus} if gpus else {"CPU": 1.0} for gpus in whole]
+        _check_room(bundles, ray.cluster_resources())  # type: ignore[no-untyped-call]
+        group = placement_group(bundles, strategy="PACK")
+        self._placed.append(group)
+        if not group.wait(self._cluster.start_timeout_s):
+            there = ray.available_resources()  # type: ignore[no-untyped-call]
+            raise EngineError(
+                f"the cluster had no room for {sum(whole):g} GPUs within cluster.start_timeout_s; free are {there}: "
+                "lower cluster.learners or cluster.samplers"
+            )
+        strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]
+        return [{"scheduling_strategy": strategy} for strategy in strategies]
+
+    def close(self) -> None:
+        """End every process; a second call does nothing."""
+        with self._up:
+            self._end()
+
+    def _end(self) -> None:
+        self._state = "lost"
+        self._ended.set()
+        if ray.is_initialized():
+            for actor in (*self.ranks, *self.samplers):
+                ray.kill(actor)
+            for group in self._placed:
+                remove_placement_group(group)
+            if self._owns_ray:
+                ray.shutdown()
+        self.ranks, self.samplers, self._placed = [], [], []
+        self._owns_ray = False  # another group may start it
+        self._said.close()
+        if self._guard is not None:
+            self._guard.finish()
+            self._guard = None
+
+    def lose(self, reason: str) -> None:
+        """End everything; whoever waits for an answer, or asks from now on, is told the reason."""
+        self._answers.failed(ProcessesLost(f"{reason}; {GOES_ON}"), reason)
+        self._answers.settle()
+        self.close()
+
+    def _miss(self, name: str) -> None:
+        """One of Ray's own processes ended: Ray would end this one, too, a minute later."""
+        self.lose(f"a process of engine.name=ray was lost (Ray's {name} ended)")
+
+    # ---- calls ----------------------------------------------------------------------------------------------
+
+    def limit(self, key: str, times: int = 1) -> Limit:
+        """By a key of `cluster`."""
+        return Limit(key, getattr(self._cluster, key), times)
+
+    def call(self, actors: Sequence[Any], method: str, *each: Any, limit: Limit) -> list[Any]:
+        """`method` of all `actors` at once, with the same arguments. Raises as `collect` does."""
+        return self.collect([getattr(actor, method).remote(*each) for actor in actors], limit, method)
+
+    def collect(self, calls: Sequence[Any], limit: Limit, what: str) -> list[Any]:
+        """What `calls` answer. On the first error, or after `limit`, all processes are ended and the error is raised:
+        what it was if the user can mend it, ProcessesLost otherwise."""
+        try:
+            return self._answers.of(calls, limit, what)
+        except (RayError, PalimpsestError) as error:
+            first = self._answers.failed(error, what)
+            self._answers.settle()
+            self.close()
+            raise first from first.__cause__
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether Ray's start may succeed the next time: its node took too long, or one of its processes ended."""
+    return type(error) is Exception or (type(error) is RuntimeError and str(error).startswith("Failed to "))
+
+
+def _on_its_device(config: RunConfig, gpus: float) -> RunConfig:
+    """What a process with so many GPUs is given: one without computes on a CPU, though Ray has it see all of them."""
+    if gpus:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+
+
+def _check_head(address: str, timeout: float) -> None:
+    """Raise OSError where nobody listens: Ray would ask for ten minutes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, _HEAD_S)):
+        return
+
+
+def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
+    """Raise EngineError where a cluster of ours is to have GPUs that this machine lacks, before any of it starts."""
+    cluster = config.cluster
+    gpus = float(len(gpus_but(config.sampler.devices)))
+    shares = learners * cluster.rank_gpus(gpus, config.model.device) + copies * cluster.gpus_per_sampler
+    needed = max(learners, copies) if cluster.placement == "colocated" else shares
+    if cluster.address is None and needed:
+        there = {"GPU": gpus}
+        way = "" if config.sampler.publish == "safetensors" else ", with sampler.publish=safetensors"
+        _check_room([{"GPU": float(needed)}], there, way)
+
+
+@contextmanager
+def _hidden(servers: Sequence[int]) -> Iterator[None]:
+    """Have Ray hand out none of the GPUs of servers of vLLM: it begins with the first, whoever has it."""
+    before = os.environ.get(VISIBLE)
+    if servers:
+        os.environ[VISIBLE] = ",".join(gpus_but(servers))
+    try:
+        yield
+    finally:
+        os.environ.pop(VISIBLE, None)
+        if before is not None:
+            os.environ[VISIBLE] = before
+
+
+def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float], way: str = "") -> None:
+    """Raise EngineError where `bundles` ask for more than the whole cluster has, whoever uses it now.
+
+    >>> _check_room([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 1.0}], {"CPU": 8.0, "GPU": 2.0})
+    """
+    for kind in ("GPU", "CPU"):
+        needed, has = sum(bundle.get(kind, 0.0) for bundle in bundles), there.get(kind, 0.0)
+        if needed > has:
+            ways = "cluster.learners or cluster.samplers"
+            ways += f", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0{way}" if kind == "GPU" else ""
+            raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
+
+
+def _tries(timeout: float) -> str:
+    """How often Ray is to ask a head that doesn't answer as one, within `timeout`."""
+    return str(max(1, int(timeout / _TRY_S)))
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Have signals handled afterwards as before: Ray's own handler aborts on a SIGTERM, which is to end a run tidily.
+
+    Python would let the main thread alone do so.
+    """
+    sigaction = ctypes.CDLL(None).sigaction
+    before = {number: ctypes.create_string_buffer(_SIGACTION) for number in SIGNALS}
+    for number, action in before.items():
+        sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            sigaction(number, action, None)

@@ -1,0 +1,186 @@
+"""What runs in the processes that Ray starts: a rank of the learner, a copy of the sampler.
+
+Both are called from the driver, one call after the other; what they raise reaches it as Ray has it (actor_group.py).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import ray
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.compute import set_threads
+from palimpsest.engines.embedded.model_loading import load_model, pick_device
+from palimpsest.engines.embedded.sampling.continuous_batch import Batch, Counters, Request
+from palimpsest.engines.protocol import Objective, UpdateStats, WeightsDescription
+from palimpsest.engines.ray.learner import RankLearner
+from palimpsest.engines.ray.rank_batches import Part
+from palimpsest.errors import CheckpointError, RunError, SamplerError
+from palimpsest.types import Completion, SamplingParams
+
+
+def check_seen(folder: Path, key: str) -> None:
+    """Raises RunError where this node doesn't see a folder of the driver's."""
+    if not folder.is_dir():
+        raise RunError(f"{key}: {platform.node()} does not see {folder}; give a folder that every node sees")
+
+
+class Rank:
+    """One rank of a learner."""
+
+    def __init__(self, config: RunConfig, objective: Objective, rank: int) -> None:
+        self._config, self._objective, self._rank = config, objective, rank
+
+    def meeting(self) -> str:
+        """Where ranks of several machines may meet: a free port of this one."""
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def start(self, meeting: str, folder: Path) -> None:
+        """Meet the others and load the model."""
+        check_seen(folder, "cluster.folder")
+        cluster = self._config.cluster
+        on_gpu = pick_device(self._config.model.device).type == "cuda"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            init_method=meeting,
+            rank=self._rank,
+            world_size=cluster.learners,
+            timeout=timedelta(seconds=cluster.collective_timeout_s),
+        )
+        self._learner = RankLearner(self._config, self._objective)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def update(self, part: Part) -> tuple[list[UpdateStats], int]:
+        """What was computed here, and the version after it."""
+        return self._learner.update(part), self._learner.version
+
+    def save(self, folder: Path) -> Mapping[str, str]:
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder}: {platform.node()} does not see it; put the run on storage that every node sees"
+            )
+        return self._learner.save(folder)
+
+    def load(self, folder: Path) -> int:
+        """The version that was saved."""
+        self._learner.load(folder)
+        return self._learner.version
+
+    def publish(self, folder: Path) -> int:
+        """The version that was written."""
+        check_seen(folder, "sampler.folder")
+        self._learner.publish(folder)
+        return self._learner.version
+
+    def describe(self) -> WeightsDescription:
+        """This and what follows: see `NcclSender`."""
+        return self._learner.sender.description
+
+    def invite(self) -> str:
+        return self._learner.sender.invite()
+
+    def join(self, invitation: str, size: int) -> None:
+        with ThreadPoolExecutor(1) as aside:  # vLLM puts the thread that joins on a stream of its own
+            aside.submit(self._learner.sender.join, invitation, size).result()
+
+    def send(self) -> None:
+        self._learner.sender.send()
+
+    def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        return self._learner.score(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step of a batch is to take in, requests by number."""
+
+    arrivals: Sequence[tuple[int, NDArray, SamplingParams, bool]]  # type: ignore[type-arg]
+    dropped: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came out of one."""
+
+    ended: Sequence[tuple[int, Completion | str]]
+    """A text: why the request failed."""
+    streamed: Sequence[tuple[int, int, float]]
+    counters: Counters
+    evicted: int
+
+
+class SamplerCopy:
+    """The embedded engine's batch, in a process of its own."""
+
+    def __init__(self, config: RunConfig, version: int) -> None:
+        settings = config.engine
+        set_threads(settings.threads)  # type: ignore[union-attr]
+        self._model = load_model(config.model).requires_grad_(False)
+        self._batch = Batch(
+            self._model,
+            batch_slots=settings.batch_slots,  # type: ignore[union-attr]
+            prefill_tokens=settings.prefill_tokens,  # type: ignore[union-attr]
+            cache_tokens=settings.cache_tokens,  # type: ignore[union-attr]
+        )
+        self._batch.version = version
+        self._requests: dict[int, Request] = {}
+
+    def start(self, folder: Path) -> None:
+        """Answers once the model is loaded."""
+        check_seen(folder, "cluster.folder")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def step(self, step: Step) -> Reply:
+        """See `Batch.step`."""
+        fresh = {number: Request(prompt.copy(), params, streamed) for number, prompt, params, streamed in step.arrivals}
+        self._requests |= fresh
+        dropped = [self._requests.pop(number) for number in step.dropped if number in self._requests]
+        stepped = self._batch.step(list(fresh.values()), dropped)
+        numbers = {id(request): number for number, request in self._requests.items()}
+        ended = [
+            (numbers[id(request)], str(result) if isinstance(result, SamplerError) else result)
+            for request, result in stepped.ended
+        ]
+        streamed = [(numbers[id(request)], token, logprob) for request, token, logprob in stepped.streamed]
+        for number, _ in ended:
+            del self._requests[number]
+        return Reply(ended, streamed, self._batch.counters, self._batch.evicted)
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        return self._batch.score(prompt_ids, ids)
+
+    def reset(self) -> None:
+        self._requests.clear()
+        self._batch.reset()
+
+    @torch.no_grad()
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Sample from the weights in `folder`, from the next step on."""
+        weights = dict(self._model.named_parameters())
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118 - no mapping
+                    if name in weights:
+                        weights.pop(name).copy_(stored.get_tensor(name))
+        if weights:
+            raise RunError(f"published weights lack {min(weights)}")
+        self._batch.publish(version)

@@ -1,0 +1,328 @@
+"""The engine of `engine.name=ray`: a learner on ranks, samplers in copies, each a process.
+
+Guaranteed: the event loop is never waited on; the same number of ranks and samplers gives the same bytes; processes are
+started when the first of them is needed, and all are gone after `close`. Samplers have weights of their own, so what is
+sampled while the learner learns (`train.ahead`) comes of those last published.
+Not covered: roles with a model of their own on GPUs of their own; each takes as many copies as `cluster.samplers` says.
+
+The embedded sampler's copies in processes of their own, and the batch of each as the driver sees it.
+
+What is in a step of a batch is decided in the driver, as if the batch were there: so a run repeats byte for byte.
+
+Guaranteed: an episode's requests all go to one copy, chosen by the episode's name alone.
+Not covered: speed. Every step is a call to another process, about a millisecond; vLLM's servers are for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import zlib
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.engines.embedded.architecture import Context, context_of
+from palimpsest.engines.embedded.compute import ComputeThread
+from palimpsest.engines.embedded.engine import check_vocabulary
+from palimpsest.engines.embedded.forest.gradients import skips_silent
+from palimpsest.engines.embedded.sampling.continuous_batch import Counters, Request, Stepped
+from palimpsest.engines.embedded.sampling.sampler import BatchSampler
+from palimpsest.engines.protocol import (
+    CompletionDelta,
+    Limits,
+    Objective,
+    SamplerStats,
+    StepBatch,
+    UpdateStats,
+    WeightsDescription,
+)
+from palimpsest.engines.ray.actor_group import Group, check_gpus
+from palimpsest.engines.ray.actors import Reply, Step
+from palimpsest.engines.ray.rank_batches import Plan, merged, plan
+from palimpsest.engines.ray.sharding import skeleton, source_of
+from palimpsest.errors import ConfigError, SamplerError
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, SamplingParams
+
+# ---- The embedded sampler's copies in processes of their own, and the batch of each as the driver sees it ----
+
+
+Ids = Sequence[int]
+
+
+class RemoteBatch:
+    """A `Batch` in the process of a sampler. Satisfies `embedded.sampling.sampler.Steps`."""
+
+    def __init__(self, group: Group, index: int, vocab: int) -> None:
+        self.vocab, self.version, self.counters, self.evicted = vocab, 0, Counters(), 0
+        self._group, self._index = group, index
+        self._requests: dict[int, Request] = {}
+        self._last = 0
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._group.start()
+        limit = self._group.limit("publish_timeout_s")
+        (answer,) = self._group.call(self._group.samplers[self._index :][:1], method, *arguments, limit=limit)
+        return answer
+
+    def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped:
+        """See `Batch.step`."""
+        fresh = {self._last + 1 + n: request for n, request in enumerate(arrivals)}
+        self._last += len(fresh)
+        self._requests |= fresh
+        gone = [number for number, request in self._requests.items() if request in dropped]
+        reply: Reply = self._call(
+            "step", Step([(n, request.prompt, request.params, request.streamed) for n, request in fresh.items()], gone)
+        )
+        for number in gone:
+            del self._requests[number]
+        self.counters, self.evicted = reply.counters, reply.evicted
+        streamed = [(self._requests[number], token, logprob) for number, token, logprob in reply.streamed]
+        ended = [
+            (self._requests.pop(number), SamplerError(result) if isinstance(result, str) else result)
+            for number, result in reply.ended
+        ]
+        return Stepped(ended, streamed)
+
+    def score(self, prompt_ids: Ids, ids: Ids) -> tuple[float, ...]:
+        return tuple(self._call("score", list(prompt_ids), list(ids)))
+
+    def reset(self) -> None:
+        self._requests.clear()
+        if self._group.samplers:
+            self._call("reset")
+
+    def publish(self, version: int) -> None:
+        """What `load_weights` loaded is of this version."""
+        self.version = version
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self._call("load_weights", folder, version)
+        self.version = version
+
+
+class Samplers:
+    """Satisfies `palimpsest.engines.protocol.Sampler`."""
+
+    def __init__(self, group: Group, copies: int, context: Context, vocab: int) -> None:
+        self.max_context = context.tokens
+        self._threads = [ComputeThread() for _ in range(copies)]
+        self._batches = [RemoteBatch(group, index, vocab) for index in range(copies)]
+        self._samplers = [
+            BatchSampler(batch, context, thread) for batch, thread in zip(self._batches, self._threads, strict=True)
+        ]
+
+    @property
+    def version(self) -> int:
+        return min(batch.version for batch in self._batches)
+
+    def _of(self, session: str | None, prompt_ids: Ids) -> BatchSampler:
+        name = session if session is not None else repr(list(prompt_ids))
+        return self._samplers[zlib.crc32(name.encode()) % len(self._samplers)]
+
+    async def generate(self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None) -> Completion:
+        """See `Sampler.generate`."""
+        return await self._of(session, prompt_ids).generate(prompt_ids, params)
+
+    async def stream(
+        self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """See `Sampler.stream`."""
+        async for delta in self._of(session, prompt_ids).stream(prompt_ids, params):
+            yield delta
+
+    async def score(self, prompt_ids: Ids, ids: Ids) -> tuple[float, ...]:
+        """See `Sampler.score`."""
+        return await self._of(None, prompt_ids).score(prompt_ids, ids)
+
+    def stats(self) -> SamplerStats:
+        """The sum over all copies."""
+        each = [sampler.stats() for sampler in self._samplers]
+        return SamplerStats(**{f.name: sum(getattr(stats, f.name) for stats in each) for f in fields(SamplerStats)})
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Have every copy sample from the model in `folder`; returns once the last does."""
+        pairs = zip(self._threads, self._batches, strict=True)
+        await asyncio.gather(*(thread.run(batch.load_weights, folder, version) for thread, batch in pairs))
+
+    async def close(self) -> None:
+        for sampler in self._samplers:
+            await sampler.close()
+
+
+# ---- The engine of engine.name=ray ---------------------------------------------------------------------------
+
+
+class RayLearner:
+    """Satisfies `palimpsest.engines.protocol.Learner`."""
+
+    def __init__(
+        self, config: RunConfig, objective: Objective, group: Group, samplers: Samplers | None, limits: Limits
+    ) -> None:
+        self._config, self._cluster, self._group, self._samplers = config, config.cluster, group, samplers
+        self._skips_silent = skips_silent(objective, config.loss)
+        self.limits = limits
+        self.version = self._updates = 0
+        self._published: int | None = None
+
+    async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+        """See `Learner.update`."""
+        dealt = await asyncio.to_thread(self._plan, steps)
+        answers = await asyncio.to_thread(self._update, dealt)
+        self.version = answers[0][1]
+        each = [stats for stats, _ in answers[:: self._cluster.tensor_parallel]]  # the others computed the same
+        idle = {"learner/idle_share": dealt.idle_share, "learner/padding_share": dealt.padding_share}
+        return [merged(of_step, idle) for of_step in zip(*each, strict=True)]
+
+    def _plan(self, steps: Sequence[StepBatch]) -> Plan:
+        settings = self._config.engine
+        assert isinstance(settings, RayEngineConfig)
+        self._updates += 1
+        return plan(
+            steps,
+            self._cluster.learners // self._cluster.tensor_parallel,
+            number=self._updates,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            max_context=self.limits.max_context,
+            skips_silent=self._skips_silent,
+        )
+
+    def _update(self, dealt: Plan) -> list[tuple[list[UpdateStats], int]]:
+        self._group.start()
+        size = self._cluster.tensor_parallel
+        calls = [rank.update.remote(dealt.parts[number // size]) for number, rank in enumerate(self._group.ranks)]
+        passes = max(1, int(dealt.parts[0].passes.sum()))  # a limit for each time that ranks wait for each other
+        return self._group.collect(calls, self._group.limit("collective_timeout_s", passes), "update")
+
+    async def save(self, folder: Path) -> Mapping[str, str]:
+        """See `Learner.save`; each rank writes its share of the state, the first one the model's files."""
+        written: dict[str, str] = {}
+        for part in await self._all("save", folder.resolve()):
+            written |= part
+        return written
+
+    async def load(self, folder: Path) -> None:
+        """See `Learner.load`."""
+        self.version = (await self._all("load", folder.resolve()))[0]
+        self._published = None
+
+    async def publish(self) -> int:
+        """See `Learner.publish`; returns once every copy of the sampler has the weights."""
+        if self._samplers is None:
+            return self.version
+        await asyncio.to_thread(self._group.start)  # what keeps it from starting is the run's error, no episode's
+        if self._published == self.version or (self._published is None and not self.version):
+            return self.version
+        folder = self._group.folder / f"weights-{self.version}"
+        try:
+            await self.write_weights(folder)
+            await self._samplers.load_weights(folder, self.version)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._published = self.version
+        return self.version
+
+    async def write_weights(self, folder: Path) -> int:
+        """Write the whole present model, adapters merged and its output projection apart, as samplers read it.
+
+        Returns its version. Raises EngineError where there is no room for it.
+        """
+        folder.mkdir()
+        written = await self._all("publish", folder.resolve(), key="publish_timeout_s")
+        return int(written[0])
+
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
+        return tuple((await self._all("score", ids, key="publish_timeout_s"))[0])
+
+    def sender(self, publish: str) -> RaySender:
+        """Takes the weights to servers by `publish`, which is nccl."""
+        assert publish == "nccl"
+        return RaySender(self._group)
+
+    async def _all(self, method: str, argument: Any, key: str = "start_timeout_s") -> list[Any]:
+        def call() -> list[Any]:
+            self._group.start()
+            return self._group.call(self._group.ranks, method, argument, limit=self._group.limit(key))
+
+        return await asyncio.to_thread(call)
+
+
+class RaySender:
+    """The ranks' senders. Satisfies `palimpsest.engines.vllm.weight_push.Broadcasts`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    async def describe(self) -> WeightsDescription:
+        """Collective, as sending is."""
+        described: list[WeightsDescription] = await self._ask(None, "describe")
+        return described[0]
+
+    async def invite(self) -> str:
+        return str((await self._ask(1, "invite"))[0])
+
+    async def join(self, invitation: str, size: int) -> None:
+        await self._ask(1, "join", invitation, size)
+
+    async def send(self) -> None:
+        await self._ask(None, "send")
+
+    async def abort(self, reason: str) -> None:
+        """End all ranks: one that waits for a server hears nothing else."""
+        await asyncio.to_thread(self._group.lose, f"weights did not reach the servers ({reason})")
+
+    async def part(self) -> None:
+        """The ranks end with the engine."""
+
+    async def _ask(self, ranks: int | None, method: str, *arguments: Any) -> list[Any]:
+        actors, limit = self._group.ranks[:ranks], self._group.limit("publish_timeout_s")
+        return await asyncio.to_thread(self._group.call, actors, method, *arguments, limit=limit)
+
+
+class RayEngine:
+    """Satisfies `palimpsest.engines.protocol.Engine`."""
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None) -> None:
+        """Reads `config.model` without its weights; raises ModelError with the reason if it can't be used."""
+        settings, cluster = config.engine, config.cluster
+        assert isinstance(settings, RayEngineConfig)
+        if cluster.folder is not None and not (Path(cluster.folder).is_dir() and os.access(cluster.folder, os.W_OK)):
+            told = "no folder that can be written to; make it, or name another"
+            raise ConfigError(f"cluster.folder={cluster.folder}: {told}")
+        copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
+        check_gpus(config, cluster.learners if objective else 0, copies)
+        self.codec = Codec.load(config.model)
+        model = skeleton(source_of(config.model))
+        context, vocab = context_of(model), int(model.get_output_embeddings().weight.shape[0])
+        check_vocabulary(self.codec, vocab, config.model.path)
+        slots = settings.batch_slots * cluster.samplers
+        notes = [f"the window is {context.tokens} tokens {context.reason}"] if context.reason else []
+        if cluster.address is not None:
+            notes.append(risk_of(cluster.address))
+        self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
+        self._group = Group(config, objective, copies)
+        self.sampler = Samplers(self._group, copies, context, vocab)
+        self.learner: RayLearner | None = None
+        if objective is not None:
+            samples = self.sampler if copies else None
+            self.learner = RayLearner(config, objective, self._group, samples, self.limits)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._group.close)
+        await self.sampler.close()
+
+
+def risk_of(address: str) -> str:
+    """What joining a cluster at `address` means."""
+    token = os.environ.get("RAY_AUTH_MODE") == "token"
+    return (
+        f"cluster.address={address}: Ray and the ranks listen on all interfaces of their machines, and whoever reaches "
+        f"a port {'and knows the token ' if token else ''}runs code there as you: keep them on a network of their own"
+        + ("" if token else ", and start Ray with RAY_AUTH_MODE=token")
+    )

@@ -1,0 +1,215 @@
+"""One rank of a learner: computes its part of every update, knows torch.distributed and not Ray.
+
+Guaranteed: the sum over ranks is the gradient of the whole step, to rounding; ranks whose plans differ refuse the
+update together, where they would wait for each other for ever; the same number of ranks gives the same bytes.
+Not covered: a rank that fails alone. Its peers wait in their next collective until whoever started them ends them.
+
+Gradients scaled down to a norm that ranks hold shares of, by which each scales its own.
+
+Guaranteed: every rank gets the norm of all shares together, in whatever ways the gradients are sharded, and the same
+number.
+Not covered: gradients that are not summed over the ranks yet (`Partial`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from palimpsest import files
+from palimpsest.config.engine import ClusterConfig
+from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.engines.embedded.checkpoint_state import SHARES, Facts, fingerprint
+from palimpsest.engines.embedded.compute import set_threads
+from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
+from palimpsest.engines.embedded.learner import check_savable
+from palimpsest.engines.embedded.model_loading import DTYPES, merged_weights, pick_device
+from palimpsest.engines.embedded.optim import Optimizer, total_norm
+from palimpsest.engines.embedded.weight_transfer import NcclSender, no_room, size_of
+from palimpsest.engines.protocol import Objective, UpdateStats
+from palimpsest.engines.ray.rank_batches import Part
+from palimpsest.engines.ray.sharding import (
+    ForestModel,
+    checked_copy,
+    full,
+    load_state,
+    on_disk,
+    save_state,
+    shard,
+    skeleton,
+    source_of,
+    write_model,
+)
+from palimpsest.errors import NotWritten, RunError
+from palimpsest.text.codec import Codec
+
+# ---- Gradients scaled down to a norm that ranks hold shares of, by which each scales its own -----------------
+
+
+def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
+    """`clip_grad_norm` over parameters that are sharded in different ways; the norm before."""
+    alike: dict[Any, list[Tensor]] = {}
+    for grad in (p.grad for p in parameters if p.grad is not None):
+        alike.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(grad)
+    norm = _agreed(math.sqrt(sum(float(_squared_norm(grads)) for grads in alike.values())), parameters[0].device)
+    scale = min(1.0, bound / (norm + 1e-6))
+    for grad in itertools.chain(*alike.values()):
+        grad.mul_(scale)
+    return norm
+
+
+def _agreed(norm: float, device: torch.device) -> float:
+    """The largest of what the ranks found, NaN as infinity: gradients that several ranks have whole may differ in
+    rounding, and all have to step, or to skip the step, alike."""
+    largest = torch.tensor(norm if math.isfinite(norm) else math.inf, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
+def _squared_norm(grads: list[Tensor]) -> Tensor:
+    """[] float64, of gradients that are sharded alike, over all ranks."""
+    squared = total_norm([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]).double().square()
+    first = grads[0]
+    if not isinstance(first, DTensor):
+        return squared
+    # Not is_shard(): it is False of the _StridedShard that FSDP makes of what tensor parallel has divided already.
+    added = [Replicate() if placement.is_replicate() else Partial() for placement in first.placements]
+    return DTensor.from_local(squared, first.device_mesh, added).full_tensor()
+
+
+# ---- One rank of a learner -----------------------------------------------------------------------------------
+
+
+class RankLearner:
+    """Collective: every rank makes one, and calls the same methods in the same order."""
+
+    def __init__(self, config: RunConfig, objective: Objective) -> None:
+        """In a process group. Raises ModelError for a model that can't be trained so."""
+        set_threads(config.engine.threads)  # type: ignore[union-attr]
+        self._config, self._objective = config, objective
+        self._device = pick_device(config.model.device)
+        cluster: ClusterConfig = config.cluster
+        shape = (cluster.learners // cluster.tensor_parallel, cluster.tensor_parallel)
+        self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("dp", "tp"))
+        self._codec = Codec.load(config.model)
+        check_savable(checked_copy(source_of(config.model)), self._codec.tokenizer)
+        self._root: Any = self._shard()  # FSDP adds methods to its class
+        steps_each = config.train.optimizer_steps if objective == "policy" else 1
+        self._optimizer = Optimizer(
+            self._model.named_parameters(), config.optim, config.train.steps * steps_each, clip=clip_by_mesh
+        )
+        adapted, compares = config.model.lora is not None, objective == "policy" and config.loss.kl_coef > 0
+        self._reference = None
+        if compares:
+            self._reference = self._root if adapted else self._shard().requires_grad_(False)
+        self._gradients = ForestGradients(
+            self._root, self._optimizer, objective, config.loss, self._reference is not None
+        )
+        self._origin = fingerprint(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
+
+    def _shard(self) -> ForestModel:
+        entropy = self._objective == "policy" and self._config.loss.entropy_coef != 0
+        temperature = self._config.sampling.temperature or 1.0
+        return shard(
+            self._config.model, self._config.cluster, self._mesh, self._device, temperature, entropy_gradient=entropy
+        )
+
+    @property
+    def _model(self) -> Any:
+        return self._root.model
+
+    @property
+    def version(self) -> int:
+        return self._optimizer.steps
+
+    def update(self, part: Part) -> list[UpdateStats]:
+        """Take the optimiser steps of an update; what this rank computed of each. Raises RunError, on all ranks."""
+        self._check_plan(part)
+        steps = part.forests(self._device, torch.float32)
+        recomputes = self._objective == "policy" and self._config.loss.old_logprobs == "recompute"
+        before = [logprobs_of(forests, self._forward) if recomputes and len(steps) > 1 else None for forests in steps]
+        return [
+            self._optimizer.step(self._gradients.accumulate(forests, self._forward, old))
+            for forests, old in zip(steps, before, strict=True)
+        ]
+
+    def save(self, folder: Path) -> Mapping[str, str]:
+        """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote. Raises
+        NotWritten."""
+        self._root.reshard()
+        facts = Facts(SHARES, self._optimizer.steps, self._optimizer.skipped, self._origin)
+        with on_disk():
+            written = save_state(folder, self._optimizer.live(), facts)
+            return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, on however many ranks. Raises CheckpointError."""
+        self._root.reshard()
+        load_state(folder, self._optimizer, self._origin)
+
+    def publish(self, folder: Path) -> None:
+        """Write, on rank 0, the whole present model into an empty folder: adapters merged, its output projection apart
+        from its embeddings, since servers that reload weights may not tie them again.
+
+        Raises EngineError where there is no room for it.
+        """
+        self._root.reshard()
+        try:
+            with on_disk():
+                write_model(self._model, folder, self._config.model, self._codec, whole=True)
+        except NotWritten as error:  # told here: once ranks are ended, the folder is gone
+            key = "sampler.folder" if is_served(self._config, self._objective) else "cluster.folder"
+            needed = size_of(skeleton(source_of(self._config.model)), DTYPES[self._config.model.dtype])
+            raise no_room(folder, error, needed=needed, key=key) from None
+
+    @cached_property
+    def sender(self) -> NcclSender:
+        """Takes the weights that `publish` writes to servers by NCCL; collective but for what the first rank does."""
+        return NcclSender(self._whole_weights, self._device, rank=dist.get_rank())
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._root.reshard()
+        return merged_weights(self._model, DTYPES[self._config.model.dtype], whole=full, tied=True)
+
+    def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1; the same on all ranks."""
+        trained, self._root.temperature = self._root.temperature, 1.0
+        try:
+            return scores_of(ids, self._forward, len(ids) + 1, self._device)
+        finally:
+            self._root.temperature = trained
+
+    # ---- parts ----------------------------------------------------------------------------------------------
+
+    def _check_plan(self, part: Part) -> None:
+        """Compare the number of the update and the passes of its steps over all ranks."""
+        plan = repr((part.number, self.version, part.passes.tolist())).encode()
+        digest = int.from_bytes(hashlib.sha256(plan).digest()[:7])
+        ends = torch.tensor([digest, -digest], device=self._device)
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        if int(ends[0]) != -int(ends[1]):
+            raise RunError(f"learner: the ranks were given different plans for update {part.number}; resume the run")
+
+    def _forward(self, forest: Any, reference: bool) -> tuple[Tensor, Tensor]:
+        with self._as_reference() if reference else nullcontext():
+            root = self._reference if reference else self._root
+            logprobs, entropies = root(forest)  # type: ignore[misc]
+        return logprobs, entropies
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        without: AbstractContextManager[None] = (
+            self._model.disable_adapter() if self._config.model.lora is not None else nullcontext()
+        )
+        return without

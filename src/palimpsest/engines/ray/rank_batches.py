@@ -1,0 +1,215 @@
+"""The batches of an update as the ranks get them: packed into forests and dealt out once, on the driver, as arrays.
+
+A token is 4 bytes, a trained token 16 more (tuples of Python numbers: 152 in memory). Every rank takes as many passes
+as the busiest one, since they meet in each; where a rank has no forest left it takes one of two tokens whose weight is
+0, whose gradient is exactly 0 and which counts nowhere.
+
+Guaranteed: each trained token is in exactly one rank's part; the same segments give the same parts.
+Not covered: a forest divided among ranks.
+
+Axes: R rows, M passes, S optimiser steps, I ids, N trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from palimpsest.engines.embedded.forest.layout import Forest, Packed, Row, pack, rows_of, with_signal
+from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
+from palimpsest.types import Segment
+
+PAIRS_PER_TOKEN = 16_384
+"""Pairs of attention that cost as much as one token: 6 times the hidden size, 21,504 in a model of 7B."""
+
+_PADDING = TrainSegment(Segment((0, 0, 0), (False, False, True), (0.0,) * 3, (-1, -1, 0)), (0.0,) * 3, (0.0,) * 3)
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank computes of an update."""
+
+    number: int
+    """Of the update, since the learner began; ranks that are at different ones would wait for each other for ever."""
+    passes: Int32
+    """[S] passes of each optimiser step, of every rank the same."""
+    rows: Int32
+    """[M] rows of each pass; 0: padding."""
+    places: Int32
+    """[R] place of each row's segment in its step."""
+    lengths: Int32
+    """[R] ids of each row, the last trained one included."""
+    shared: Int32
+    """[R] of them, in common with the row before."""
+    counts: Int32
+    """[R] trained tokens."""
+    ids: Int32
+    """[I]"""
+    before: Int32
+    """[N] index in its row after which a trained token follows; the next three are aligned with it."""
+    advantages: Float32
+    weights: Float32
+    logprobs: Float32
+
+    def forests(self, device: torch.device | str, dtype: torch.dtype) -> list[list[Forest]]:
+        """For each optimiser step its forests, padding included: those hold no `indices`."""
+        rows = iter(self._rows())
+        shared = np.split(self.shared.astype(np.int64), np.cumsum(self.rows)[:-1])
+        passes: list[Forest] = []
+        for count, lengths in zip(self.rows.tolist(), shared, strict=True):
+            packed = tuple(next(rows) for _ in range(count))
+            passes.append(_lay_out(packed, lengths, device, dtype) if count else padding(device, dtype))
+        ends = np.cumsum(self.passes).tolist()
+        return [passes[end - size : end] for end, size in zip(ends, self.passes.tolist(), strict=True)]
+
+    def _rows(self) -> list[Row]:
+        ids = np.split(self.ids.astype(np.int64), np.cumsum(self.lengths)[:-1])
+        cut = np.cumsum(self.counts)[:-1]
+        before = np.split(self.before.astype(np.int64), cut)
+        columns = (self.advantages, self.weights, self.logprobs)
+        advantages, weights, logprobs = (np.split(column.astype(np.float64), cut) for column in columns)
+        return [
+            Row(
+                index=int(place),
+                tokens=ids[r][:-1],
+                before=before[r],
+                targets=ids[r][before[r] + 1],
+                advantages=advantages[r],
+                weights=weights[r],
+                logprobs=logprobs[r],
+            )
+            for r, place in enumerate(self.places)
+        ]
+
+
+def _lay_out(
+    rows: tuple[Row, ...], shared: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
+) -> Forest:
+    return Packed(rows, np.array([len(row.tokens) for row in rows], np.int64), shared).lay_out(device, dtype)
+
+
+def padding(device: torch.device | str, dtype: torch.dtype) -> Forest:
+    """Two tokens, one of them trained with weight 0, of no segment."""
+    (packed,) = pack(rows_of([_PADDING], max_context=3), max_tokens=3)
+    forest = packed.lay_out(device, dtype)
+    return Forest(**{**{name: getattr(forest, name) for name in Forest.__slots__}, "indices": (), "counts": ()})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An update, dealt out."""
+
+    parts: tuple[Part, ...]
+    """One a rank."""
+    idle_share: float
+    """Of the ranks' time, as costs have it, how much they wait for the busiest in a pass."""
+    padding_share: float
+    """Of all passes, those without a segment."""
+
+
+def plan(
+    steps: Sequence[StepBatch],
+    ranks: int,
+    *,
+    number: int,
+    micro_batch_tokens: int,
+    max_context: int,
+    skips_silent: bool,
+) -> Plan:
+    """Deal the forests of each step to `ranks`. Raises ValueError as `forest.layout.build_forests` does."""
+    dealt = []
+    for batch in steps:
+        rows = rows_of(batch.segments, max_context, with_signal(batch.segments) if skips_silent else None)
+        dealt.append(deal(_enough(rows, micro_batch_tokens, ranks), ranks))
+    slots = [max(map(len, hands)) for hands in dealt]
+    padded = [[*hand, *[None] * (size - len(hand))] for hands, size in zip(dealt, slots, strict=True) for hand in hands]
+    parts = tuple(_part(number, slots, padded[rank::ranks]) for rank in range(ranks))
+    spent = sum(cost(forest) for hand in padded for forest in hand if forest)
+    held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in _passes(hands))
+    empty = sum(forest is None for hand in padded for forest in hand)
+    return Plan(parts, 1 - spent / held if held else 0.0, empty / max(1, ranks * sum(slots)))
+
+
+def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
+    """For each pass what each rank computes in it."""
+    return [[hand[at] if at < len(hand) else None for hand in hands] for at in range(max(map(len, hands)))]
+
+
+def _enough(rows: Sequence[Row], max_tokens: int, ranks: int) -> list[Packed]:
+    """Forests of `max_tokens`, or of fewer as long as there are fewer than ranks and rows to part."""
+    packed = pack(rows, max_tokens)
+    while len(packed) < min(ranks, len(rows)) and max_tokens > 1:
+        max_tokens = min(max_tokens, max(each.physical_tokens for each in packed)) // 2
+        packed = pack(rows, max(1, max_tokens))
+    return packed
+
+
+def deal(forests: Sequence[Packed], ranks: int) -> list[list[Packed]]:
+    """For each rank its forests, the dearest first: each goes to the rank with the least to do."""
+    hands: list[list[Packed]] = [[] for _ in range(ranks)]
+    load = [0.0] * ranks
+    for forest in sorted(forests, key=cost, reverse=True):
+        least = min(range(ranks), key=lambda rank: (load[rank], rank))
+        hands[least].append(forest)
+        load[least] += cost(forest)
+    return hands
+
+
+def cost(forest: Packed) -> float:
+    """In tokens: those that are computed, and what their attention costs."""
+    pairs = (forest.lengths * (forest.lengths + 1) - forest.shared * (forest.shared + 1)) / 2
+    return float(forest.physical_tokens + pairs.sum() / PAIRS_PER_TOKEN)
+
+
+def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | None]]) -> Part:
+    forests = [forest for hand in hands for forest in hand]
+    rows = [row for forest in forests if forest for row in forest.rows]
+
+    def column(name: str) -> Float32:
+        return np.concatenate([np.zeros(0), *(getattr(row, name) for row in rows)]).astype(np.float32)
+
+    ids = [np.append(row.tokens, row.targets[-1]) for row in rows]
+    return Part(
+        number=number,
+        passes=np.array(passes, np.int32),
+        rows=np.array([len(forest.rows) if forest else 0 for forest in forests], np.int32),
+        places=np.array([row.index for row in rows], np.int32),
+        lengths=np.array([len(each) for each in ids], np.int32),
+        shared=np.concatenate([np.zeros(0), *(forest.shared for forest in forests if forest)]).astype(np.int32),
+        counts=np.array([len(row.before) for row in rows], np.int32),
+        ids=np.concatenate([np.zeros(0), *ids]).astype(np.int32),
+        before=np.concatenate([np.zeros(0), *(row.before for row in rows)]).astype(np.int32),
+        advantages=column("advantages"),
+        weights=column("weights"),
+        logprobs=column("logprobs"),
+    )
+
+
+def merged(parts: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
+    """One optimiser step of all ranks.
+
+    >>> one = merged([UpdateStats(loss=0.5, tokens=3, seconds=1.0), UpdateStats(loss=0.25, seconds=2.0)], {})
+    >>> one.loss, one.tokens, one.seconds
+    (0.75, 3, 2.0)
+    """
+    names = dict.fromkeys(name for part in parts for name in part.token_sums)
+    largest = dict.fromkeys(name for part in parts for name in part.maxima)
+    return replace(
+        parts[0],
+        loss=sum(part.loss for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        segments=sum(part.segments for part in parts),
+        logical_tokens=sum(part.logical_tokens for part in parts),
+        physical_tokens=sum(part.physical_tokens for part in parts),
+        token_sums={name: sum(part.token_sums.get(name, 0.0) for part in parts) for name in names},
+        maxima={name: max(part.maxima.get(name, 0.0) for part in parts) for name in largest},
+        seconds=max(part.seconds for part in parts),
+        extra=dict(extra),
+    )

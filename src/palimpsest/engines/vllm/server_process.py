@@ -1,0 +1,197 @@
+"""One server of vLLM as a process of this run: started on a folder of weights, watched, ended without leftovers.
+
+It listens on a Unix socket in a folder that only this user may enter, since vLLM asks for no key where weights are
+changed; its key, random per run, comes by the environment and stands in no list of processes.
+
+Guaranteed: it ends with this process, however that ends (engines/process_guard.py); its output is in a file of the run
+folder.
+Not covered: other users with the rights of this one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from palimpsest.config.install_hints import install_line
+from palimpsest.config.sampler import PYTHON, LogprobsMode, SamplerConfig
+from palimpsest.engines import process_guard
+from palimpsest.engines.vllm.client import Client
+from palimpsest.errors import ConfigError, SamplerError
+
+_CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
+"""vLLM's CPU build: compiling gains nothing, and it dies of a prompt with a seed that it computes in parts."""
+_CPU_CACHE_GIB = "2"
+_STARTING = ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_ENGINE_READY_TIMEOUT_S")
+"""vLLM's own limits of the first request and of a start; 300 s and 600 s where nothing says otherwise."""
+_TAIL = 4000  # bytes of a log in which a reason is looked for
+
+
+class ServerProcess:
+    """Starts with `start`, and again after it ended."""
+
+    def __init__(
+        self, settings: SamplerConfig, index: int, *, mode: LogprobsMode, dtype: str, window: int, folder: Path
+    ) -> None:
+        """The `index`th server of the run, of `window` tokens; it writes what it prints into `folder`."""
+        self._settings, self._index = settings, index
+        self._mode, self._dtype, self._window = mode, dtype, window
+        self._log = folder / f"vllm-{index}.log"
+        self._key = secrets.token_hex(16)
+        self._cpu = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: process_guard.Guard | None = None
+        self._mark = ""
+        self._folder = Path()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, model: Path) -> Client:
+        """Start it on the weights in `model`; who asks it. It answers some time later. Raises ConfigError."""
+        self._cpu = on_cpu(self._settings)
+        self._folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))  # for its owner alone
+        socket = self._folder / "http"
+        self._mark = secrets.token_hex(8)
+        self._guard = process_guard.start(self._mark, [self._folder])
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(model, socket),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,  # the terminal's Ctrl-C is for this process
+            )
+        return Client(f"vLLM server {self._index}", "http://localhost", socket=socket, key=self._key)
+
+    def stop(self) -> None:
+        """End it and what it started. Waits for that; a second call does nothing."""
+        process, self._process = self._process, None
+        watching, self._guard = self._guard, None
+        if watching is not None:
+            watching.finish()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def check(self) -> None:
+        """Raise SamplerError with the reason from its log if it ended."""
+        if self.running:
+            return
+        reason = "why is in its log"
+        if self._log.is_file():
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _TAIL))
+                lines = log.read().decode("utf-8", "replace").splitlines()
+            told = [line.strip() for line in lines if line.strip()]
+            reason = next((line for line in reversed(told) if "Error" in line), (told or [reason])[-1])
+        raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
+
+    def _command(self, model: Path, socket: Path) -> list[str]:
+        """vLLM's server. A model folder's own defaults of sampling are left out (`--generation-config vllm`)."""
+        settings = self._settings
+        return [
+            *(_python(settings) or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
+            *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
+            *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
+            *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+            *_transfer_args(settings.publish),
+            *("--tensor-parallel-size", str(settings.tensor_parallel)),
+            *("--gpu-memory-utilization", str(settings.memory)),
+            *(*(_CPU_ARGS if self._cpu else ()), *settings.args),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        settings, folder = self._settings, str(self._folder)
+        environment = {
+            **os.environ,
+            process_guard.MARK: self._mark,
+            "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that change weights
+            "VLLM_API_KEY": self._key,
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_RPC_BASE_PATH": folder,
+            "TMPDIR": folder,
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
+            "VLLM_NO_USAGE_STATS": "1",
+            **{name: str(math.ceil(settings.start_timeout_s)) for name in _STARTING},
+            "HF_HUB_OFFLINE": "1",
+        }
+        if settings.publish == "nccl":
+            environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        if settings.publish == "ipc":  # handles are a pickle; whoever reaches the socket may have code run anyway
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if self._cpu:
+            environment.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
+            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # bound, servers would share the first cores
+        if settings.devices:
+            first = self._index * settings.tensor_parallel
+            visible = settings.devices[first : first + settings.tensor_parallel]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
+        if _python(settings):
+            environment.pop("PYTHONPATH", None)  # of another environment
+        return environment
+
+
+def _transfer_args(publish: str) -> tuple[str, ...]:
+    return () if publish == "safetensors" else ("--weight-transfer-config", json.dumps({"backend": publish}))
+
+
+def _inductor_cache() -> str:
+    """Where the next server finds what the first compiled; beyond the folder that goes with a server."""
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
+
+
+def _python(settings: SamplerConfig) -> str | None:
+    """The Python that was named for servers; None: the one that runs palimpsest."""
+    return settings.python or os.environ.get(PYTHON)
+
+
+def on_cpu(settings: SamplerConfig) -> bool:
+    """Whether servers compute on a CPU. Raises ConfigError where their Python has no vLLM."""
+    return _torch_of(settings).endswith("+cpu")
+
+
+def check_python(settings: SamplerConfig) -> None:
+    """Raise ConfigError unless `sampler.python` is a Python with vLLM, and one that `sampler.publish` works with."""
+    check_build(settings, _torch_of(settings))
+
+
+def check_build(settings: SamplerConfig, torch: str) -> None:
+    """Raise ConfigError for settings that servers with this version of torch can't follow."""
+    way, otherwise = f"sampler.publish={settings.publish}", "or set sampler.publish=safetensors"
+    if torch.endswith("+cpu"):
+        build = f"the vLLM of {_python(settings) or sys.executable} computes on a CPU; name another by sampler.python"
+        if settings.publish != "safetensors":
+            raise ConfigError(f"{way}: {build}, {otherwise}")
+        if settings.devices:
+            raise ConfigError(f"sampler.devices={list(settings.devices)}: {build}, or leave it out")
+    if settings.publish == "nccl" and find_spec("vllm") is None:
+        raise ConfigError(f"{way}: the learner sends by vLLM, too: {install_line('vllm')}, {otherwise}")
+
+
+def _torch_of(settings: SamplerConfig) -> str:
+    """Version of torch that the servers' Python has, beside vLLM. Raises ConfigError."""
+    named = _python(settings)
+    python = named or sys.executable
+    other = f"name the Python of an environment that has vLLM by sampler.python or ${PYTHON}"
+    fix = other if named else f"{install_line('vllm')}, or {other}"
+    code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
+    try:
+        told = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"sampler.python={python}: {error}; {fix}") from None
+    there, _, version = told.strip().partition(" ")
+    if there != "True":
+        raise ConfigError(f"sampler.python={python}: no vLLM there; {fix}")
+    return version

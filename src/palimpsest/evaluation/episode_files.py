@@ -1,0 +1,234 @@
+"""Episodes of an evaluation on disk: token for token, and as text for grep.
+
+A record as a run's (rollout/trajectory_file.py), an episode a frame, written before its line in samples.jsonl.
+`group_id` is
+NAME/ID of the sample, `rollout` its draw.
+
+Guaranteed: the file never exceeds its limit, episodes stand in it whole, the first that has no room ends it and that is
+told once, as is a disk that takes no more, which ends the record alone; a process killed anywhere leaves whole frames
+and at most one torn one, which is cut off before the next is written; of an episode that was played again the last
+counts, and one that stands there is written again whatever its new value; whoever isn't let into the log
+(sample_log.py)
+doesn't touch this file.
+Not covered: the order of episodes, which is that in which they end; power loss.
+
+Episodes of an evaluation as text, so that grep finds where a fact was read, kept or lost.
+
+    4 chunks | synthetic-eval-7 | 2 read section | Anna lives in Rome.
+    4 chunks | synthetic-eval-7 | 2 read reply | Anna lives in Rome.
+    4 chunks | synthetic-eval-7 | answer | \\boxed{Rome}
+
+Each line says the evaluation, the problem, the turn and the piece of its prompt; what a turn repeats from an earlier
+one stands there once. A prompt whose pieces have no names is written whole.
+
+Guaranteed: the file never exceeds its limit, episodes stand in it whole, one that has no room is left out and the last
+line says so; a line that a kill or a full disk tore is cut off when the next episode is written; control characters are
+escaped.
+Not covered: the order of episodes, which is that in which they end; an episode played again stands there again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import orjson
+import zstandard
+
+from palimpsest import files
+from palimpsest.errors import DataError
+from palimpsest.metrics.reading_trace import Texts
+from palimpsest.rollout.trajectory_file import Recording, encode_groups, frame_spans, groups_in, read_groups
+from palimpsest.text.display_text import printable
+from palimpsest.types import Grade, Group, Problem, Trajectory, Turn
+
+EPISODES = "episodes.jsonl.zst"
+Kept = Literal["wrong", "all"]
+"""Which episodes: those whose value is below 1 or that have none, or all."""
+EpisodeKey = tuple[str, int]
+"""Group id and rollout."""
+
+
+class EpisodeFile:
+    """The record of one evaluation. It is opened by the first episode, which only the holder of the log plays."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kept: Kept,
+        megabytes: float,
+        tell: Callable[[str], None] | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        """`tell`: called once when the file is full. `tokenizer`: `Codec.digest` of the one that ids are of."""
+        self.path = folder / EPISODES
+        self._kept, self._megabytes, self._tell = kept, megabytes, tell
+        self._tokenizer = tokenizer
+        self._held: set[EpisodeKey] | None = None
+        self._full = False
+
+    def add(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
+        """Write an episode, if it is to be kept and has room."""
+        if self._held is None:
+            self._held = _whole_frames(self.path)
+        key = (trajectory.group_id, trajectory.rollout)
+        right = grade.value is not None and grade.value >= 1
+        if self._full or (self._kept == "wrong" and right and key not in self._held):
+            return
+        frame = encode_groups([Group(problem, (trajectory,), (grade,))], self._tokenizer)
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size + len(frame) > self._megabytes * 1_000_000:
+            self._end(f"full, further episodes are left out (evaluation.record_mb={self._megabytes:g})")
+            return
+        if self._written(frame, size):
+            self._held.add(key)
+
+    def _written(self, frame: bytes, size: int) -> bool:
+        """Whether it stands behind the first `size` bytes. An error of the disk ends the record, not the evaluation."""
+        try:
+            with self.path.open("ab") as file:
+                file.write(frame)
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.path, size)
+            self._end(f"can't be written ({error.strerror}); further episodes are left out")
+            return False
+        return True
+
+    def _end(self, why: str) -> None:
+        """Take no more episodes, and tell why."""
+        self._full = True
+        if self._tell is not None:
+            self._tell(f"{self.path}: {why}")
+
+
+def read_episodes(path: Path) -> Recording:
+    """The record of an evaluation: a group a problem with its draws, in the order in which problems first ended. Raises
+    DataError."""
+    recording = read_groups(path)
+    return Recording(merged(recording.groups), recording.torn, recording.tokenizers)
+
+
+def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
+    """What the whole frames in the first bytes of a record hold, a group a problem; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes)
+    except OSError:
+        return ()
+    groups = list[Group]()
+    for start, end in frame_spans(data):
+        try:
+            groups += groups_in(path, zstandard.decompress(data[start:end]))
+        except (zstandard.ZstdError, DataError):
+            break  # damaged: what follows isn't told either
+    return merged(groups)
+
+
+def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """One group a group id, of each rollout the last, in the order of rollouts."""
+    problems: dict[str, Problem] = {}
+    played: dict[str, dict[int, tuple[Trajectory, Grade]]] = {}
+    for group in groups:
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+            problems[trajectory.group_id] = group.problem
+            played.setdefault(trajectory.group_id, {})[trajectory.rollout] = (trajectory, grade)
+    return tuple(
+        Group(problems[name], *map(tuple, zip(*(each for _, each in sorted(draws.items())), strict=True)))
+        for name, draws in played.items()
+    )
+
+
+def _whole_frames(path: Path) -> set[EpisodeKey]:
+    """The episodes that the file holds; what follows the last whole frame is cut off."""
+    data = path.read_bytes() if path.exists() else b""
+    held, whole = set[EpisodeKey](), 0
+    for start, end in frame_spans(data):
+        try:
+            lines = zstandard.decompress(data[start:end]).splitlines()
+            held |= {(row["group_id"], row["rollout"]) for row in map(orjson.loads, lines)}
+        except (zstandard.ZstdError, orjson.JSONDecodeError, LookupError, TypeError):
+            break  # damaged: nothing behind it can be read either
+        whole = end
+    if whole < len(data):
+        with files.naming(path):
+            os.truncate(path, whole)
+    return held
+
+
+# ---- Episodes of an evaluation as text, so that grep finds where a fact was read, kept or lost ---------------
+
+
+TRANSCRIPTS = "transcripts.txt"
+
+
+class Transcripts:
+    """The file of one evaluation."""
+
+    def __init__(self, folder: Path, megabytes: float) -> None:
+        self.path = folder / TRANSCRIPTS
+        self._limit = int(megabytes * 1_000_000)
+        self._more = f"Further episodes are left out: evaluation.transcripts_mb={megabytes:g}\n".encode()
+        self._full: bool | None = None
+
+    def add(self, name: str, problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> None:
+        """Write an episode, if it has room."""
+        if self._full is None:  # only the holder of the log plays, so no other process is writing
+            self._full = _whole_lines(self.path).endswith(self._more)
+        if self._full:
+            return
+        lines = transcript(problem, trajectory, grade, texts)
+        text = "".join(f"{printable(name)} | {printable(problem.id)} | {line}\n" for line in lines).encode(
+            "utf-8", "replace"
+        )
+        room = self._limit - (self.path.stat().st_size if self.path.exists() else 0)
+        if len(text) + len(self._more) > room:
+            self._full, text = True, self._more
+        if len(text) <= room:
+            with files.naming(self.path), self.path.open("ab") as file:
+                file.write(text)
+
+
+def _whole_lines(path: Path) -> bytes:
+    """What the file holds, none where there is none; a torn last line is cut off."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with files.naming(path):
+            os.truncate(path, len(whole))
+    return whole
+
+
+def transcript(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> Iterator[str]:
+    """The lines of an episode."""
+    yield from _lines("question", problem.question)
+    told: set[tuple[str, tuple[int, ...]]] = set()
+    for number, turn in enumerate(trajectory.turns, 1):
+        for piece, ids in _pieces(turn):
+            if (piece, ids) not in told and piece != "question":
+                told.add((piece, ids))
+                yield from _lines(
+                    f"{number} {turn.name} {piece}", texts.of(ids).text if turn.spans else texts.codec.decode(ids)
+                )
+        yield from _lines(f"{number} {turn.name} reply", texts.of(turn.completion.token_ids).text)
+    yield from _lines("answer", trajectory.answer or "none")
+    yield from _lines("gold", " or ".join(problem.answers))
+    yield f"grade | {'none: ' + printable(grade.reason or '') if grade.value is None else f'{grade.value:g}'}"
+
+
+def _pieces(turn: Turn) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The named pieces of a prompt in their order; one without names whole."""
+    if not turn.spans:
+        yield "prompt", tuple(turn.prompt_ids)
+    for name, (start, end) in sorted(turn.spans.items(), key=lambda each: each[1]):
+        yield name, tuple(turn.prompt_ids[start:end])
+
+
+def _lines(place: str, text: str) -> Iterator[str]:
+    """A line for each that isn't blank."""
+    for line in text.splitlines():
+        if line.strip():
+            yield f"{printable(place)} | {printable(line.strip())}"

@@ -1,1 +1,0 @@
-"""The application: train, evaluate, play, quickstart, as functions of a configuration."""

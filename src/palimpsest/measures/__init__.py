@@ -1,1 +1,0 @@
-"""What a memory kept, lost and invented; of steps and of episodes."""

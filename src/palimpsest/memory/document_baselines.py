@@ -1,0 +1,334 @@
+r"""Baselines without a memory: the question alone, or with as much of the document as the window takes.
+
+`full_context` drops the middle of a document that does not fit (as the published direct baselines do);
+`sliding_window` reads its last `window_tokens` only; `passages` cuts it into passages, ranks them by the words of the
+question (BM25) and reads the first ones that fit, in the order of the document.
+
+A baseline without a document: the question alone, in one call.
+
+What a model answers right so, it knew: a score on the same problems says something of reading only by what it is above
+this one. The document of a problem is never put into a prompt, nor looked at. `palimpsest eval` plays it beside every
+agent.
+
+Prompt sets: `standard` and `short` ask for \boxed{}, `final` and `short_final` for what `reward.name=final_answer`
+reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
+
+from palimpsest.errors import ConfigError
+from palimpsest.events import DocumentTruncated
+from palimpsest.memory.overwrite import admit_question, answered, newline_ids
+from palimpsest.memory.parts.chunks import split, truncate
+from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
+from palimpsest.memory.parts.retrievers import RETRIEVERS, Index, Retriever
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.text.codec import Codec
+from palimpsest.types import Outcome, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectPrompts(PromptSet):
+    """The text of a policy that asks once."""
+
+    answer: Annotated[str, Slots("question", "document")] = ""
+
+
+STANDARD = DirectPrompts(
+    answer="""Solve the problem from the article below and put the final answer in \\boxed{}.
+
+<article>
+{document}
+</article>
+
+<problem>
+{question}
+</problem>
+
+Your answer:"""
+)
+"""In our own words, for instruction models."""
+
+SHORT = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer in \\boxed{}.")
+"""What the embedded model was made for."""
+
+FINAL = DirectPrompts(
+    answer="""Answer the problem from the article below. End with a line that begins with FINAL_ANSWER: and holds the \
+answer alone. If the problem has several parts named Q1, Q2 and so on, write after FINAL_ANSWER: one JSON object with \
+these names as keys and the answers as strings.
+
+<article>
+{document}
+</article>
+
+<problem>
+{question}
+</problem>"""
+)
+"""Where `reward.name` is final_answer."""
+
+SHORT_FINAL = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer after FINAL_ANSWER:")
+
+_CHARS_A_TOKEN = 16  # more than tokens of any natural text have on average
+_SEAM = 64  # tokens by which the beginning of a text may be encoded otherwise than within the whole
+
+
+@dataclass(frozen=True, slots=True)
+class FullContextPolicy(MemoryPolicy):
+    """One call a question over the whole document, its middle left out where it exceeds the window."""
+
+    answers_questions: ClassVar[bool] = True
+    prompt_sets: ClassVar[Mapping[str, DirectPrompts]] = {
+        "standard": STANDARD,
+        "short": SHORT,
+        "final": FINAL,
+        "short_final": SHORT_FINAL,
+    }
+    window_tokens: int | None = None
+    """Document tokens per prompt; None: all that the model's context leaves."""
+    question_tokens: int = 1024
+    answer_tokens: int = 1024
+    prompts: str | Mapping[str, Any] = "standard"
+    """`standard`, `short` for the embedded model, `final` and `short_final` where `reward.name` is final_answer, or a
+    YAML file of texts (docs/own-policy.md)."""
+    texts: DirectPrompts = field(init=False, repr=False, compare=False)
+    """What `prompts` comes to."""
+
+    def __post_init__(self) -> None:
+        if self.window_tokens is not None and self.window_tokens < 1:
+            raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1, or null")
+        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
+
+    def wording(self) -> Wording:
+        """Its texts, of which a file may give others."""
+        return Wording(self.texts, ("answer",))
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs, in tokens."""
+        template = self.texts.template(codec, "answer")
+        return template.literal_length + self.question_tokens + (self.window_tokens or 1) + self.answer_tokens
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a question over its budget."""
+        admit_question(problem, codec, self.question_tokens)
+
+    def keep(self, ids: list[int], room: int) -> list[int]:
+        """The document ids that enter the prompt."""
+        return truncate(ids, room, "centre")
+
+    def shown(self, document: Any, question: str, room: int, codec: Codec) -> list[int]:
+        """At most `room` ids of what `prepare` returned, for the prompt of one question."""
+        return self.keep(document, room)
+
+    def prepare(self, problem: Problem, codec: Codec) -> Any:
+        """The ids of the document; None without one."""
+        self.admit(problem, codec)
+        return codec.encode(problem.context) if problem.context and problem.context.strip() else None
+
+    def room(self, problem: Problem, codec: Codec, max_context: int) -> int:
+        """Document tokens that the prompt of any of the problem's questions has room for."""
+        taken = self.texts.template(codec, "answer").literal_length + self.answer_tokens
+        longest = max(len(codec.encode(asked.question)) for asked in problem.by_question)
+        room = max_context - taken - longest
+        return max(0, room if self.window_tokens is None else min(room, self.window_tokens))
+
+    def whole(self, problem: Problem, codec: Codec, max_context: int) -> int | None:
+        """Tokens of the document if it enters the prompt whole, else None. A document far beyond the window is not
+        encoded to its end."""
+        if not problem.context or not problem.context.strip():
+            return None
+        room, text = self.room(problem, codec, max_context), problem.context
+        head = text[: (room + 1) * _CHARS_A_TOKEN]
+        if len(head) < len(text) and len(codec.encode(head)) > room + _SEAM:
+            return None
+        tokens = len(codec.encode(text))
+        return tokens if tokens <= room else None
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Ask once; of several questions each by itself, after the same document."""
+        codec, document = model.codec, model.prepared
+        if document is None:
+            return Answered(None, Outcome.EMPTY_CONTEXT)
+        template = self.texts.template(codec, "answer")
+        room = self.room(problem, codec, model.max_context)
+        kept = [self.shown(document, asked.question, room, codec) for asked in problem.by_question]
+        if (fewest := min(map(len, kept))) < len(document):
+            model.event(DocumentTruncated(len(document), fewest, type(self).__name__))
+        answers = []
+        for number, (asked, read) in enumerate(zip(problem.by_question, kept, strict=True)):
+            prompt = template.fill({"question": codec.encode(asked.question), "document": read})
+            notes: dict[str, Any] = {"question": number} if problem.questions else {}
+            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
+            answers.append(answered(completion, codec, template.pieces[-1]))
+        return Answered.all(answers) if problem.questions else answers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowPolicy(FullContextPolicy):
+    """One call over the last tokens of the document."""
+
+    def keep(self, ids: list[int], room: int) -> list[int]:
+        """The last `room` ids.
+
+        >>> SlidingWindowPolicy().keep([1, 2, 3], 2)
+        [2, 3]
+        """
+        return ids[len(ids) - min(room, len(ids)) :]
+
+
+@lru_cache(maxsize=32)
+def sentence_ids(codec: Codec) -> frozenset[int]:
+    """Ids of tokens whose text ends a sentence, or holds a line break."""
+    ending = (i for i in range(codec.vocab_size) if codec.decode([i]).rstrip().endswith((".", "!", "?")))
+    return newline_ids(codec).union(ending)
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """A document cut into passages, and an index of their words. Its length is that of the document, in tokens."""
+
+    pieces: Sequence[Sequence[int]]
+    index: Index
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class PassagesPolicy(FullContextPolicy):
+    """One call a question over the passages that are most like it: retrieval without an agent.
+
+    A document that fits is read whole, as `full_context` reads it. Not covered: passages that are found by meaning, or
+    by a second search for what the first one brought up.
+    """
+
+    passage_tokens: int = 128
+    """Longest passage."""
+    passage_boundary: Literal["sentence", "line", "token"] = "sentence"
+    """`sentence` cuts after the last full stop, question or exclamation mark, or line break that fits, `line` after the
+    last line break; `token` at exactly passage_tokens."""
+    retriever: Retriever = "bm25"
+    """How passages are ranked: `bm25`, `tfidf`, `words`, `jaccard`."""
+
+    def __post_init__(self) -> None:
+        FullContextPolicy.__post_init__(self)
+        if self.passage_tokens < 1:
+            raise ConfigError(f"policy.options.passage_tokens={self.passage_tokens}: must be at least 1 token")
+
+    def prepare(self, problem: Problem, codec: Codec) -> Passages | None:
+        """The passages of the document; None without one."""
+        ids = FullContextPolicy.prepare(self, problem, codec)
+        if ids is None:
+            return None
+        ends = {"sentence": sentence_ids, "line": newline_ids}.get(self.passage_boundary)
+        pieces = list(split(ids, self.passage_tokens, frozenset() if ends is None else ends(codec)))
+        index = RETRIEVERS[self.retriever]()
+        for piece in pieces:
+            index.add(codec.decode(piece))
+        return Passages(pieces, index)
+
+    def shown(self, document: Passages, question: str, room: int, codec: Codec) -> list[int]:
+        """The ids of the best passages that fit, in the order of the document, a line break where some are left out."""
+        if len(document) <= room:
+            return [i for piece in document.pieces for i in piece]
+        ranked, gap, newlines = document.index.ranked(question), codec.encode("\n"), newline_ids(codec)
+        taken, left = set[int](), room
+        for place in ranked:
+            piece = document.pieces[place]
+            if (needed := len(piece) + (0 if piece[-1] in newlines else len(gap))) <= left:
+                taken.add(place)
+                left -= needed
+        ids = [] if taken else list(document.pieces[ranked[0]][:room])
+        for place in sorted(taken):
+            if ids and place - 1 not in taken and ids[-1] not in newlines:
+                ids += gap
+            ids += document.pieces[place]
+        return ids
+
+
+# ---- A baseline without a document ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedBookPrompts(PromptSet):
+    """The text of a policy that asks without a document."""
+
+    answer: Annotated[str, Slots("question")] = ""
+
+
+CLOSED_BOOK_STANDARD = ClosedBookPrompts(
+    answer="""Answer the problem from what you know and put the final answer in \\boxed{}. If you don't know it, guess.
+
+<problem>
+{question}
+</problem>
+
+Your answer:"""
+)
+CLOSED_BOOK_SHORT = ClosedBookPrompts(answer="Problem: {question}\nAnswer in \\boxed{}.")
+CLOSED_BOOK_FINAL = ClosedBookPrompts(
+    answer="""Answer the problem from what you know; if you don't know it, guess. End with a line that begins with \
+FINAL_ANSWER: and holds the answer alone. If the problem has several parts named Q1, Q2 and so on, write after \
+FINAL_ANSWER: one JSON object with these names as keys and the answers as strings.
+
+<problem>
+{question}
+</problem>"""
+)
+CLOSED_BOOK_SHORT_FINAL = ClosedBookPrompts(answer="Problem: {question}\nAnswer after FINAL_ANSWER:")
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedBookPolicy(MemoryPolicy):
+    """One call a question, without the document."""
+
+    reads_documents: ClassVar[bool] = False
+    reads_to_end: ClassVar[bool] = False
+    answers_questions: ClassVar[bool] = True
+    prompt_sets: ClassVar[Mapping[str, ClosedBookPrompts]] = {
+        "standard": CLOSED_BOOK_STANDARD,
+        "short": CLOSED_BOOK_SHORT,
+        "final": CLOSED_BOOK_FINAL,
+        "short_final": CLOSED_BOOK_SHORT_FINAL,
+    }
+    question_tokens: int = 1024
+    answer_tokens: int = 1024
+    prompts: str | Mapping[str, Any] = "standard"
+    """`standard`, `short` for the embedded model, `final` and `short_final` where `reward.name` is final_answer, or a
+    YAML file of texts (docs/own-policy.md)."""
+    texts: ClosedBookPrompts = field(init=False, repr=False, compare=False)
+    """What `prompts` comes to."""
+
+    def __post_init__(self) -> None:
+        for name in ("question_tokens", "answer_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1 token")
+        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
+
+    def wording(self) -> Wording:
+        """Its texts, of which a file may give others."""
+        return Wording(self.texts, ("answer",))
+
+    def required_context(self, codec: Codec) -> int:
+        """Window the model needs, in tokens."""
+        return self.texts.template(codec, "answer").literal_length + self.question_tokens + self.answer_tokens
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a question over its budget."""
+        admit_question(problem, codec, self.question_tokens)
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        """Ask; of several questions each by itself."""
+        template = self.texts.template(model.codec, "answer")
+        answers = []
+        for number, asked in enumerate(problem.by_question):
+            prompt = template.fill({"question": model.codec.encode(asked.question)})
+            notes: dict[str, Any] = {"question": number} if problem.questions else {}
+            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
+            answers.append(answered(completion, model.codec, template.pieces[-1]))
+        return Answered.all(answers) if problem.questions else answers[0]

@@ -1,0 +1,313 @@
+"""Runs the contract of memory policies on any policy, and says in words what it breaks.
+
+The policy is played against scripted models (no weights): one that answers briefly, one that always fills its
+budget, one that repeats its prompt, one that says nothing, one that emits control tokens. Checked:
+
+- options: each is of a declared type, so that a wrong value is refused;
+- window: the texts of the prompts and the budgets fit the window together;
+- ends: every episode ends with an `Answered`, within a bounded number of calls;
+- budget: prompt plus `max_tokens` never exceeds the window;
+- determinism: the same replies lead to the same prompts, alone and beside another episode;
+- document: every word of the document stands in some prompt, in reading order; of a policy whose `reads_to_end` is
+  False every word up to where it stops;
+- adversarial: control markers in question and document stay plain text;
+- empty document: an outcome, not an exception.
+
+A policy whose `reads_documents` is False is given search problems: the document, passages of it to be found, and one
+more model, which searches without end; whether every word is shown is then up to the model and not checked.
+
+Not covered: whether the policy is any good, and policies that skip document text on purpose (the finding says which
+words were lost; judge for yourself).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from palimpsest.errors import ConfigError, PromptTooLong, raised_at
+from palimpsest.events import What, told
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.plugin_options import options_of, untyped
+from palimpsest.text.codec import Codec
+from palimpsest.text.tool_calls import call_text
+from palimpsest.types import Completion, Problem, StopReason
+
+MAX_CALLS = 2_000
+WORDS = 600
+"""Words of the test document; each occurs once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One point of the contract and how the policy met it."""
+
+    name: str
+    passed: bool
+    message: str
+
+
+class _TooManyCalls(Exception):
+    pass
+
+
+@dataclass
+class ScriptedModel:
+    """A `Model` whose replies are a function of the prompt."""
+
+    codec: Codec
+    reply: Callable[[Sequence[int], int], Sequence[int]]
+    max_context: int
+    prompts: list[tuple[int, ...]] = field(default_factory=list)
+    prepared: Any = None
+    overflows: list[tuple[int, int]] = field(default_factory=list)
+    """(prompt tokens, max_tokens) of calls that exceed the window."""
+
+    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
+        if len(self.prompts) >= MAX_CALLS:
+            raise _TooManyCalls
+        await asyncio.sleep(0)  # lets another episode of the same policy object run in between
+        self.prompts.append(tuple(prompt_ids))
+        if len(prompt_ids) + max_tokens > self.max_context:
+            self.overflows.append((len(prompt_ids), max_tokens))
+            raise PromptTooLong(f"{len(prompt_ids)} + {max_tokens} tokens exceed {self.max_context}")
+        ids = tuple(self.reply(prompt_ids, max_tokens))[:max_tokens]
+        stop = StopReason.STOP if len(ids) < max_tokens else StopReason.LENGTH
+        return Completion(ids, (0.0,) * len(ids), stop)
+
+    def event(self, what: What | str, /, **detail: Any) -> None:
+        told(what, detail)
+
+    async def play(self, policy: MemoryPolicy, problem: Problem) -> Answered:
+        """One episode; what the policy raises is raised."""
+        self.prepared = policy.prepare(problem, self.codec)
+        return await policy.run(problem, self)
+
+
+def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
+    """All findings, in the order of this module's docstring."""
+    return asyncio.run(_check(policy, codec, max_context))
+
+
+async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
+    replies = {**_replies(codec), **_searching(policy, codec)}
+    words = _words(codec)
+    problem = _problem(policy, "check", "Which word comes last?", "".join(words))
+    findings = [_options(policy), _window(policy, codec, max_context)]
+    played = {}
+    for name, reply in replies.items():
+        model = ScriptedModel(codec, reply, max_context)
+        played[name] = model
+        findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
+    findings.append(_budget(played))
+    findings.append(await _determinism(policy, problem, codec, max_context))
+    if policy.reads_documents:
+        findings.append(await _document(policy, played, words))
+    findings.append(await _adversarial(policy, codec, max_context))
+    empty = _problem(policy, "check-empty", problem.question, "")
+    brief = replies["answers briefly"]
+    findings.append(await _ends(policy, empty, ScriptedModel(codec, brief, max_context), "empty document"))
+    return findings
+
+
+def _options(policy: MemoryPolicy) -> Finding:
+    names = untyped(type(policy))
+    if names:
+        return Finding(
+            "options",
+            False,
+            f"nothing checks the values of {', '.join(names)}: annotate them in the constructor, e.g. {names[0]}: int",
+        )
+    return Finding("options", True, f"{len(options_of(type(policy)))}, each of a declared type")
+
+
+def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
+    """Whether texts and budgets fit together."""
+    try:
+        needed = policy.required_context(codec)
+    except ConfigError as error:
+        return Finding("window", False, str(error))
+    if needed > max_context:
+        return Finding(
+            "window",
+            False,
+            f"prompts and budgets add up to {needed} tokens, the window is {max_context}: shorten the texts, or lower "
+            "the budgets",
+        )
+    return Finding("window", True, f"prompts and budgets need {needed} tokens" if needed else "needs nothing it says")
+
+
+def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> Problem:
+    """The document; where it is not read but searched, passages of twelve words of it beside it."""
+    if policy.reads_documents:
+        return Problem(name, question, ("none",), document)
+    words = document.split() or ["nothing"]
+    passages = [
+        {"id": str(at), "title": f"part {at}", "text": " ".join(words[at : at + 12])} for at in range(0, len(words), 12)
+    ]
+    return Problem(name, question, ("none",), " ".join(words), {"passages": passages})
+
+
+def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
+    """A model that always looks for the same, for a policy that can search."""
+    if not isinstance(policy, ToolAgentPolicy):
+        return {}
+    call = call_text("search", {"query": "part"}, policy.style(codec))
+    ids = [*codec.encode_trusted(call), codec.stop_ids[0]]
+    return {"searches without end": lambda prompt, limit: ids}
+
+
+def _long_reply(policy: MemoryPolicy, codec: Codec) -> Callable[[Sequence[int], int], Sequence[int]]:
+    """The reply that shows most of the problem: a short one where it is read, a search where it must be found."""
+    return _searching(policy, codec).get("searches without end", _replies(codec)["answers briefly"])
+
+
+def _replies(codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
+    brief = [*codec.encode("a note"), codec.stop_ids[0]]
+    filler = codec.encode(" word")[0]
+    control = sorted(codec.control_ids)
+    return {
+        "answers briefly": lambda prompt, limit: brief,
+        "fills its budget": lambda prompt, limit: [filler] * limit,
+        "repeats its prompt": lambda prompt, limit: prompt,
+        "says nothing": lambda prompt, limit: [codec.stop_ids[0]],
+        "emits control tokens": lambda prompt, limit: control * 3,
+    }
+
+
+def _words(codec: Codec) -> list[str]:
+    """Distinct words of one token each, so that no chunk boundary can cut one."""
+    words: list[str] = []
+    for index in range(codec.vocab_size):
+        word = codec.decode([index])
+        if word[:1] == " " and word[1:].isalpha() and word.isascii() and codec.encode(word) == [index]:
+            words.append(word)
+        if len(words) == WORDS:
+            break
+    return words
+
+
+async def _ends(policy: MemoryPolicy, problem: Problem, model: ScriptedModel, name: str) -> Finding:
+    try:
+        result = await model.play(policy, problem)
+    except PromptTooLong:
+        return Finding(name, True, "ended as out_of_context (see budget)")
+    except _TooManyCalls:
+        return Finding(
+            name,
+            False,
+            f"still calling the model after {MAX_CALLS} calls on a document of {WORDS} words: bound the turns",
+        )
+    except Exception as error:  # noqa: BLE001  the policy is foreign code: its fault is the finding
+        return Finding(name, False, f"raised {type(error).__name__}: {error} ({raised_at(error)})")
+    if not isinstance(result, Answered):
+        return Finding(name, False, f"run() returned {type(result).__name__}: return memory.policy.Answered")
+    return Finding(name, True, f"{len(model.prompts)} calls, outcome {result.outcome}")
+
+
+def _budget(played: dict[str, ScriptedModel]) -> Finding:
+    broken = {name: model.overflows[0] for name, model in played.items() if model.overflows}
+    if broken:
+        name, (prompt, limit) = next(iter(broken.items()))
+        return Finding(
+            "budget",
+            False,
+            f"with a model that {name} a prompt of {prompt} plus {limit} tokens exceeds the window: "
+            "cut what enters the prompt",
+        )
+    longest = max((len(p) for model in played.values() for p in model.prompts), default=0)
+    return Finding("budget", True, f"longest prompt {longest} tokens")
+
+
+async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
+    reply = _long_reply(policy, codec)
+
+    async def play(question: str) -> list[tuple[int, ...]]:
+        model = ScriptedModel(codec, reply, max_context)
+        with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
+            await model.play(policy, dataclasses.replace(problem, question=question))
+        return model.prompts
+
+    alone, again = await play(problem.question), await play(problem.question)
+    beside, _ = await asyncio.gather(play(problem.question), play("What is the first word?"))
+    if alone != again:
+        return Finding("determinism", False, "two runs with the same replies built different prompts")
+    if alone != beside:
+        return Finding("determinism", False, "prompts change when another episode runs beside: keep no state on self")
+    return Finding("determinism", True, "same prompts alone, again, and beside another episode")
+
+
+async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], words: Sequence[str]) -> Finding:
+    """Judged by the model that is shown most: a policy may end its reading for what a model says."""
+    shown = {name: await _first_shown(policy, played[name], words) for name in _SAYS_NO_WORD}
+    most = max(shown.values(), key=lambda calls: sum(call is not None for call in calls.values()))
+    for calls in shown.values():
+        if any(later < earlier for earlier, later in itertools.pairwise(c for c in calls.values() if c is not None)):
+            return Finding("document", False, "a later part of the document is shown before an earlier one")
+    lost = [word for word, call in most.items() if call is None]
+    if lost:
+        return _lost(policy, most, lost)
+    early = [other for other, calls in shown.items() if None in calls.values()]
+    ends = f"; the reading ends earlier with a model that {early[0]}" if early else ""
+    return Finding("document", True, f"all {len(most)} words are shown, in order{ends}")
+
+
+def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str]) -> Finding:
+    """What is said of words that no model is shown: the end of the document may be left out on purpose."""
+    read = len(shown) - len(lost)
+    if all(call is not None for call in list(shown.values())[:read]) and read:
+        if not policy.reads_to_end:
+            return Finding(
+                "document", True, f"the first {read} of {len(shown)} words are shown, in order; no more is meant"
+            )
+        return Finding(
+            "document",
+            False,
+            f"the reading ends after {read} of {len(shown)} words, whatever the model says: if that is on purpose, say "
+            "reads_to_end = False in the class",
+        )
+    return Finding("document", False, f"{len(lost)} of {len(shown)} words never reach a prompt, e.g.{lost[0]}")
+
+
+_SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget")
+"""Models whose replies hold no more of the document than a document of one character shows too."""
+
+
+async def _first_shown(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> dict[str, int | None]:
+    """The call whose prompt shows each word first, None where none does; without words of the template and replies."""
+    bare = ScriptedModel(model.codec, model.reply, model.max_context)
+    with suppress(Exception):  # reported by `ends`
+        await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))
+    said = {i for prompt in bare.prompts for i in prompt} | set(model.reply((), 1))
+    shown: dict[int, int] = {}
+    for call, prompt in enumerate(model.prompts):
+        for i in prompt:
+            shown.setdefault(i, call)
+    ids = {word: model.codec.encode(word)[0] for word in words}
+    return {word: shown.get(i) for word, i in ids.items() if i not in said}
+
+
+async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
+    markers = [codec.decode([i]) for i in sorted(codec.control_ids)]
+
+    async def control_tokens(words: Sequence[str]) -> list[int]:
+        text = " ".join(words)
+        model = ScriptedModel(codec, _long_reply(policy, codec), max_context)
+        with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
+            await model.play(policy, _problem(policy, "check-adversarial", text, f"Start. {text} End."))
+        return [sum(i in codec.control_ids for i in prompt) for prompt in model.prompts]
+
+    plain, attacked = await control_tokens(["plain"]), await control_tokens(markers)
+    if max(attacked, default=0) > max(plain, default=0):
+        return Finding(
+            "adversarial",
+            False,
+            "control markers in the text became control tokens: encode data with codec.encode, not with the tokenizer",
+        )
+    return Finding("adversarial", True, f"{len(markers)} control markers stay plain text")

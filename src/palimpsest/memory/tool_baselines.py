@@ -1,0 +1,197 @@
+"""Baselines with tools: a history that is summed up by rule, or cut to its last tokens.
+
+Source: SUPO (arXiv 2510.06727). Before a turn for which the context has no room left:
+
+    summary = model(history, "sum up")           a turn of its own, called summarise, trained like any other
+    history = question, summary                  and on from there
+
+Difference from the paper, on purpose: it always leaves out the latest reply and its results from what is summed up,
+so that the request fits; here they are left out only where it doesn't. Every reply is trained where it was sampled.
+
+Guaranteed: a prompt and its reply never exceed `context_tokens`; the summary enters the next prompt as the ids that
+were sampled, control tokens and thinking taken out. A summary counts as one of `max_turns`.
+Not covered: a summary that makes things up, unless `grounded` sifts it; the paper's masking of overlong rollouts, which
+is a matter of training.
+
+A baseline without memory: an agent with tools that sees the last tokens of its tool history only.
+
+Source: the sliding-window baseline of MemAct (arXiv 2510.12635), whose window is 8K. Before each turn the oldest
+replies leave with their results, whole, until the rest has at most `window_tokens`; the question stays.
+
+Guaranteed: the latest reply stays with its results, even if they alone are longer than the window.
+Not covered: telling the model that something has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
+
+from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.events import ExchangesDropped, MemoryUngrounded, SummedUp
+from palimpsest.memory.parts import tool_agent
+from palimpsest.memory.parts.grounded import Grounded, Rule, sift
+from palimpsest.memory.parts.history import History
+from palimpsest.memory.parts.prompts import Slots, shared
+from palimpsest.memory.parts.tool_agent import QUERY, Episode, ToolAgentPolicy, ToolPrompts
+from palimpsest.text.chat import chat_pieces
+from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import without_thinking
+from palimpsest.text.sentences import Unit
+from palimpsest.types import Completion, Problem, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryPrompts(ToolPrompts):
+    """Texts of the agent with tools, and those of the summary."""
+
+    user_summary: Annotated[str, Slots("question", "summary", optional=("tools",))] = ""
+    """The question after the history gave way to a summary of it."""
+    summarise: Annotated[str, Slots()] = ""
+    """Asks for that summary."""
+
+
+STANDARD = SummaryPrompts(
+    **shared(tool_agent.STANDARD),
+    user_summary=QUERY + "\n\nYour research so far, as you summed it up before the context was cleared:\n\n"
+    "<summary>\n{summary}\n</summary>\n\nGo on from there.",
+    summarise="The context is full and will be cleared: only the question and what you write now will be left. Sum up "
+    "your research: the facts you established, each with what it rests on, what you tried without success, what is "
+    "still open, and the next step. Call no tool and don't answer the question yet.",
+)
+"""In our own words."""
+
+SHORT = SummaryPrompts(
+    **shared(tool_agent.SHORT),
+    user_summary="Problem: {question}\nMemory:{summary}\nTools: {tools}",
+    summarise="Update the memory.",
+)
+"""What the embedded model was made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryPolicy(ToolAgentPolicy):
+    """Options of the tool agent, and the length of a summary."""
+
+    prompt_sets: ClassVar[Mapping[str, SummaryPrompts]] = {"standard": STANDARD, "short": SHORT}
+    texts: SummaryPrompts = field(init=False, repr=False, compare=False)
+    summary_tokens: int = 1024
+    """Budget of a summary."""
+    grounded: Grounded = "off"
+    """What of a summary is kept: `off`, all of it (published); `verbatim`, units that occur in the results that are
+    summed up or in the summary before; `close`, also units that these say in other words; if none does, that one."""
+    unit: Unit = "sentence"
+    """What `grounded` keeps or drops whole: a `sentence`, an `item` of a list or a `line`."""
+
+    def __post_init__(self) -> None:
+        ToolAgentPolicy.__post_init__(self)
+        if self.summary_tokens < 1:
+            raise ConfigError(f"policy.options.summary_tokens={self.summary_tokens}: must be at least 1 token")
+
+    def shown_texts(self) -> tuple[str, ...]:
+        """Names of the texts that these options show."""
+        return ("user", "result", "user_summary", "summarise")
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a problem that has no room for a turn after a summary."""
+        ToolAgentPolicy.admit(self, problem, codec)
+        if chat_pieces(codec).to_user is None:
+            raise ModelError("the model's chat template allows no user message after tool results: no summary there")
+        length = len(self.resumed(problem, (0,) * self.summary_tokens, codec).ids())
+        if length + self.turn_tokens > self.context_tokens:
+            raise DataError(
+                f"problem {problem.id}: with a summary its prompt has {length} tokens and policy.options.turn_tokens="
+                f"{self.turn_tokens}, together more than policy.options.context_tokens={self.context_tokens}; "
+                "raise the last or lower policy.options.summary_tokens"
+            )
+
+    def resumed(self, problem: Problem, summary: Sequence[int], codec: Codec) -> History:
+        """The history after a summary."""
+        template = self.template(codec, self.texts.user_summary, ("question", "summary"))
+        values = {"question": codec.encode(problem.question), "summary": summary}
+        return History(chat_pieces(codec), template.fill(values))
+
+    async def make_room(self, episode: Episode) -> None:
+        """Sum up if the next turn has no room."""
+        codec, before = episode.model.codec, episode.history
+        if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
+            return
+        request = codec.encode(self.texts.summarise)
+        seen = before
+        while seen.exchanges and self._too_long(seen.ids_with_user(request)):
+            seen = replace(seen, exchanges=seen.exchanges[:-1])
+        if not seen.exchanges:
+            return  # the first results alone fill the context: the turn ends as out_of_context
+        completion = await self.generate(episode, seen.ids_with_user(request), "summarise", self.summary_tokens)
+        assert completion is not None
+        summary = self._sifted(completion, seen, episode)
+        episode.history = self.resumed(episode.problem, summary, codec)
+        left_out = len(before.exchanges) - len(seen.exchanges)
+        episode.model.event(SummedUp(len(summary), codec.decode(summary), left_out))
+
+    def _sifted(self, completion: Completion, seen: History, episode: Episode) -> list[int]:
+        """[T] the summary from here on."""
+        codec = episode.model.codec
+        said = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
+        if self.grounded != "off":
+            results = [each.ids for each in seen.results() if each.id not in episode.errors]
+            sources = [*results, episode.summary]
+            cut_off = completion.stop_reason is StopReason.LENGTH
+            left = sift(said, sources, codec, Rule(self.grounded, self.unit), cut_off=cut_off)
+            said = left.ids or episode.summary
+            if left.dropped:
+                units, why = zip(*left.dropped, strict=True)
+                episode.model.event(MemoryUngrounded(units, why, tuple(said), changed=bool(left.ids)))
+        episode.summary = said
+        return said
+
+    def _too_long(self, prompt: Sequence[int]) -> bool:
+        return len(prompt) + self.summary_tokens > self.context_tokens
+
+
+# ---- A baseline without memory -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWindowPolicy(ToolAgentPolicy):
+    """Options of the tool agent, and the window."""
+
+    window_tokens: int = 8192
+    """Tokens of replies and results that stay in sight."""
+
+    def __post_init__(self) -> None:
+        ToolAgentPolicy.__post_init__(self)
+        if self.window_tokens < 1:
+            raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1 token")
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, a problem beside which a full window leaves no room for a reply."""
+        ToolAgentPolicy.admit(self, problem, codec)
+        length = len(self.begin(problem, codec).ids())
+        if length + self.window_tokens >= self.context_tokens:
+            raise DataError(
+                f"problem {problem.id}: its first prompt has {length} tokens, which with policy.options.window_tokens="
+                f"{self.window_tokens} leaves no room for a reply in policy.options.context_tokens="
+                f"{self.context_tokens}; lower the former or raise the latter"
+            )
+
+    async def make_room(self, episode: Episode) -> None:
+        """Drop the oldest exchanges."""
+        first = dropped_exchanges(episode.history.exchange_lengths(), self.window_tokens)
+        if first:
+            episode.history = replace(episode.history, exchanges=episode.history.exchanges[first:])
+            episode.model.event(ExchangesDropped(first))
+
+
+def dropped_exchanges(lengths: list[int], window: int) -> int:
+    """How many of the oldest must go.
+
+    >>> dropped_exchanges([5, 4, 3], 12), dropped_exchanges([5, 4, 3], 7), dropped_exchanges([5, 4, 3], 1)
+    (0, 1, 2)
+    """
+    first, total = 0, sum(lengths)
+    while total > window and first < len(lengths) - 1:
+        total -= lengths[first]
+        first += 1
+    return first

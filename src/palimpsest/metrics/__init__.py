@@ -1,0 +1,1 @@
+"""What a memory kept, lost and invented, per turn and per episode."""

@@ -1,0 +1,442 @@
+"""What an agent had and wrote at each reading turn, from the record alone, with its texts decoded once.
+
+A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
+that a prompt with a piece `memory` comes after. The memory after it is, the first that is known of
+
+    what the event `MemoryWritten`, of a memory of several heads `HeadWritten`, else `MemoryUngrounded` says
+    the piece `memory` of the next prompt that has one
+    its reply without control tokens and thinking
+
+so a policy that fills its prompts by `Template` and calls the slots memory and section tells all that is measured here,
+however its replies become the memory. Query, gates and malformed replies are known from the events of those names.
+
+Guaranteed: turns in order; no prompt is decoded but in its pieces, and no piece before somebody asks for its text.
+Not covered: which words of a prompt without pieces were the memory. There `section` and `sources` are None.
+
+Texts of pieces of prompts and memories, decoded once however many turns and rollouts hold them.
+
+All rollouts of a group read the same sections, and a memory is what one turn wrote and what the next one holds: by its
+ids each is one `Text`, which remembers its sentences and what was looked for in it.
+
+Not covered: a bound on what is remembered. Take a `Texts` for a group and let it go.
+
+Where in a document what an agent kept stands: the longest run of its words that the document has.
+
+    memory     "Anna lives in Rome. She likes tea."
+    document   "... In 1990 Anna lives in Rome, near ..."      -> "Anna lives in Rome"
+
+A sentence of fewer words than `RUN` has to stand there whole, another one by `RUN` of its words at the least. Of
+equally long runs the first in the section that was read when the sentence came into the memory counts, then the first.
+
+Guaranteed: what is given back is a slice of the document; only sections that were read are looked at; time grows with
+the document, whatever its sections and the memory are.
+Not covered: what was reworded so that fewer than `RUN` words in a row are left; meaning: "not in Rome" holds "in Rome".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from palimpsest.events import (
+    EmptyMemoryKept,
+    Event,
+    GatesDecided,
+    HeadWritten,
+    MemoryUngrounded,
+    MemoryWritten,
+    Pruned,
+    Recalled,
+    Replayed,
+    ReplyMalformed,
+    SummedUp,
+    of_type,
+)
+from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import without_thinking
+from palimpsest.text.sentences import flat, sentences, stands_in
+from palimpsest.types import Trajectory, Turn
+
+# ---- Texts of pieces of prompts and memories, decoded once however many turns and rollouts hold them ---------
+
+
+class Text:
+    """A piece of text, everything about it worked out when it is first asked for, and once."""
+
+    __slots__ = ("_decode", "_flat", "_flat_sentences", "_held", "_sentences", "_text", "ids")
+
+    def __init__(self, ids: tuple[int, ...], decode: Callable[[], str]) -> None:
+        self.ids = ids
+        """[T] empty where the text alone is known."""
+        self._decode = decode
+        self._text: str | None = None
+        self._flat: str | None = None
+        self._sentences: tuple[str, ...] | None = None
+        self._flat_sentences: tuple[str, ...] | None = None
+        self._held: dict[str, bool] = {}
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def text(self) -> str:
+        if self._text is None:
+            self._text = self._decode()
+        return self._text
+
+    @property
+    def flat(self) -> str:
+        if self._flat is None:
+            self._flat = flat(self.text)
+        return self._flat
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences and lines, as they stand."""
+        if self._sentences is None:
+            self._sentences = tuple(sentences(self.text))
+        return self._sentences
+
+    @property
+    def flat_sentences(self) -> tuple[str, ...]:
+        """[sentences]"""
+        if self._flat_sentences is None:
+            self._flat_sentences = tuple(map(flat, self.sentences))
+        return self._flat_sentences
+
+    def holds(self, sentence: str) -> bool:
+        """Whether a flat sentence stands here as whole words, so that a value cut short doesn't pass."""
+        known = self._held.get(sentence)
+        if known is None:
+            known = self._held[sentence] = stands_in(sentence, self.flat)
+        return known
+
+
+class Texts:
+    """The texts of one group, by their ids."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._texts: dict[tuple[int, ...], Text] = {}
+
+    def of(self, ids: Sequence[int]) -> Text:
+        """The text of `ids`, without control tokens."""
+        key = tuple(ids)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = Text(key, lambda: self.codec.decode(key, control=False))
+        return text
+
+    def known(self, text: str, ids: tuple[int, ...] = ()) -> Text:
+        """A text that needs no decoding."""
+        return Text(ids, lambda: text)
+
+
+# ---- What an agent had and wrote at each reading turn, from the record alone ---------------------------------
+
+
+E = TypeVar("E")
+
+_NOTHING = Text((), lambda: "")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading turn."""
+
+    turn: Turn
+    memory_before: Text
+    """All that is held, of a memory of several heads all of them together."""
+    memory_after: Text
+    """The same after the turn; a memory of one piece as it enters the next prompt."""
+    memory_in_sight: Text
+    """The memory before, as far as the prompt shows it."""
+    written: Text
+    """What the turn made of its memory: the memory after, of several heads the one it rewrites."""
+    update: Text
+    """What its reply gave as its update: the memory after, but where that is the whole reply."""
+    changed: bool
+    """Whether the turn wrote a memory; False where it left the old one as it was."""
+    section: Text | None
+    """What was read, None where the prompt doesn't say."""
+    recalled: Text
+    """The recalled memory in its prompt, empty if there was none."""
+    sources: tuple[Text, ...] | None
+    """Pieces of its prompt that a memory may be written from, shortest first: all but the question. None where the
+    prompt doesn't say what was read."""
+    in_tags: bool
+    """Whether its reply has a form, so that it may be malformed."""
+    asks: bool
+    """Whether its reply may ask for an earlier memory."""
+    query: str | None
+    """What its reply asked for."""
+    found: str
+    """What the query brought up for the next prompt, "" if nothing."""
+    malformed: str | None
+    """Why its reply could not be read."""
+    gates: GatesDecided | None
+    """Where the agent decides on them."""
+    dropped: tuple[str, ...] = ()
+    """Units of its reply that were kept out of the memory."""
+    given: bool = False
+    """Whether its reply is not the agent's: `palimpsest replay --memory` put another memory in its place."""
+
+
+def readings(trajectory: Trajectory, texts: Texts) -> list[Reading]:
+    """The reading turns of a trajectory."""
+    after = _events_after_turns(trajectory)
+    memories = _later_memories(trajectory.turns)
+    result: list[Reading] = []
+    before, recalled, given = _NOTHING, _NOTHING, given_turn(trajectory)
+    for number, (turn, told, later) in enumerate(zip(trajectory.turns, after, memories, strict=True)):
+        if not _reads(turn, told, later):
+            continue
+        reading = _reading(turn, told, later, before, recalled, texts)
+        result.append(replace(reading, given=True) if number == given else reading)
+        before, recalled = result[-1].memory_after, texts.known(result[-1].found)
+    return result
+
+
+def given_turn(trajectory: Trajectory) -> int | None:
+    """The place of the turn whose reply writes the memory that a replay was given; None: every reply is the agent's."""
+    replayed = next(iter(of_type(trajectory.events, Replayed)), None)
+    return None if replayed is None or replayed.memory is None or replayed.turn < 1 else replayed.turn - 1
+
+
+def memories(trajectory: Trajectory, texts: Texts) -> list[Text]:
+    """The memories of an episode, one after the other: after each reading turn, or as an agent with tools wrote them.
+
+    Empty for one that wrote none.
+    """
+    told = [event.what for event in trajectory.events if isinstance(event.what, Pruned | SummedUp)]
+    if told:
+        return [texts.known(what.memory if isinstance(what, Pruned) else what.text) for what in told]
+    return [reading.memory_after for reading in readings(trajectory, texts)]
+
+
+def last_memory(trajectory: Trajectory, texts: Texts) -> Text | None:
+    """The last of `memories`, None if there is none."""
+    return next(reversed(memories(trajectory, texts)), None)
+
+
+def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:
+    """[turns] what happened after each, before the next."""
+    after: list[list[Event]] = [[] for _ in trajectory.turns]
+    place = {turn.step: number for number, turn in enumerate(trajectory.turns)}
+    for event in trajectory.events:
+        if event.before_turn - 1 in place:
+            after[place[event.before_turn - 1]].append(event)
+    return after
+
+
+def _later_memories(turns: Sequence[Turn]) -> list[tuple[int, ...] | None]:
+    """[turns] the piece `memory` of the next prompt that has one."""
+    later: list[tuple[int, ...] | None] = [None] * len(turns)
+    for number in range(len(turns) - 2, -1, -1):
+        found = turns[number + 1].piece("memory")
+        later[number] = later[number + 1] if found is None else found
+    return later
+
+
+def _reads(turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None) -> bool:
+    if turn.name == "read" or of_type(told, MemoryWritten):
+        return True
+    return "section" in turn.spans and later is not None
+
+
+def _reading(
+    turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: Texts
+) -> Reading:
+    written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
+    head, held, read = _last(told, HeadWritten), turn.piece("memory"), turn.piece("section")
+    section = None if read is None else texts.of(read)
+    shown = before if held is None or held == before.ids else texts.of(held)
+    if head is None or before is _NOTHING:
+        before = shown
+    after, changed = _after(turn, told, written, later, before, texts)
+    malformed = _last(told, ReplyMalformed)
+    return Reading(
+        turn=turn,
+        memory_before=before,
+        memory_after=after,
+        memory_in_sight=before if "other_heads" in turn.spans else shown,
+        written=after if head is None else texts.of(head.token_ids),
+        update=after if written is None or written.update is None else texts.known(written.update),
+        changed=changed,
+        section=section,
+        recalled=recalled,
+        sources=None if section is None else tuple(_sources(turn, section, before, recalled, texts)),
+        in_tags=written is not None,
+        asks=written is not None and "recalled" in turn.spans,
+        query=None if looked_up is None else looked_up.query,
+        found=str((looked_up.text if looked_up else None) or ""),
+        malformed=None if malformed is None else malformed.reason,
+        gates=_last(told, GatesDecided),
+        dropped=tuple(unit for event in of_type(told, MemoryUngrounded) for unit in event.dropped),
+    )
+
+
+def _after(
+    turn: Turn,
+    told: Sequence[Event],
+    written: MemoryWritten | None,
+    later: tuple[int, ...] | None,
+    before: Text,
+    texts: Texts,
+) -> tuple[Text, bool]:
+    """The memory after a turn, and whether the turn wrote it."""
+    if written is not None:
+        return texts.known(written.text, written.token_ids), written.changed
+    if _last(told, EmptyMemoryKept):
+        return before, False
+    dropped = _last(told, MemoryUngrounded)
+    if head := _last(told, HeadWritten):
+        return texts.of(head.memory), dropped is None or dropped.changed
+    if dropped is not None:
+        return texts.of(dropped.token_ids), dropped.changed
+    sampled = turn.completion.token_ids
+    reply = texts.codec.strip_stop(sampled)
+    if not texts.codec.thinking_ids.isdisjoint(sampled):
+        reply = tuple(without_thinking(sampled, texts.codec))
+    ids = reply if later is None else later
+    return texts.of(ids), ids == reply or ids != before.ids
+
+
+def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: Texts) -> Iterator[Text]:
+    told = {"memory": before, "recalled": recalled}
+    yield from (text for name, text in told.items() if name not in turn.spans)  # known from events alone: old records
+    pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
+    for length, start, name in pieces:
+        if name == "section":
+            yield section
+            continue
+        ids = turn.prompt_ids[start : start + length]
+        yield before if ids == before.ids else texts.of(ids)
+
+
+def _last(told: Sequence[Event], kind: type[E]) -> E | None:
+    found = of_type(told, kind)
+    return found[-1] if found else None
+
+
+# ---- Where in a document what an agent kept stands -----------------------------------------------------------
+
+
+RUN = 4
+"""Words in a row that tell where a sentence is from."""
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+
+Span = tuple[int, int]
+"""[start, end) in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    words: int
+    start: int
+    end: int
+
+
+def origins(kept: Sequence[str], document: str, readings: Sequence[Reading] = ()) -> list[Span | None]:
+    """[len(kept)] the place of each sentence in the document, None where it has none.
+
+    >>> text = "Bob drinks tea. In 1990 Anna lives in Rome, near the sea."
+    >>> origins(["anna lives in rome.", "Bob drinks tea.", "Eve sings."], text), text[24:42]
+    ([(24, 42), (0, 14), None], 'Anna lives in Rome')
+    """
+    sections = _sections(document, readings)
+    came = [_came(sentence, readings) for sentence in kept]
+    own = [None if index is None else sections[index] for index in came]
+    words = [[word.casefold() for word in _WORD.findall(sentence)] for sentence in kept]
+    best = list[_Run | None]([None] * len(kept))
+    for span in _merged([section for section in sections if section is not None]) or [(0, len(document))]:
+        for number, run in _runs(words, document, span):
+            if _better(run, best[number], own[number]):
+                best[number] = run
+    return [None if run is None else (run.start, run.end) for run in best]
+
+
+def _better(run: _Run, than: _Run | None, own: Span | None) -> bool:
+    def rank(it: _Run) -> tuple[int, bool]:
+        return it.words, own is not None and own[0] <= it.start < own[1]
+
+    return than is None or rank(run) > rank(than)
+
+
+def _came(sentence: str, readings: Sequence[Reading]) -> int | None:
+    """Index of the reading that brought a sentence of the last memory in, and it stayed."""
+    flat = " ".join(sentence.casefold().split())
+    for index in range(len(readings) - 1, -1, -1):
+        if readings[index].changed and flat not in readings[index].memory_before.flat:
+            return index if flat in readings[index].memory_after.flat else None
+    return None
+
+
+def _sections(document: str, readings: Sequence[Reading]) -> list[Span | None]:
+    """[readings] where each section stands: they are read in order, and a cut character at an end is no text."""
+    spans, cursor = list[Span | None](), 0
+    for reading in readings:
+        text = "" if reading.section is None else reading.section.text.strip("\ufffd")
+        start = document.find(text, cursor) if text else -1
+        spans.append((start, start + len(text)) if start >= 0 else None)
+        cursor = start + len(text) if start >= 0 else cursor
+    return spans
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Sections that stand next to each other as one, so that a sentence cut in two by them is found whole.
+
+    >>> _merged([(0, 5), (5, 9), (30, 35), (37, 40)])
+    [(0, 9), (30, 40)]
+    """
+    merged = list[Span]()
+    for start, end in spans:
+        if merged and start <= merged[-1][1] + len("\ufffd" * 3):
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _runs(kept: Sequence[Sequence[str]], document: str, span: Span) -> Iterator[tuple[int, _Run]]:
+    """(index of a sentence, a run of its words) in one piece of the document, each as far as it goes."""
+    grams = {
+        length: _grams(kept, length) for length in sorted({min(RUN, len(words)) for words in kept if len(words) > 1})
+    }
+    wanted = {word for words in kept for word in words}
+    window: deque[tuple[str, int, int]] = deque(maxlen=RUN)
+    open_runs: dict[tuple[int, int], _Run] = {}  # by (sentence, its next word)
+    for found in _WORD.finditer(document, *span):
+        word = found.group().casefold()
+        if word not in wanted:  # most words: it ends what is open, and no run holds it
+            yield from ((number, run) for (number, _), run in open_runs.items())
+            open_runs.clear()
+            window.clear()
+            continue
+        window.append((word, found.start(), found.end()))
+        going: dict[tuple[int, int], _Run] = {}
+        for (number, following), run in open_runs.items():
+            if following < len(kept[number]) and kept[number][following] == word:
+                going[number, following + 1] = _Run(run.words + 1, run.start, found.end())
+            else:
+                yield number, run
+        for length, places in grams.items():
+            if len(window) >= length:
+                recent = list(window)[-length:]
+                for number, following in places.get(tuple(each[0] for each in recent), ()):
+                    going.setdefault((number, following), _Run(length, recent[0][1], found.end()))
+        open_runs = going
+    yield from ((number, run) for (number, _), run in open_runs.items())
+
+
+def _grams(kept: Sequence[Sequence[str]], length: int) -> Mapping[tuple[str, ...], list[tuple[int, int]]]:
+    """Words in a row to (sentence, the word after them), of sentences that are looked for by so many."""
+    places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for number, words in enumerate(kept):
+        if min(RUN, len(words)) == length:
+            for start in range(len(words) - length + 1):
+                places.setdefault(tuple(words[start : start + length]), []).append((number, start + length))
+    return places

@@ -1,1 +1,0 @@
-"""Folders of models: found, verified and looked through before anything in them is loaded."""

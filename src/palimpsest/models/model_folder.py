@@ -1,0 +1,255 @@
+"""From the name of a model (a folder, a hub id, a shipped one) to a folder that may be opened.
+
+Guaranteed: of a folder that passed, everything that is opened is a plain file of a bounded size in it, weights are
+safetensors, no code of its own is asked for, sizes are those of its weights, and a checkpoint of ours is the bytes that
+were saved. Everything else is refused in one line, before torch is imported.
+Not covered: regular expressions of a tokenizer that never come to an end.
+
+A model of the Hugging Face hub as a folder of the local cache, downloaded if it isn't there.
+
+Guaranteed: a model that is in the cache is opened without asking anybody; what can't be had is refused in one line, at
+the first failed connection; nothing is downloaded but configuration, tokenizer, chat template and the *.safetensors
+files that the model consists of.
+Not covered: looking for a newer revision of what is in the cache (`hf download` fetches one).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.model import SHIPPED, named
+from palimpsest.errors import ModelError, PalimpsestError, nearest
+from palimpsest.models.checkpoint_manifest import verify_folder
+from palimpsest.models.model_files import (
+    ADAPTER_SETTINGS,
+    Shapes,
+    check_entries,
+    check_layers,
+    check_rows,
+    check_sizes,
+    check_tokenizer,
+    check_weights,
+    count,
+    read_object,
+    weight_names,
+)
+
+HUB = "https://huggingface.co"
+"""Address of the hub; the environment variable HF_ENDPOINT names another, such as a mirror."""
+
+
+# ---- A model of the Hugging Face hub as a folder of the local cache, downloaded if it isn't there ------------
+
+
+TEXTS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template*",
+    "model.safetensors.index.json",
+)
+"""Patterns of what is downloaded besides weights."""
+_PATIENCE_S = 10.0
+
+
+def cached(name: str) -> Path | None:
+    """The folder of a hub's model in the local cache, if all that a model needs is there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in (ADAPTER_SETTINGS, "config.json"):
+        try:
+            place = try_to_load_from_cache(name, file)
+        except HFValidationError:
+            return None
+        if isinstance(place, str):
+            folder = Path(place).parent
+            return folder if all((folder / weights).is_file() for weights in weight_names(name, folder)) else None
+    return None
+
+
+def cached_tokenizer(name: str) -> Path | None:
+    """The folder of a hub's tokenizer in the local cache, with weights or without."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        place = try_to_load_from_cache(name, "tokenizer.json")
+    except HFValidationError:
+        return None
+    return Path(place).parent if isinstance(place, str) else None
+
+
+def hub_folder(name: str, *, weights: bool = True) -> Path:
+    """The local folder of the hub's model `name`; without `weights` its texts alone. Raises ModelError if it can't be
+    had."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    here = f"model {name}: no such folder here"
+    try:
+        if (folder := cached(name) if weights else cached_tokenizer(name)) is not None:
+            return folder
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(f"{here}, not in the local cache, and HF_HUB_OFFLINE is set: give a folder, or go online")
+        HfApi().model_info(name, timeout=_PATIENCE_S)  # one request: downloads would retry for a minute
+        folder = Path(snapshot_download(name, allow_patterns=list(TEXTS)))
+        if not weights:
+            return folder
+        return Path(snapshot_download(name, allow_patterns=[*TEXTS, *weight_names(name, folder)]))
+    except PalimpsestError:
+        raise
+    except HFValidationError:
+        raise ModelError(f"{here}, and no hub id such as Qwen/Qwen3-4B") from None
+    except HfHubHTTPError as error:
+        raise ModelError(f"{here}, and the hub gives no such model ({_first(error)})") from None
+    except Exception as error:  # noqa: BLE001  its client differs between versions, and so does what it raises
+        raise ModelError(
+            f"{here}, not in the local cache, and the hub can't be reached ({_first(error)}): give a folder, or go "
+            "online"
+        ) from None
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+# ---- A model as it is named (a folder, a hub id, a name of ours) to a folder that may be opened --------------
+
+
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_LAYER_NAME = re.compile(r"[\w.-]+")
+_OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+
+
+def check_name(name: str, known: Iterable[str] = ()) -> None:
+    """Refuse at once a name that can't be a model: cheap, and asks nobody. `known`: other names there are."""
+    folder = Path(name)
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise ModelError(f"model {name}: is a file; give the folder it is in")
+    if _looks_like_a_path(name):
+        siblings = [each.name for each in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        hint = nearest(folder.name, siblings)
+        raise ModelError(f"model {name}: no such folder{hint}; give a Hugging Face folder or a hub id")
+    if "/" not in name and cached(name) is None:
+        here = [*known, *(each.name for each in Path().iterdir() if each.is_dir())]
+        raise ModelError(
+            f"model {name}: no such folder here{nearest(name, here)}; a hub id names its owner too, as Qwen/Qwen3-4B"
+        )
+
+
+def _looks_like_a_path(name: str) -> bool:
+    first = name.partition("/")[0]
+    return (
+        name.startswith((".", "/", "~"))
+        or name.endswith("/")
+        or name.count("/") > 1
+        or ("/" in name and Path(first).exists())
+    )
+
+
+def opened(name: str) -> Path:
+    """The folder that `name` stands for, verified. Raises ModelError or CheckpointError."""
+    check_name(name, SHIPPED)
+    folder = Path(name) if Path(name).is_dir() else hub_folder(name)
+    check_entries(name, folder)
+    verify_folder(folder)
+    return folder
+
+
+def open_model(name: str) -> tuple[Path, int]:
+    """The folder of a model that is no adapter, and how many numbers its weights hold. Raises ModelError."""
+    folder = opened(name)
+    config = read_object(name, folder / "config.json")
+    if not config:
+        run = f"; it is a run: give {folder}/checkpoints/step-..." if (folder / "config.yaml").is_file() else ""
+        raise ModelError(f"model {name}: no config.json and no {ADAPTER_SETTINGS}; expected a Hugging Face folder{run}")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise ModelError(f"model {name}: config.json says architectures={names!r:.60}; a list of names is needed")
+    if config.get("quantization_config"):
+        raise ModelError(f"model {name}: its weights are quantised, which is not supported; take the model they are of")
+    shapes = check_weights(name, folder)
+    check_sizes(name, config, shapes)
+    check_layers(name, config, shapes)
+    check_rows(name, config, shapes)
+    return folder, count(shapes)
+
+
+def stored_dtype(name: str) -> str | None:
+    """What config.json says that the weights of a model are, such as float32; None: nothing. Raises ModelError."""
+    config = read_object(name, opened(name) / "config.json")
+    told = config.get("dtype") or config.get("torch_dtype")
+    return told if isinstance(told, str) else None
+
+
+def adapters_of(name: str) -> tuple[list[Path], str]:
+    """Folders of the adapters from `name` down, and the name of the model under them. Raises ModelError."""
+    adapters: list[Path] = []
+    base = name
+    while (folder := opened(base)) and (folder / ADAPTER_SETTINGS).is_file():
+        if any(folder.samefile(other) for other in adapters):
+            raise ModelError(f"model {name}: {folder} is an adapter of itself; name its model in {ADAPTER_SETTINGS}")
+        settings = read_object(base, folder / ADAPTER_SETTINGS)
+        _check_adapter(base, settings, check_weights(base, folder))
+        adapters.append(folder)
+        base = named(settings["base_model_name_or_path"])
+    return adapters, base
+
+
+def _check_adapter(name: str, settings: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse other kinds, ranks beyond the weights, and what would have peft import or match at length."""
+    if not isinstance(settings.get("base_model_name_or_path"), str):
+        raise ModelError(f"model {name}: {ADAPTER_SETTINGS} does not name base_model_name_or_path")
+    if settings.get("peft_type") != "LORA":
+        raise ModelError(f"model {name}: an adapter of the kind {settings.get('peft_type')!r:.40}; LORA alone is read")
+    for key in ("megatron_config", "layer_replication"):
+        if settings.get(key):
+            raise ModelError(f"model {name}: {ADAPTER_SETTINGS} has a {key}, which is not supported")
+    named, ranks = settings.get("target_modules"), settings.get("rank_pattern") or {}
+    words = [*(named if isinstance(named, list) else [named]), *ranks, *(settings.get("alpha_pattern") or ())]
+    if strange := [word for word in words if not isinstance(word, str) or not _LAYER_NAME.fullmatch(word)]:
+        raise ModelError(f"model {name}: {ADAPTER_SETTINGS} names layers by {strange[0]!r:.60}; give plain names")
+    widest = max((side for shape in shapes.values() for side in shape), default=0)
+    for rank in (settings.get("r"), *(ranks.values() if isinstance(ranks, dict) else ())):
+        if not isinstance(rank, int) or not 1 <= rank <= widest:
+            raise ModelError(f"model {name}: {ADAPTER_SETTINGS} says r={rank!r:.40}, its weights have {widest} at most")
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of a tokenizer that may have no weights beside it. Raises ModelError if it can't be had."""
+    if Path(name).is_dir():
+        return Path(name)
+    if cached_tokenizer(name) is None:
+        check_name(name)
+    return hub_folder(name, weights=False)
+
+
+def open_tokenizer(name: str) -> Path:
+    """The folder of a tokenizer. Raises ModelError if it holds none."""
+    folder = opened(name)
+    if not any((folder / file).is_file() for file in _TOKENIZERS):
+        raise ModelError(f"model {name}: no tokenizer; expected a folder with tokenizer.json")
+    for file in _OBJECTS:
+        read_object(name, folder / file)
+    check_tokenizer(name, folder)
+    return folder

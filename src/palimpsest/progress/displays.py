@@ -1,0 +1,253 @@
+"""Displays of progress: one line that changes on a terminal, a plain line now and then elsewhere.
+
+A terminal, a log and a notebook differ in how they show that line, and in nothing else.
+
+Progress on stderr: on a terminal one line that changes in place, elsewhere a plain line now and then.
+
+Guaranteed: a plain line is printed where something moved since the last one, and at most every ten seconds but for the
+first and the last part of a stage; text of models and documents is never read as markup, and what would
+steer a terminal in it is escaped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from palimpsest.progress.reporter import Overall, Progress, Stage, StepDisplay, Tick, summary_line
+
+
+class Line(Protocol):
+    """Shows an `Overall`."""
+
+    def begin(self) -> None:
+        """A stage begins."""
+        ...
+
+    def show(self) -> None:
+        """Something has moved."""
+        ...
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def close(self) -> None:
+        """The work is over."""
+        ...
+
+
+class Display(ABC):
+    """Shows progress on lines of its own kind."""
+
+    def __init__(self) -> None:
+        self._line: Line | None = None
+
+    @abstractmethod
+    def open_line(self, overall: Overall) -> Line:
+        """A line for some work that begins."""
+
+    @abstractmethod
+    def print(self, text: str) -> None:
+        """A line that stays, while no work is shown."""
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        if self._line is not None:
+            self._line.message(text)
+        else:
+            self.print(text)
+
+    @contextmanager
+    def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
+        """Work of several stages as one line."""
+        overall = Overall(stages)
+        line = self._line = self.open_line(overall)
+        try:
+            yield _Staged(overall, line)
+        finally:
+            self._close()
+
+    @contextmanager
+    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
+        """Work of equal parts."""
+        with self.stages([Stage(label, total)]) as alone, alone.count(label, total, done=done) as tick:
+            yield tick
+
+    def steps(self, total: int) -> StepDisplay:
+        """The steps of a run."""
+        overall = Overall([Stage("steps", total)])
+        self._line = self.open_line(overall)
+        return _Steps(overall, self._line, total, self)
+
+    def _close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+
+class _Staged:
+    """The stages of some work, each of which is the next `count` or `steps`."""
+
+    def __init__(self, overall: Overall, line: Line) -> None:
+        self._overall, self._line = overall, line
+
+    def message(self, text: str) -> None:
+        self._line.message(text)
+
+    @contextmanager
+    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
+        self._overall.begin(label, total, done)
+        self._line.begin()
+        counted = done
+
+        def tick(done: int = 1, *, note: str | None = None) -> None:
+            nonlocal counted
+            counted += done
+            self._overall.moved(counted)
+            if note is not None:
+                self._overall.note = note
+            self._line.show()
+
+        yield tick
+
+    def steps(self, total: int) -> StepDisplay:
+        return _Steps(self._overall, self._line, total)
+
+    @contextmanager
+    def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
+        yield self  # what is shown already is the plan
+
+
+class _Steps:
+    def __init__(self, overall: Overall, line: Line, total: int, owner: Display | None = None) -> None:
+        overall.begin("steps", total)
+        line.begin()
+        self._overall, self._line, self._owner = overall, line, owner
+        self._begun = False
+
+    def resumed(self, step: int) -> None:
+        self._overall.moved(step, before=True)
+        self._begun = True
+        self._line.begin()
+
+    def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+        self._first(step)
+        self._overall.note, self._overall.inner = summary_line(metrics, timings), ""
+        self._overall.moved(step)
+        self._line.show()
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._overall.inner = f"{stage} {done}/{total}"
+
+    def message(self, text: str) -> None:
+        self._line.message(text)
+
+    def close(self) -> None:
+        if self._owner is not None:
+            self._owner._close()
+
+    def _first(self, step: int) -> None:
+        """What lies before the first step was done by another process."""
+        if not self._begun:
+            self._overall.moved(step - 1, before=True)
+            self._begun = True
+
+
+# ---- Progress on stderr --------------------------------------------------------------------------------------
+
+
+_EVERY_S = 10.0  # seconds between plain lines
+
+
+class Terminal(Display):
+    """Shows progress on stderr."""
+
+    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
+        """`live`: a line that changes in place; None: if `stream`, stderr unless given, is a terminal."""
+        super().__init__()
+        self._stream, self._live = stream, live
+
+    def print(self, text: str) -> None:
+        """A line."""
+        Console(file=self._stream or sys.stderr).print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
+
+    def open_line(self, overall: Overall) -> Line:
+        """In place on a terminal, plain lines elsewhere."""
+        stream = self._stream or sys.stderr
+        live = stream.isatty() if self._live is None else self._live
+        return _Bar(overall, stream) if live else _Log(overall, stream)
+
+
+def _escaped(text: str) -> str:
+    """`text` with what would steer a terminal escaped; its lines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class _Words(ProgressColumn):
+    """What is told of the work, its clock running while nothing moves."""
+
+    def __init__(self, overall: Overall) -> None:
+        super().__init__()
+        self._overall = overall
+
+    def render(self, task: Task) -> Text:
+        return Text(self._overall.words(), no_wrap=True, overflow="ellipsis")
+
+
+class _Bar:
+    def __init__(self, overall: Overall, stream: TextIO) -> None:
+        self._overall = overall
+        columns = (BarColumn(bar_width=16), TaskProgressColumn(), _Words(overall))
+        self._bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
+        self._task = self._bars.add_task("", total=1.0)
+        self._bars.start()
+
+    def begin(self) -> None:
+        self.show()
+
+    def show(self) -> None:
+        self._bars.update(self._task, completed=self._overall.fraction)
+
+    def message(self, text: str) -> None:
+        self._bars.console.print(_escaped(text), markup=False, highlight=False)
+
+    def close(self) -> None:
+        self.show()
+        self._bars.stop()
+
+
+class _Log:
+    def __init__(self, overall: Overall, stream: TextIO) -> None:
+        self._overall, self._stream = overall, stream
+        self._place = overall.place
+        self._printed = -_EVERY_S
+
+    def begin(self) -> None:
+        """Nothing has moved yet."""
+
+    def show(self) -> None:
+        begun = self._overall.place[0] != self._place[0]
+        if begun or self._overall.at_an_end or time.monotonic() - self._printed >= _EVERY_S:
+            self._print()
+
+    def message(self, text: str) -> None:
+        print(_escaped(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        self._print()
+
+    def _print(self) -> None:
+        if self._overall.place == self._place or self._overall.place[0] < 0:
+            return
+        self._place, self._printed = self._overall.place, time.monotonic()
+        print(f"[{self._overall.fraction:4.0%}] {self._overall.words()}", file=self._stream, flush=True)

@@ -1,0 +1,113 @@
+"""A retrieval server asked from a coroutine.
+
+Searches that wait for one another travel in one request (retrieval/search.py): with 32 callers one request carries
+many queries, and what a request costs on both sides is paid once.
+
+Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
+busy (429, 5xx) is asked again after a pause that doubles, or a longer one that it asks for, `attempts` times in all,
+then SearchError; an answer of the wrong shape, encoding or size and any other status are SearchError at once; one line
+each, the token in none of them.
+Not covered: use from several event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from palimpsest.errors import SearchError
+from palimpsest.http_connections import BadReply, Connections
+from palimpsest.http_services import Again, GaveUp, Reply, attempted, check_address, redacted, retry_after
+from palimpsest.retrieval.search import Coalescer, Hit, check_token
+
+_LONGEST_PAUSE = 10.0  # seconds
+_REPLY_BYTES = 64 << 20
+"""Of one reply, which holds the passages of up to `together` queries."""
+
+
+class _RefusedError(SearchError):
+    """The server does not want this request; without another caller's queries it may."""
+
+
+class RemoteSearch:
+    """A server's `POST /retrieve`. Use as `async with`, or `close` it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float = 15.0,
+        attempts: int = 10,
+        pause: float = 0.5,
+        connections: int = 4,
+        together: int = 32,
+    ) -> None:
+        """`url` as http://host:port; `timeout` in seconds for one attempt; `pause` in seconds before the second;
+        `connections` is the number of requests at a time, `together` of queries in one where several callers wait.
+        Raises ConfigError.
+        """
+        check_address(url, "search server url")
+        check_token(token, "search server token")
+        self.url = f"{url.rstrip('/')}/retrieve"
+        self._timeout, self._attempts, self._pause = timeout, attempts, pause
+        self._token = token
+        self._connections = Connections(token=token)
+        self._requests = Coalescer(self._ask, running=connections, together=together, divide=(_RefusedError,))
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """At most `topk` hits for each query. Raises SearchError."""
+        if not queries:
+            return []
+        return await self._requests.ask(queries, topk)
+
+    async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """One request, and again after a failure that may pass."""
+        body = {"queries": list(queries), "topk": topk, "return_scores": True}
+
+        async def once() -> list[list[Hit]]:
+            return self._hits(await self._sent(body), len(queries))
+
+        try:
+            return await attempted(
+                once, attempts=self._attempts, pause=self._pause, key=tuple(queries), longest=_LONGEST_PAUSE
+            )
+        except GaveUp as gave_up:
+            raise SearchError(f"{self.url}: {gave_up}; is the server running?") from None
+
+    async def _sent(self, body: Mapping[str, Any]) -> Reply:
+        """A reply of status 200. Raises Again, or SearchError where another attempt would bring the same."""
+        try:
+            answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=self._timeout)
+        except BadReply as bad:
+            raise SearchError(f"{self.url}: {bad}") from None
+        if answer.status == 200:
+            return answer
+        said = f"status {answer.status}: {answer.quoted(200, self._token)}"
+        if answer.status == 429 or answer.status >= 500:
+            raise Again(said, retry_after(answer.headers))
+        raise _RefusedError(f"{self.url}: {said}")
+
+    def _hits(self, answer: Reply, count: int) -> list[list[Hit]]:
+        try:
+            result: Any = answer.json()["result"]
+            found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in result]
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            what = redacted(repr(error), self._token)
+            raise SearchError(f"{self.url}: not the answer of a retrieval server ({what:.100})") from None
+        if len(found) != count:
+            raise SearchError(f"{self.url}: {len(found)} results for {count} queries")
+        return found
+
+    async def close(self) -> None:
+        await self._requests.close()
+        await self._connections.close()
+
+    async def __aenter__(self) -> RemoteSearch:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

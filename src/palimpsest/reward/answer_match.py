@@ -1,0 +1,375 @@
+"""Grades from string comparison: metrics of one answer, and of search agents that answer several questions.
+
+    exact        normalised texts are equal
+    f1           overlap of normalised words; yes, no and noanswer count whole or not at all
+    contains     the words of one stand, in a row and whole, in the other
+    published_*  the rules of MemAgent's code to the letter, for comparison with its figures
+
+Guaranteed: a blank answer is never right. Words are compared whole: "no" is not in "Norway".
+Not covered: `contains` accepts an answer that lists every option. That is a lenient metric for evaluation; to train,
+use a rule of equality. `published_sub_em` is right for every gold when the answer is only an article or punctuation,
+and accepts "no" for "Norway": it stands here to reproduce a published number, not to train.
+
+Grades from string comparison: one extraction and one set of metrics for training and evaluation.
+
+Guaranteed: every graded trajectory has all of `METRICS` in its breakdown, whatever the reward is called; all golds
+are tried and the best counts (`fraction`: the share of golds the answer contains). An episode that ended without an
+answer text is worth 0.0; one that the machinery lost (`not outcome.gradable`) is ungraded, with the reason and an
+empty breakdown, so that it can't be averaged in as a zero.
+Not covered: meaning (paraphrases, translations); see this file for what each comparison knowingly accepts.
+
+Grades of search agents: the answer after `FINAL_ANSWER:`, to one question or to several (MemAct, arXiv 2510.12635).
+
+    all    the worst question's value: 1 only if every answer is right (the paper's reward in training)
+    each   the mean over the questions (its evaluation)
+
+Both are in every breakdown, beside em, f1 and sub_em as means over the questions. A problem has several questions where
+`metadata["objectives"]` names them; its agent owes a JSON object. 45 of the 2,048 published training problems, and some
+single questions of the validation file, have "the question is invalid." for a gold: that is a note of whoever made the
+data, no answer. Such a question is left out; a problem that has no other is ungraded. `invalid_golds: gold` takes
+the note as the gold, as the published code does.
+
+Guaranteed: a question without an answer is worth 0.0 and no judge is asked about it; a judge that fails leaves the
+episode ungraded, with the reason, never at zero; the judge is asked about an answer, never about the text around it.
+Of several golds the best counts, or, where each is wanted (the points of a rubric), their mean.
+Not covered: an object's names in other spellings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal, Protocol, TypeVar, cast
+
+from palimpsest.config.reward import FinalAnswerConfig
+from palimpsest.errors import JudgeError
+from palimpsest.text.answer_normalization import fold, hendrycks, normalize, squad, tokens
+from palimpsest.text.answers import NamedAnswers, extract, final_answer, named_answers, published_box
+from palimpsest.types import Grade, Outcome, Problem, Trajectory
+
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_WHOLE = frozenset({"yes", "no", "noanswer"})
+
+
+def comparable(answer: str, gold: str) -> tuple[str, str]:
+    """Both texts in the same form. Golds that are nothing but articles or punctuation keep them ("The The", "!!!").
+
+    >>> comparable("The Hague.", "hague"), comparable("The The", "the the"), comparable("an", "The The")
+    (('hague', 'hague'), ('the the', 'the the'), ('an', 'the the'))
+    """
+    gold_form = normalize(gold)
+    if gold_form:
+        return normalize(answer), gold_form
+    return fold(answer), fold(gold)
+
+
+def exact(answer: str, gold: str) -> float:
+    """1.0 if the normalised texts are equal."""
+    a, g = comparable(answer, gold)
+    return float(a == g != "")
+
+
+def f1(answer: str, gold: str) -> float:
+    """Harmonic mean of word precision and recall.
+
+    >>> round(f1("Barack Hussein Obama", "Barack Obama"), 2), f1("yes", "yes it is")
+    (0.8, 0.0)
+    """
+    a, g = comparable(answer, gold)
+    if a != g and (a in _WHOLE or g in _WHOLE):
+        return 0.0
+    a_tokens, g_tokens = tokens(a), tokens(g)
+    common = (Counter(a_tokens) & Counter(g_tokens)).total()
+    return 2 * common / (len(a_tokens) + len(g_tokens)) if common else 0.0
+
+
+def gold_in_answer(answer: str, gold: str) -> float:
+    """1.0 if the answer says the gold, word for word.
+
+    >>> gold_in_answer("Paris, France", "Paris"), gold_in_answer("Norway", "no")
+    (1.0, 0.0)
+    """
+    a, g = comparable(answer, gold)
+    return float(_stands_in(tokens(g), tokens(a)))
+
+
+def answer_in_gold(answer: str, gold: str) -> float:
+    """1.0 if the answer is part of the gold, word for word.
+
+    >>> answer_in_gold("Paris", "Paris, France"), answer_in_gold(".", "Paris, France")
+    (1.0, 0.0)
+    """
+    a, g = comparable(answer, gold)
+    return float(_stands_in(tokens(a), tokens(g)))
+
+
+def _stands_in(part: list[str], whole: list[str]) -> bool:
+    if not part:
+        return False
+    return f"\0{chr(0).join(part)}\0" in f"\0{chr(0).join(whole)}\0"
+
+
+def published_boxed(text: str, gold: str) -> float:
+    r"""MemAgent's training reward for one gold, over the whole response.
+
+    >>> published_boxed(r"\boxed{New York}", "new york"), published_boxed(r"\boxed{New York.}", "New York")
+    (1.0, 0.0)
+    """
+    answer = published_box(text)
+    return float(answer is not None and hendrycks(answer) == hendrycks(gold.lower()))
+
+
+def published_sub_em(answer: str, gold: str) -> float:
+    """MemAgent's headline metric: one text a substring of the other, after SQuAD's normalisation.
+
+    >>> published_sub_em("no", "Norway"), published_sub_em("the", "Paris"), published_sub_em("", "Paris")
+    (1.0, 1.0, 0.0)
+    """
+    a, g = squad(answer), squad(gold)
+    return float(answer != "" and (g in a or a in g))
+
+
+def string_match_all(reply: str, golds: Sequence[str]) -> float:
+    """Share of the golds that stand in the reply, case aside: RULER's rule (arXiv 2404.06654), over one reply.
+
+    >>> string_match_all("Values: 12 and 7.", ["12", "99"]), string_match_all("Norway", ["NO"])
+    (0.5, 1.0)
+    """
+    said = _CONTROL.sub("\n", reply.strip()).strip().lower()
+    return sum(gold.lower() in said for gold in golds) / len(golds)
+
+
+def string_match_part(reply: str, golds: Sequence[str]) -> float:
+    """1.0 if any gold stands in the reply, case aside: RULER's rule for questions with several spellings."""
+    return float(string_match_all(reply, golds) > 0)
+
+
+# ---- Grades from string comparison ---------------------------------------------------------------------------
+
+
+METRICS = (
+    "boxed",  # the last box equals a gold, normalised
+    "boxed_strict",  # MemAgent's training reward
+    "em",  # as boxed, but "the answer is" counts too
+    "f1",
+    "sub_em",  # a gold stands in the answer
+    "sub_em_reverse",  # the answer stands in a gold
+    "sub_em_either",  # MemAgent's evaluation
+    "fraction",  # share of golds that stand in the answer
+    "string_match_all",  # RULER's: share of golds that stand in the whole reply
+    "string_match_part",  # RULER's: a gold stands in the whole reply
+    "answered",  # an answer was found
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchGrader:
+    """Compares the final answer with the golds; `metric` names the one that is the reward."""
+
+    metric: str
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """`Grade.value` is 0.0 to 1.0, or None where the episode's end says nothing about the agent."""
+        if not trajectory.outcome.gradable:
+            return Grade(None, reason=f"episode ended as {trajectory.outcome}")
+        breakdown = measure(trajectory.answer or "", problem.answers)
+        return Grade(breakdown[self.metric], breakdown=breakdown)
+
+
+def measure(text: str, golds: Sequence[str]) -> dict[str, float]:
+    r"""All metrics of one final text.
+
+    >>> m = measure(r"Born there, so \\boxed{Paris, France}.", ["Paris", "Lutetia"])
+    >>> m["boxed"], m["sub_em"], m["fraction"], round(m["f1"], 2)
+    (0.0, 1.0, 0.5, 0.67)
+    """
+    found = extract(text)
+    answer = found.text if found else ""
+    boxed = found.text if found and found.rule == "boxed" else ""
+
+    def best(rule: Callable[[str, str], float], said: str) -> float:
+        return max(rule(said, gold) for gold in golds)
+
+    return {
+        "boxed": best(exact, boxed),
+        "boxed_strict": best(published_boxed, text),
+        "em": best(exact, answer),
+        "f1": best(f1, answer),
+        "sub_em": best(gold_in_answer, answer),
+        "sub_em_reverse": best(answer_in_gold, answer),
+        "sub_em_either": best(published_sub_em, answer),
+        "fraction": sum(gold_in_answer(answer, gold) for gold in golds) / len(golds),
+        "string_match_all": string_match_all(text, golds),
+        "string_match_part": string_match_part(text, golds),
+        "answered": float(answer.strip() != ""),
+    }
+
+
+# ---- Grades of search agents ---------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+INVALID_GOLD = "the question is invalid"
+_RULES = {"em": exact, "f1": f1, "sub_em": gold_in_answer}
+CONSTRAINTS = frozenset({Outcome.OUT_OF_TURNS, Outcome.OUT_OF_CONTEXT})
+
+
+class AnswerJudge(Protocol):
+    """What grading needs of a judge."""
+
+    async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+        """The worth of an answer, 0.0 to 1.0, and whether the verdict was "partial". Raises JudgeError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One of a problem's questions; the only one has no name."""
+
+    name: str
+    question: str
+    golds: tuple[str, ...]
+
+    @property
+    def invalid(self) -> bool:
+        """Whether its gold says that it has none."""
+        return any(gold.strip().rstrip(".").lower() == INVALID_GOLD for gold in self.golds)
+
+
+def objectives(problem: Problem) -> tuple[Objective, ...]:
+    """The questions of a problem, in order.
+
+    >>> objectives(Problem("p", "Where?", ("Oslo",)))
+    (Objective(name='', question='Where?', golds=('Oslo',)),)
+    """
+    named = problem.metadata.get("objectives")
+    if not named:
+        return (Objective("", problem.question, problem.answers),)
+    return tuple(Objective(one["name"], one["question"], tuple(one["answers"])) for one in named)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What an answer to one question is worth, by every rule that was applied."""
+
+    answered: bool
+    values: dict[str, float]
+    partial: bool = False
+
+
+def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] = "any") -> Marked:
+    """By the rules of strings.
+
+    >>> compared("Oslo, Norway", ["Oslo"]).values
+    {'em': 0.0, 'f1': 0.6666666666666666, 'sub_em': 1.0}
+    >>> compared("Oslo, Norway", ["Oslo", "Bergen"], "each").values["sub_em"]
+    0.5
+    """
+    said = any(comparable(answer, gold)[0] for gold in golds)
+    together = max if wanted == "any" else fmean
+    return Marked(said, {name: together([rule(answer, gold) for gold in golds]) for name, rule in _RULES.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswerGrader:
+    """Compares each question's answer with its golds, by strings or by a judge."""
+
+    config: FinalAnswerConfig
+    judge: AnswerJudge | None = None
+
+    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """`Grade.value` is 0.0 to 1.0, or None where machinery, data or judge failed."""
+        if not trajectory.outcome.gradable:
+            return Grade(None, reason=f"episode ended as {trajectory.outcome}")
+        asked = objectives(problem)
+        counted = [one for one in asked if self.config.invalid_golds == "gold" or not one.invalid]
+        if not counted:
+            return Grade(None, reason="the data has no gold, only the note that the question is invalid")
+        given = _answers(asked, trajectory.answer or "", self.config.where)
+        try:
+            marked = await self._marked(counted, given)
+        except JudgeError as error:
+            return Grade(None, reason=f"judge: {error}")
+        breakdown = _breakdown(marked, given, self.config.match)
+        return Grade(breakdown[self.config.objectives], breakdown=breakdown)
+
+    async def close(self) -> None:
+        """Close the connections to the judge."""
+        if self.judge is not None:
+            await self.judge.close()
+
+    async def _marked(self, asked: Sequence[Objective], given: NamedAnswers) -> list[Marked]:
+        marked = [compared(given.answers.get(one.name, ""), one.golds, self.config.golds) for one in asked]
+        if self.judge is None:
+            return marked
+        pairs = zip(asked, marked, strict=True)
+        return await _all_of(self._judged(one, given.answers.get(one.name, ""), mark) for one, mark in pairs)
+
+    async def _judged(self, one: Objective, answer: str, mark: Marked) -> Marked:
+        assert self.judge is not None
+        if not answer.strip():
+            return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
+        asked = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
+        verdicts = await _all_of(self.judge.value(one.question, golds, answer) for golds in asked)
+        value, partial = fmean(value for value, _ in verdicts), any(partial for _, partial in verdicts)
+        return Marked(True, {**mark.values, "judge": value}, partial)
+
+
+async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """What each gives, once all have ended: the verdicts that came are in the cache, also where another failed."""
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    for failure in ended:
+        if isinstance(failure, BaseException):
+            raise failure
+    return cast(list[T], ended)
+
+
+def _answers(asked: Sequence[Objective], text: str, where: str) -> NamedAnswers:
+    said = final_answer(text)
+    if said is None and where == "found" and (found := extract(text)) is not None and not asked[0].name:
+        said = found.text
+    if len(asked) == 1 and not asked[0].name:
+        return NamedAnswers({"": said} if said else {}, missing=() if said else ("",))
+    return named_answers(said, [one.name for one in asked])
+
+
+def _breakdown(marked: Sequence[Marked], given: NamedAnswers, rule: str) -> dict[str, float]:
+    values = [mark.values[rule] for mark in marked]
+    means = {name: fmean(mark.values[name] for mark in marked) for name in marked[0].values}
+    partial = {"partial": fmean(mark.partial for mark in marked)} if "judge" in means else {}
+    return {
+        "all": min(values),
+        "each": fmean(values),
+        "objectives": float(len(values)),
+        "objectives_right": float(sum(value == 1.0 for value in values)),
+        **means,
+        **partial,
+        "answered": fmean(mark.answered for mark in marked),
+        "malformed": float(given.fault is not None),
+        "keys_missing": float(len(given.missing)),
+        "keys_extra": float(len(given.extra)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintLayer:
+    """Makes an episode that broke a limit worth minus `penalty`; for training only, evaluation grades the answer."""
+
+    penalty: float
+
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade with the penalty in place of its value where a limit was broken.
+
+        `breakdown` keeps the worth of the answer as `outcome`, of every episode, so that its mean is one over all.
+        """
+        if grade.value is None:
+            return grade
+        value = -self.penalty if trajectory.outcome in CONSTRAINTS else grade.value
+        return replace(grade, value=value, breakdown={"outcome": grade.value, **grade.breakdown})

@@ -1,0 +1,357 @@
+"""Rewards and layers of a user's own, called within a time limit and made safe to train with.
+
+    reward   (problem, trajectory) -> a number or a Grade
+    layer    (problem, trajectory, grade) -> a number, which replaces the grade's value, or a Grade
+
+Each is a function, plain or async, or a class: made with its options, then called; `grade` is called in its place where
+it has such a method. A parameter called `codec` gets the model's codec, which turns token ids into text.
+
+Guaranteed: what raises, or returns something else (NaN, 1e300, a text, None), is an ungraded episode with the reason,
+never a zero and never the end of the run; an episode that the machinery lost is ungraded before anybody is asked; a
+plain function runs on one thread of its own, a call at a time, so that it may block without stopping other episodes and
+needs no lock. A function of the episode alone gives the same grades in every run, whatever order episodes end in.
+What takes longer than `reward.timeout_s` is ungraded too (this file says what becomes of the call).
+Not covered: one that draws at random or reads a clock.
+
+A user's function, plain or async, to be awaited, for so long and no longer.
+
+A plain function is called on one daemon thread, a call at a time in the order in which they are asked for. Its time
+begins when the call does, not while it waits for others.
+
+Guaranteed: after `timeout_s` whoever waits gets `OutOfTime`; the calls behind one that ran out of time go on, on a new
+thread.
+Not covered: ending a plain function that ran out of time. No thread can be ended from outside: it goes on beside the
+calls after it, until it returns or the process ends, which doesn't wait for it. An async function is cancelled; one
+that takes no cancellation, or blocks the event loop, is not ended either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from queue import SimpleQueue
+from typing import Any
+
+from palimpsest import plugins
+from palimpsest.errors import being_cancelled, raised_at
+from palimpsest.reward.answer_match import measure
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory
+
+# ---- A user's function, plain or async, to be awaited, for so long and no longer -----------------------------
+
+
+class OutOfTime(Exception):
+    """A call that took longer than it may."""
+
+
+class Caller:
+    """A function, plain or async."""
+
+    def __init__(self, call: Callable[..., Any], timeout_s: float | None = None) -> None:
+        self._call = call
+        self._timeout_s = timeout_s
+        self.waits = is_async(call)
+        """Whether it is async; what isn't is called on a thread."""
+        self._thread: _Thread | None = None
+
+    async def __call__(self, *arguments: Any) -> Any:
+        """What it returns. What it raises comes out as itself, but for a CancelledError that nobody asked for."""
+        if self.waits:
+            return await self._in_time(self._call(*arguments))
+        if self._thread is None:
+            self._thread = _Thread()
+        asked = self._thread.ask(lambda: self._call(*arguments))
+        await asked.begun
+        try:
+            result = await self._in_time(asked.ended)
+        except OutOfTime:
+            self._thread.leave(asked)
+            raise
+        if isinstance(result, _Raised):
+            raise result.error
+        return await self._in_time(result) if inspect.isawaitable(result) else result
+
+    async def _in_time(self, awaitable: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                return await awaitable
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the function's own
+            raise OutOfTime(f"did not return within {self._timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        """Let go of the thread, and close what the object has open."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        owner = plugins.owner(self._call)
+        closing_call = getattr(owner, "close", None)
+        if closing_call is not None:
+            result = closing_call()
+            if inspect.isawaitable(result):
+                await result
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Also where it is an object whose class defines `async def __call__`."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """A future can't carry every kind of error (StopIteration)."""
+
+    error: BaseException
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A call that was asked for."""
+
+    work: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    begun: asyncio.Future[None] = field(init=False)
+    ended: asyncio.Future[Any] = field(init=False)
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        self.begun, self.ended = self.loop.create_future(), self.loop.create_future()
+
+    def tell(self, future: asyncio.Future[Any], result: Any) -> None:
+        """Set a future's result from the thread, if anybody still waits for it."""
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(result)
+
+        try:
+            self.loop.call_soon_threadsafe(settle)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+
+class _Thread:
+    """One daemon thread at a time that makes the calls; one that is stuck in a call is left to itself."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._current = self._start()
+
+    def ask(self, work: Callable[[], Any]) -> _Asked:
+        """Have `work` done after what was asked for before."""
+        asked = _Asked(work)
+        self._queue.put(asked)
+        return asked
+
+    def leave(self, asked: _Asked) -> None:
+        """Go on with the next call on a new thread, if the present one is still in `asked`."""
+        with self._lock:
+            if not asked.is_done:
+                self._current = self._start()
+
+    def close(self) -> None:
+        """End the thread after the call it is in; what waits is dropped."""
+        while not self._queue.empty():
+            if (waiting := self._queue.get()) is not None:
+                waiting.begun.cancel()
+        self._queue.put(None)
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name="reward", daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self) -> None:
+        while (asked := self._queue.get()) is not None:
+            if asked.begun.cancelled():
+                continue  # whoever asked gave up before
+            asked.tell(asked.begun, None)
+            try:
+                result = asked.work()
+            except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
+                result = _Raised(error)
+            with self._lock:
+                asked.is_done = True
+                asked.tell(asked.ended, result)
+                if self._current is not threading.current_thread():
+                    return  # it was left to itself meanwhile
+
+
+# ---- Rewards and layers of a user's own, made safe to train with ---------------------------------------------
+
+
+REWARD = ("problem", "trajectory")
+LAYER = ("problem", "trajectory", "grade")
+TIMEOUT_S = 10.0
+"""Of a call that is tried out; a run has `reward.timeout_s`."""
+LARGEST = 1e9
+"""Of the numbers of a grade, whatever their sign: sums and squares of larger ones leave what floats can hold."""
+_REASON_CHARS, _MESSAGE_CHARS = 500, 250
+
+
+def check_reward(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `name` is no reward that takes these options; nothing is made."""
+    where = f"reward.name={name}"
+    target = plugins.own(name, where)
+    plugins.check_shape(
+        name,
+        target,
+        options,
+        where=where,
+        arguments=REWARD,
+        method="grade",
+        given=("codec",),
+        options_key="reward.options",
+    )
+
+
+def check_layer(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `name` is no layer that takes these options; nothing is made."""
+    target = plugins.own(name, where := f"reward.layers={name}")
+    plugins.check_shape(
+        name, target, options, where=where, arguments=LAYER, given=("codec",), options_key=f"reward.layers.{name}"
+    )
+
+
+def own_reward(name: str, options: Mapping[str, Any], codec: Codec, timeout_s: float | None = TIMEOUT_S) -> OwnReward:
+    """The reward at `name`. Raises ConfigError."""
+    call = plugins.build(
+        name,
+        options,
+        where=f"reward.name={name}",
+        arguments=REWARD,
+        method="grade",
+        given={"codec": codec},
+        options_key="reward.options",
+    )
+    return OwnReward(name, Caller(call, timeout_s))
+
+
+def own_layer(name: str, options: Mapping[str, Any], codec: Codec, timeout_s: float | None = TIMEOUT_S) -> OwnLayer:
+    """The layer at `name`. Raises ConfigError."""
+    call = plugins.build(
+        name,
+        options,
+        where=f"reward.layers={name}",
+        arguments=LAYER,
+        method="grade",
+        given={"codec": codec},
+        options_key=f"reward.layers.{name}",
+    )
+    return OwnLayer(name, Caller(call, timeout_s))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReward:
+    """A user's reward as a grader. Each grade has all of `METRICS` in its breakdown, beside what the user put there."""
+
+    name: str
+    caller: Caller
+
+    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """What the function makes of the episode, or why nothing came of it."""
+        if not trajectory.outcome.gradable:
+            return Grade(None, reason=f"episode ended as {trajectory.outcome}")
+        grade = await _asked(self.name, self.caller, Grade(0.0), problem, trajectory)
+        if grade.value is None:
+            return grade
+        return replace(grade, breakdown={**measure(trajectory.answer or "", problem.answers), **grade.breakdown})
+
+    async def close(self) -> None:
+        await self.caller.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayer:
+    """A user's layer."""
+
+    name: str
+    caller: Caller
+
+    async def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """What the function makes of the grade, or why nothing came of it."""
+        return await _asked(self.name, self.caller, grade, problem, trajectory, grade)
+
+    async def close(self) -> None:
+        await self.caller.close()
+
+
+async def _asked(name: str, caller: Caller, below: Grade, *arguments: Any) -> Grade:
+    """The grade that comes back; a bare number is `below` with that value."""
+    trajectory = arguments[1]
+    try:
+        result = await caller(*arguments)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # the border around a user's own code
+        if being_cancelled():
+            raise
+        if isinstance(error, OutOfTime):
+            return _ungraded(f"{name} {error}, reward.timeout_s")
+        return _ungraded(f"{name} raised {plugins.told(error):.{_MESSAGE_CHARS}} ({raised_at(error)})")
+    try:
+        if isinstance(result, Grade) and result.value is None:
+            return _ungraded(str(result.reason or f"{name} gave no grade and no reason"))
+        grade = result if isinstance(result, Grade) else replace(below, value=result)
+        fault = fault_of(grade, trajectory)
+        return _ungraded(f"{name} returned {fault}") if fault else _plain(grade)
+    except Exception as error:  # noqa: BLE001  a field of another type fails wherever it is touched
+        return _ungraded(f"{name} returned a {type(result).__name__} that can't be read: {plugins.told(error)}")
+
+
+def _ungraded(reason: str) -> Grade:
+    line = " ".join(reason.split())
+    return Grade(None, reason=line[:_REASON_CHARS])
+
+
+def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
+    """What is wrong with a grade that should have a value, None if nothing.
+
+    >>> from palimpsest.types import Outcome
+    >>> fault_of(Grade("yes"), Trajectory("p", "g", 0, (), Outcome.ANSWERED))
+    "'yes', not a number: return a finite number, or Grade(None, reason=...)"
+    """
+    if not isinstance(grade.value, Real):
+        return f"{grade.value!r:.60}, not a number: return a finite number, or Grade(None, reason=...)"
+    numbers = {"value": grade.value, **{f"breakdown[{key!r}]": value for key, value in grade.breakdown.items()}}
+    turns = len(trajectory.turns)
+    for name in ("per_turn", "turn_weights"):
+        values: Sequence[Any] | None = getattr(grade, name)
+        if values is None:
+            continue
+        if len(values) != turns:
+            return f"{len(values)} numbers as {name} for {turns} turns"
+        numbers |= {f"{name}[{at}]": value for at, value in enumerate(values)}
+    for at, span in enumerate(grade.spans):
+        if not all(isinstance(place, int) for place in (span.turn, span.start, span.end)):
+            return f"{span} as spans[{at}]: turn, start and end must be whole numbers"
+        sampled = len(trajectory.turns[span.turn].completion.token_ids) if 0 <= span.turn < turns else -1
+        if not 0 <= span.start <= span.end <= sampled:
+            return f"{span} as spans[{at}]: no such tokens in {turns} turns" + (
+                f", turn {span.turn} sampled {sampled}" if sampled >= 0 else ""
+            )
+        numbers[f"spans[{at}].value"] = span.value
+    for key, value in numbers.items():
+        if not plugins.finite(value):
+            return f"{value!r:.60} as {key}: a finite number is needed"
+        if abs(value) > LARGEST:
+            return f"{value!r:.60} as {key}: a number from {-LARGEST:g} to {LARGEST:g} is needed"
+    return None
+
+
+def _plain(grade: Grade) -> Grade:
+    """With Python's own numbers in place of numpy's and of True."""
+    assert grade.value is not None
+    return replace(
+        grade,
+        value=float(grade.value),
+        breakdown={key: float(value) for key, value in grade.breakdown.items()},
+        per_turn=None if grade.per_turn is None else tuple(map(float, grade.per_turn)),
+        turn_weights=None if grade.turn_weights is None else tuple(map(float, grade.turn_weights)),
+        spans=tuple(replace(span, value=float(span.value)) for span in grade.spans),
+    )

@@ -1,0 +1,254 @@
+r"""Rewards of single turns: memory states (ReMemR1), gate decisions (GRU-Mem), faithful memories.
+
+With recall(x) the share of a gold answer's words that occur in x, for a reading turn that had memory m and section c,
+wrote m' and whose query brought up r:
+
+    update    recall(m') - recall(m)                            information gain of the update; negative where it forgot
+    callback  max(0, recall(m + c + r) - recall(m + c))         what the look back adds to what was in sight
+    format    1 if the reply could be read, else 0
+    state     update + callback + format, each times its weight
+
+and for the answer turn format alone: 1 if it holds exactly one \boxed{}, closed and not empty.
+
+What the authors' code does otherwise, each an option: the mean over several golds instead of the paper's maximum
+(`golds`); words counted as substrings, so that "a" is in anything (`words`); the previous memory, looked for by an
+expression that stops at line breaks, is never found, so that the update's gain is its recall (`before`); the callback
+is measured against the whole prompt, the question included (`against`); where its memory is the whole reply, readable
+or not (`policy.options.malformed: accept`), m' is what stands between the update's tags, the first of several, nothing
+where there is none.
+
+Guaranteed: one number a turn, whatever the turn; with whole words a yes/no gold has no words to look for, and all of
+its gains are 0. A trajectory without a grade gets none.
+Not covered: golds in other words; an agent whose replies aren't memories (its turns get format 1 and no gain).
+
+A reward counts less where the memory holds invented facts: what is written should stand in what was read.
+
+    value = reward * max(0, 1 - penalty * (1 - copy fidelity of the episode's read turns))
+
+A reward for the answer alone never sees a made-up fact in a memory that holds nothing yet, and such facts keep out the
+true one later, the more often the longer the document. Ours; none of the published systems has it. A factor, because a
+penalty that is subtracted is best avoided by writing nothing at all (seen in training).
+
+Not covered: memories in other words than the text's; use it where faithful copying is wanted.
+
+Rewards of gate decisions, turn by turn, for an agent with an update gate and an exit gate (memory/gated.py).
+
+GRU-Mem (arXiv 2602.10560) rewards "correct updating and exiting" per turn beside the outcome. Its formulas were not at
+hand; ours take what the data names as evidence. For the section c_t of a reading turn:
+
+    update   1 if the gate is open and c_t holds a piece of evidence, or shut and it holds none; else 0
+    exit     1 if it ends where sections 1..t hold all evidence, or goes on where they don't; else 0
+    format   1 if the reply could be read, else 0
+    state    the sum, each times its weight; any other turn gets the format point alone
+
+Guaranteed: one number a turn. A problem without `metadata["evidence"]` gives format alone.
+Not covered: evidence cut in two by a chunk's end (`chunk_boundary: line` avoids it); evidence in other words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from palimpsest.config.reward import GateRewardConfig, StateRewardConfig
+from palimpsest.metrics.memory_metrics import copy_fidelity
+from palimpsest.metrics.reading_trace import Reading, Texts, readings
+from palimpsest.text.answer_normalization import fold, normalize, tokens
+from palimpsest.text.answers import only_box
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Problem, Trajectory, Turn
+
+_CHOICES = frozenset({"yes", "no"})
+
+
+def gold_words(gold: str) -> list[str]:
+    """The words of a gold that are looked for; none of a yes/no gold, whose word says nothing.
+
+    >>> gold_words("The Hague"), gold_words("Yes."), gold_words("The The")
+    (['hague'], [], ['the', 'the'])
+    """
+    form = normalize(gold) or fold(gold)
+    return [] if form in _CHOICES else tokens(form)
+
+
+def word_recall(text: str, golds: Sequence[str], config: StateRewardConfig) -> float:
+    """Share of a gold's words that occur in `text`: of the best gold, or the mean over golds.
+
+    >>> golds = ["New York", "York"]
+    >>> word_recall("He saw York.", golds, StateRewardConfig())
+    1.0
+    >>> word_recall("He saw York.", golds, StateRewardConfig(golds="mean"))
+    0.75
+    >>> [word_recall("Yorkshire", ["York"], StateRewardConfig(words=how)) for how in ("whole", "substring")]
+    [0.0, 1.0]
+    """
+    if config.words == "substring":
+        shares = [_share([word in text for word in gold.split()]) for gold in golds]
+    else:
+        held = {*tokens(normalize(text)), *tokens(fold(text))}
+        shares = [_share([word in held for word in gold_words(gold)]) for gold in golds]
+    return max(shares) if config.golds == "max" else fmean(shares)
+
+
+def _share(found: Sequence[bool]) -> float:
+    return sum(found) / len(found) if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReward:
+    """The parts of a turn's reward, unweighted."""
+
+    update: float = 0.0
+    callback: float = 0.0
+    format: float = 1.0
+    in_sight: float = 0.5
+    """recall of what the turn had in sight; 0.5 for other turns than reading ones, so that they weigh 1."""
+
+    def total(self, config: StateRewardConfig) -> float:
+        """The weighted sum."""
+        return self.update * config.update + self.callback * config.callback + self.format * config.format
+
+
+def turn_rewards(
+    problem: Problem, trajectory: Trajectory, codec: Codec, config: StateRewardConfig
+) -> tuple[TurnReward, ...]:
+    """[turns] the reward of each turn."""
+    read = {reading.turn.step: reading for reading in readings(trajectory, Texts(codec))}
+    rewards = []
+    for turn in trajectory.turns:
+        if turn.step in read:
+            rewards.append(_read_reward(read[turn.step], problem.answers, codec, config))
+        elif turn.name == "answer":
+            rewards.append(TurnReward(format=_answer_format(turn, codec)))
+        else:
+            rewards.append(TurnReward())
+    return tuple(rewards)
+
+
+def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: StateRewardConfig) -> TurnReward:
+    def recall(text: str) -> float:
+        return word_recall(text, golds, config)
+
+    sight = f"{reading.memory_in_sight}\n{reading.section or ''}"
+    if config.against == "prompt":
+        sight = codec.decode(reading.turn.prompt_ids)
+    known = recall(sight)
+    had = recall(reading.memory_before.text) if config.before == "memory" else 0.0
+    wrote = recall(reading.update.text) if reading.changed else had
+    return TurnReward(
+        update=wrote - had,
+        callback=max(0.0, recall(f"{reading.found} {sight}") - known) if reading.found else 0.0,
+        format=float(reading.malformed is None),
+        in_sight=known,
+    )
+
+
+def _answer_format(turn: Turn, codec: Codec) -> float:
+    return float(only_box(codec.decode(turn.completion.token_ids)) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """Adds turn rewards to a grade; for training, evaluation needs none."""
+
+    codec: Codec
+    config: StateRewardConfig
+
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade with `per_turn`; its value is untouched."""
+        if not trajectory.turns:
+            return grade
+        rewards = turn_rewards(problem, trajectory, self.codec, self.config)
+        parts = {f"state_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "callback", "format")}
+        weights = tuple(0.5 + reward.in_sight for reward in rewards) if self.config.action_reweight else None
+        return replace(
+            grade,
+            per_turn=tuple(reward.total(self.config) for reward in rewards),
+            turn_weights=weights,
+            breakdown={**grade.breakdown, **parts},
+        )
+
+
+# ---- A reward counts less where the memory holds invented facts ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FaithfulLayer:
+    """For training only, evaluation grades the answer."""
+
+    codec: Codec
+    penalty: float
+
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade times the factor.
+
+        `breakdown` keeps the share as `unsupported` and the value before as `outcome`.
+        """
+        if grade.value is None:
+            return grade
+        fidelity = copy_fidelity(readings(trajectory, Texts(self.codec)))
+        unsupported = 0.0 if fidelity is None else 1.0 - fidelity
+        breakdown = {**grade.breakdown, "unsupported": unsupported, "outcome": grade.value}
+        factor = max(0.0, 1.0 - self.penalty * unsupported)
+        return replace(grade, value=grade.value * factor, breakdown=breakdown)
+
+
+# ---- Rewards of gate decisions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GateReward:
+    """The parts of a turn's reward, unweighted."""
+
+    update: float = 0.0
+    exit: float = 0.0
+    format: float = 1.0
+
+    def total(self, config: GateRewardConfig) -> float:
+        """The weighted sum."""
+        return self.update * config.update + self.exit * config.exit + self.format * config.format
+
+
+def gate_rewards(problem: Problem, trajectory: Trajectory, codec: Codec) -> tuple[GateReward, ...]:
+    """[turns] the reward of each turn."""
+    evidence = [_flat(str(text)) for text in problem.metadata.get("evidence", ())]
+    missing = set(evidence)
+    rewards: dict[int, GateReward] = {}
+    for reading in readings(trajectory, Texts(codec)):
+        section = _flat(str(reading.section or ""))
+        held = {text for text in evidence if text in section}
+        missing -= held
+        rewards[reading.turn.step] = _decision(reading, bool(held), not missing) if evidence else _format(reading)
+    return tuple(rewards.get(turn.step, GateReward()) for turn in trajectory.turns)
+
+
+def _decision(reading: Reading, needed: bool, complete: bool) -> GateReward:
+    if reading.gates is None:
+        return _format(reading)
+    return GateReward(float(reading.gates.update == needed), float(reading.gates.exit == complete))
+
+
+def _format(reading: Reading) -> GateReward:
+    return GateReward(format=float(reading.malformed is None))
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class GateLayer:
+    """Adds gate rewards to a grade; for training, evaluation needs none."""
+
+    codec: Codec
+    config: GateRewardConfig
+
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """The grade with `per_turn`; its value is untouched."""
+        if not trajectory.turns:
+            return grade
+        rewards = gate_rewards(problem, trajectory, self.codec)
+        parts = {f"gate_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "exit", "format")}
+        per_turn = tuple(reward.total(self.config) for reward in rewards)
+        return replace(grade, per_turn=per_turn, breakdown={**grade.breakdown, **parts})

@@ -1,0 +1,453 @@
+"""Trajectories on disk: JSON lines in zstd frames, one line per episode.
+
+A file is a sequence of zstd frames. Each frame holds whole lines (the episodes of one group), so a file cut
+anywhere loses the frame that was cut and nothing before it. `zstdcat FILE | jq .outcome` reads it as well. A file
+whose name doesn't end in .zst holds the lines as they are, which is how scripted episodes are written by hand.
+
+Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written;
+what has no place in JSON (bytes, NaN, an integer beyond 64 bits...) is written as text and its place is named under
+`as_text`; the reader says what it had to leave out. Format 1 is read as well (this file); a line of
+any other is refused, naming the file.
+A record that is to be read without its run says which tokenizer its ids are of (`tokenizer`: `Codec.digest`).
+Not covered: the document. `Problem.context` is left out, its tokens stand in the prompts.
+Tuples inside notes, details and metadata come back as lists, sets as sorted ones (JSON has no other sequence).
+
+    line    {"format": 2, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
+            and "as_text": ["events.0.detail.size", ...] where something was written as text
+    turn    {"step", "name", "prompt_ids", "token_ids", "logprobs", "stop_reason", "policy_version", "notes",
+             "spans": {"memory": [12, 40], "section": [44, 300], "result:p2d33w": [310, 402], ...}}
+    event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
+
+A field that is added later is written where it is set and read with a default: no new format for that. Where a problem
+asks several questions it has `questions`, and the line `answers`.
+
+Where the zstd frames of a file begin and end, without decompressing one.
+
+A frame says the size of each of its blocks, so the way to the next frame is a walk from block to block (RFC 8878,
+section 3.1). Guaranteed: the walk's cost grows with the number of blocks, and it ends at the first frame that is cut or
+isn't one. Not covered: damage inside a block, which only decompressing finds.
+
+Episodes as they were recorded before turns had spans and events had types: format 1, as format 2.
+
+A turn told where its section stands in its notes, if at all, and no other piece; an event had `step` for `before_turn`
+and a dictionary of no declared form. So what needs to know where the memory stood in a prompt is absent of such
+episodes; what was told by events, and all that is tokens, is as it was.
+
+Not covered: events of a declared kind that some other hand wrote with other details. They are kept as plain ones,
+` (format 1)` behind their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import zstandard
+
+from palimpsest.errors import DataError
+from palimpsest.events import Event, event_of
+from palimpsest.text.json_text import storable
+from palimpsest.types import (
+    Completion,
+    Grade,
+    Group,
+    Outcome,
+    Problem,
+    Question,
+    SpanReward,
+    StopReason,
+    Trajectory,
+    Turn,
+    spans_within,
+)
+
+# ---- Where the zstd frames of a file begin and end, without decompressing one --------------------------------
+
+
+_HEADER = 18  # bytes of the longest frame header
+_BLOCK_HEADER = 3
+_CHECKSUM = 4
+_RLE = 1  # of the types of a block the one whose size is that of what it stands for; it takes one byte itself
+
+
+def frame_spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """[start, end) in bytes of each whole frame, in their order, up to the first that isn't whole.
+
+    >>> two = zstandard.compress(b"first") + zstandard.compress(b"second")
+    >>> [zstandard.decompress(two[start:end]) for start, end in frame_spans(two + b"torn")]
+    [b'first', b'second']
+    """
+    view, start = memoryview(data), 0
+
+    def read(at: int, count: int) -> bytes:
+        return bytes(view[at : at + count])
+
+    while (end := frame_end(read, start, len(data))) is not None:
+        yield start, end
+        start = end
+
+
+def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int | None:
+    """Where the frame that begins at `start` ends; None if none does, or if it is cut.
+
+    `read(at, count)` gives what there is of so many bytes, of `size` in all.
+    """
+    head = read(start, _HEADER)
+    try:
+        at = start + zstandard.frame_header_size(head)
+        checksum = _CHECKSUM if zstandard.get_frame_parameters(head).has_checksum else 0
+    except zstandard.ZstdError:
+        return None
+    last = False
+    while not last:
+        header = read(at, _BLOCK_HEADER)
+        if len(header) < _BLOCK_HEADER:
+            return None
+        block = int.from_bytes(header, "little")
+        last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
+        at += _BLOCK_HEADER + (1 if kind == _RLE else length)
+    return at + checksum if at + checksum <= size else None
+
+
+# ---- Episodes as they were recorded before turns had spans and events had types ------------------------------
+
+
+_RENAMED = {"recall": {"found": "chunk"}, "retrieved": {"found": "chunk"}, "tool_error": {"kind": "error"}}
+"""Kind to old and new names of its details."""
+
+
+def as_format_2(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of format 1 as one of format 2. Raises KeyError, TypeError or ValueError for anything else.
+
+    >>> turn = {"step": 0, "notes": {"chunk": 0, "section": [4, 9]}}
+    >>> event = {"kind": "recall", "step": 1, "detail": {"query": "Anna", "found": 3, "text": "Anna ran."}}
+    >>> row = as_format_2({"format": 1, "turns": [turn], "events": [event]})
+    >>> row["turns"][0]["notes"], row["turns"][0]["spans"]
+    ({'chunk': 0}, {'section': [4, 9]})
+    >>> row["events"]
+    [{'kind': 'recall', 'before_turn': 1, 'detail': {'query': 'Anna', 'chunk': 3, 'text': 'Anna ran.'}}]
+    """
+    turns, events = map(_turn, row["turns"]), map(_event, row["events"])
+    return {**row, "format": 2, "turns": list(turns), "events": list(events)}
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    notes = dict(turn["notes"])
+    section = notes.pop("section", None)
+    is_span = isinstance(section, list) and len(section) == 2 and all(type(place) is int for place in section)
+    if section is not None and not is_span:
+        notes["section"] = section  # a note of somebody else's
+    return {**turn, "notes": notes, "spans": {"section": section} if is_span else {}}
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    kind, names = event["kind"], _RENAMED.get(event["kind"], {})
+    detail = {names.get(name, name): value for name, value in event["detail"].items()}
+    try:
+        event_of(kind, detail)
+    except ValueError:
+        kind, detail = f"{kind} (format 1)", dict(event["detail"])
+    return {"kind": kind, "before_turn": event["step"], "detail": detail}
+
+
+# ---- Trajectories on disk ------------------------------------------------------------------------------------
+
+
+FORMAT = 2
+_LEVEL = 3
+_NOT_GRADED = Grade(None, "the record holds no grade")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a reader found."""
+
+    groups: tuple[Group, ...]
+    torn: str | None = None
+    """What was left out because the file was cut, in words; None if the file is whole."""
+    tokenizers: frozenset[str] = frozenset()
+    """`Codec.digest` of the tokenizers that the ids are of, as far as lines say so."""
+
+
+def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """A JSON object for one episode.
+
+    >>> turn = Turn((1, 2), Completion((3,), (-0.5,), StopReason.STOP), step=0, name="answer")
+    >>> data = trajectory_to_json(Trajectory("p", "g", 0, (turn,), Outcome.ANSWERED, "yes"))
+    >>> data["turns"][0]["token_ids"], data["outcome"]
+    ([3], 'answered')
+    >>> trajectory_from_json(data).turns[0] == turn
+    True
+    """
+    return {
+        "problem_id": trajectory.problem_id,
+        "group_id": trajectory.group_id,
+        "rollout": trajectory.rollout,
+        "outcome": trajectory.outcome.value,
+        "answer": trajectory.answer,
+        "turns": [turn_to_json(turn) for turn in trajectory.turns],
+        "events": [
+            {"kind": event.kind, "before_turn": event.before_turn, "detail": dict(event.detail)}
+            for event in trajectory.events
+        ],
+        **({"answers": list(trajectory.answers)} if trajectory.answers else {}),
+    }
+
+
+def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
+    """The inverse of `trajectory_to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+    return Trajectory(
+        problem_id=data["problem_id"],
+        group_id=data["group_id"],
+        rollout=data["rollout"],
+        turns=tuple(turn_from_json(turn) for turn in data["turns"]),
+        outcome=Outcome(data["outcome"]),
+        answer=data["answer"],
+        events=tuple(Event(event_of(each["kind"], each["detail"]), each["before_turn"]) for each in data["events"]),
+        answers=tuple(data.get("answers", ())),
+    )
+
+
+def turn_to_json(turn: Turn) -> dict[str, Any]:
+    """A JSON object for one turn."""
+    completion = turn.completion
+    return {
+        "step": turn.step,
+        "name": turn.name,
+        "prompt_ids": list(turn.prompt_ids),
+        "token_ids": list(completion.token_ids),
+        "logprobs": list(completion.logprobs),
+        "stop_reason": completion.stop_reason.value,
+        "policy_version": completion.policy_version,
+        **_last_version(completion),
+        "notes": dict(turn.notes),
+        "spans": {name: list(span) for name, span in turn.spans.items()},
+        **({} if turn.role is None else {"role": turn.role, "trained": turn.trained}),
+    }
+
+
+def _last_version(completion: Completion) -> dict[str, int]:
+    """Written only where new weights came while the completion was sampled."""
+    last = completion.last_policy_version
+    return {} if last == completion.policy_version else {"last_policy_version": last}
+
+
+def turn_from_json(data: Mapping[str, Any]) -> Turn:
+    """The inverse of `turn_to_json`. Raises as `trajectory_from_json`."""
+    completion = Completion(
+        token_ids=tuple(data["token_ids"]),
+        logprobs=tuple(data["logprobs"]),
+        stop_reason=StopReason(data["stop_reason"]),
+        policy_version=data["policy_version"],
+        last_policy_version=data.get("last_policy_version", data["policy_version"]),
+    )
+    if len(completion.logprobs) != len(completion.token_ids):
+        raise ValueError(f"{len(completion.token_ids)} tokens with {len(completion.logprobs)} log-probabilities")
+    prompt = tuple(data["prompt_ids"])
+    return Turn(
+        prompt,
+        completion,
+        data["step"],
+        data["name"],
+        data["notes"],
+        spans_within({name: (int(start), int(end)) for name, (start, end) in data["spans"].items()}, len(prompt)),
+        role=data.get("role"),
+        trained=data.get("trained", True),
+    )
+
+
+def grade_to_json(grade: Grade) -> dict[str, Any]:
+    """A JSON object for one grade."""
+    return {
+        "value": grade.value,
+        "reason": grade.reason,
+        "breakdown": dict(grade.breakdown),
+        "per_turn": None if grade.per_turn is None else list(grade.per_turn),
+        **({} if grade.turn_weights is None else {"turn_weights": list(grade.turn_weights)}),
+        **({"spans": [[s.turn, s.start, s.end, s.value] for s in grade.spans]} if grade.spans else {}),
+    }
+
+
+def grade_from_json(data: Mapping[str, Any] | None) -> Grade:
+    """The inverse of `grade_to_json`; None (a scripted episode, say) is ungraded."""
+    if data is None:
+        return _NOT_GRADED
+    per_turn, weights = data["per_turn"], data.get("turn_weights")
+    return Grade(
+        data["value"],
+        data["reason"],
+        data["breakdown"],
+        None if per_turn is None else tuple(per_turn),
+        None if weights is None else tuple(weights),
+        tuple(SpanReward(*span) for span in data.get("spans", ())),
+    )
+
+
+def _problem_to_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "answers": list(problem.answers),
+        "metadata": dict(problem.metadata),
+        **({"questions": [_question_to_json(one) for one in problem.questions]} if problem.questions else {}),
+        **({"memory": problem.memory} if problem.memory else {}),
+    }
+
+
+def _question_to_json(question: Question) -> dict[str, Any]:
+    return {"question": question.text, "answers": list(question.answers)}
+
+
+def _problem_from_json(data: Mapping[str, Any]) -> Problem:
+    questions = tuple(Question(one["question"], tuple(one["answers"])) for one in data.get("questions", ()))
+    asked = (data["id"], data["question"], tuple(data["answers"]))
+    return Problem(*asked, None, data["metadata"], questions, data.get("memory", ""))
+
+
+def group_lines(group: Group, tokenizer: str | None = None) -> bytes:
+    """The JSON lines of a group, one an episode."""
+    problem = _problem_to_json(group.problem)
+    ids_of = {} if tokenizer is None else {"tokenizer": tokenizer}
+    lines = (
+        {
+            "format": FORMAT,
+            "problem": problem,
+            "grade": grade_to_json(grade),
+            **trajectory_to_json(trajectory),
+            **ids_of,
+        }
+        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
+    )
+    return b"".join(_dump(line) + b"\n" for line in lines)
+
+
+def _dump(line: Mapping[str, Any]) -> bytes:
+    as_text: list[str] = []
+    turns = [_storable_turn(turn, as_text, at) for at, turn in enumerate(line["turns"])]
+    line = {**storable({**line, "turns": ()}, as_text), "turns": turns}
+    return orjson.dumps({**line, "as_text": as_text} if as_text else line, option=orjson.OPT_SORT_KEYS)
+
+
+def _storable_turn(turn: Mapping[str, Any], as_text: list[str], at: int) -> dict[str, Any]:
+    """`turn` with all but its tokens looked at: they are many, and the recorder has checked them."""
+    tokens = {name: turn[name] for name in ("prompt_ids", "token_ids", "logprobs")}
+    return {**storable({**turn, **dict.fromkeys(tokens)}, as_text, ("turns", str(at))), **tokens}
+
+
+def encode_groups(groups: Iterable[Group], tokenizer: str | None = None) -> bytes:
+    """The bytes of a record file: one zstd frame per group. Files may be joined end to end. `tokenizer`: `Codec.digest`
+    of the one that the ids are of."""
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, threads=0)
+    return b"".join(compressor.compress(group_lines(group, tokenizer)) for group in groups)
+
+
+def read_groups(path: str | Path) -> Recording:
+    """Read a record file.
+
+    From the first cut or damaged frame on everything is left out, and reported. Raises DataError, naming the file,
+    for a file that is missing and for a whole frame that holds something else than episodes.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error.strerror}); expected a .jsonl.zst of trajectories") from None
+    groups: list[Group] = []
+    tokenizers = set[str]()
+    torn = None
+    frames = _frames(data) if path.suffix == ".zst" else _plain_lines(data)
+    for frame in frames:
+        if frame is None:
+            torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was left out"
+            break
+        rows = _rows(path, frame)
+        tokenizers |= {row["tokenizer"] for row in rows if isinstance(row.get("tokenizer"), str)}
+        groups += _grouped(path, rows)
+    return Recording(tuple(groups), torn, frozenset(tokenizers))
+
+
+def _frames(data: bytes) -> Iterator[bytes | None]:
+    """Content of each frame; None, and nothing more, for one that is cut or whose checksum is wrong."""
+    whole = 0
+    for start, end in frame_spans(data):
+        try:
+            yield zstandard.ZstdDecompressor().decompressobj().decompress(data[start:end])
+        except zstandard.ZstdError:
+            break
+        whole = end
+    if whole < len(data):
+        yield None
+
+
+def _plain_lines(data: bytes) -> Iterator[bytes | None]:
+    """All whole lines at once, then None if the last one was cut before its newline and is no JSON."""
+    whole, _, rest = data.rpartition(b"\n")
+    try:
+        orjson.loads(rest or b"null")
+    except orjson.JSONDecodeError:
+        yield whole
+        yield None
+        return
+    yield data
+
+
+def groups_in(path: Path, frame: bytes) -> list[Group]:
+    """The groups in the lines of a frame, or in those of a part of a plain file. Raises DataError, naming the file."""
+    return _grouped(path, _rows(path, frame))
+
+
+def _rows(path: Path, frame: bytes) -> list[dict[str, Any]]:
+    return [_parse(path, line) for line in frame.splitlines() if line.strip()]
+
+
+def _grouped(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
+    groups: list[Group] = []
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end].get("group_id") != rows[start].get("group_id"):
+            groups.append(_group(path, rows[start:end]))
+            start = end
+    return groups
+
+
+def _parse(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{path}: a line is no JSON ({error}); expected one trajectory a line") from None
+    number = row.get("format") if isinstance(row, dict) else None
+    if not is_known(number):
+        raise DataError(f"{path}: {unknown_format(number)}")
+    return row
+
+
+def is_known(number: object) -> bool:
+    """Whether a line of this `format` can be read.
+
+    >>> is_known(1), is_known(2), is_known(3), is_known(True), is_known("2")
+    (True, True, False, False, False)
+    """
+    return type(number) is int and number in (1, FORMAT)
+
+
+def unknown_format(number: object) -> str:
+    """What is wrong with a line of another `format`."""
+    return f"format {number!r:.60} of a trajectory is not one of the known formats, 1 and {FORMAT}"
+
+
+def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
+    try:
+        head = rows[0]["problem"]
+        if not isinstance(head["answers"], list):
+            raise TypeError(f"answers must be a list, is {head['answers']!r:.60}")
+        problem = _problem_from_json(head)
+        rows = [as_format_2(row) if row["format"] == 1 else row for row in rows]
+        trajectories = tuple(trajectory_from_json(row) for row in rows)
+        return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        name = rows[0].get("group_id")
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: group {name!r} is no record of trajectories ({reason})") from None

@@ -1,0 +1,199 @@
+"""One process per run folder; which folders may be moved aside; outputs that appear whole or not at all.
+
+The kernel holds the lock (flock) and gives it back when the process dies, however it dies; the file's text only says
+who holds it. A lock left by a dead process is taken over without a word.
+
+Not covered: folders on network file systems shared by several hosts, where flock may not reach. There the text
+decides: a lock that names another host is respected until someone deletes the file.
+
+Whether a folder may be moved aside: not with a run in it or around it, nor while a process writes there.
+
+Not covered: a process that begins in the moment between the question and the move; links to folders, which are not
+followed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from palimpsest import files
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.progress.reporter import Progress
+from palimpsest.runs.resume_rules import EVENTS
+
+NAME = ".lock"
+
+
+class FolderLock:
+    """Held from construction to `release`, or to the end of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises RunError naming pid and host if another process has `folder`."""
+        self.path = folder / NAME
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _claim(self._descriptor, folder)
+            self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        """Give the lock back, once or more.
+
+        The empty file stays: removing it could pull it from under the next holder.
+        """
+        if self._descriptor < 0:
+            return
+        self._write(b"")
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _write(self, text: bytes) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text, 0)
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Raise RunError naming pid and host if another process has `folder`; its lock file stays as it is."""
+    if not (folder / NAME).is_file():
+        return
+    with files.naming(folder / NAME):
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _claim(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _claim(descriptor: int, folder: Path) -> None:
+    """Lock the file for as long as it is open. Raises RunError if another process has it."""
+    holder = _holder(os.pread(descriptor, 4096, 0))
+    try:
+        with files.naming(folder / NAME):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{folder} is in use by {_words(holder)}: wait for it, or choose another folder") from None
+    if holder and holder["host"] != socket.gethostname():
+        raise RunError(f"{folder} is in use by {_words(holder)}: if that process is gone, delete {folder / NAME}")
+
+
+def _holder(text: bytes) -> dict[str, object]:
+    """What the lock file says; empty if it says nothing readable."""
+    try:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) and {"pid", "host", "started"} <= data.keys() else {}
+
+
+def _words(holder: dict[str, object]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder['pid']} on {holder['host']} since {holder['started']}"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+# ---- Whether a folder may be moved aside ---------------------------------------------------------------------
+
+
+CONFIG = "config.yaml"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run began in `folder`."""
+    return (folder / CONFIG).is_file() and ((folder / EVENTS).exists() or (folder / NAME).exists())
+
+
+def refuse_moving(folder: Path, *, whole: bool) -> None:
+    """Raise RunError if moving `folder` takes runs along, a part of a run, or what a process is writing.
+
+    `whole`: it holds something of its own, which a run around it does without.
+    """
+    for around in folder.resolve().parents:
+        if is_run(around):
+            refuse_in_use(around)
+            if not whole:
+                raise RunError(
+                    f"{folder} is a part of the run {around}, which --force doesn't move: give another --out"
+                )
+    for below in folders(folder):
+        refuse_in_use(below)
+        if below != folder and is_run(below) and not is_run(folder):
+            raise RunError(f"{folder} holds the run {below}, which --force doesn't move: give another --out")
+
+
+def folders(folder: Path) -> Iterator[Path]:
+    """`folder` and the folders below it."""
+    return (Path(path) for path, _, _ in os.walk(folder))
+
+
+# ---- Where a data set is written to --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A data set that was written."""
+
+    folder: Path
+    edition: str
+    problems: dict[str, int]
+    """By file."""
+
+
+@contextmanager
+def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
+    """A hidden folder that becomes `out` at the end; what `out` held is moved aside then. Raises RunError at once where
+    it holds something and `force` isn't given."""
+    check_free(out, force=force)
+    hidden = files.hidden_folder(out.absolute())
+    try:
+        yield hidden
+        if out.is_dir() and any(out.iterdir()):
+            progress.message(f"{out}: what it held is now {files.set_aside(out)}")
+        files.publish_folder(hidden, out.absolute())
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def check_free(out: Path, *, force: bool) -> None:
+    """Raises RunError unless a folder may be written at `out`."""
+    if os.path.lexists(out) and not out.is_dir():
+        raise RunError(f"{out} is {'a file' if out.exists() else 'a link to nothing'}: a folder is needed")
+    if out.is_dir() and any(out.iterdir()):
+        if not force:
+            raise RunError(f"{out} is not empty: give another --out, or --force to move it aside")
+        refuse_moving(out, whole=False)
+
+
+def free_file(out: Path, *, force: bool, progress: Progress, option: str = "--out") -> None:
+    """Make room for a file: what is there is moved aside with `force`, and refused without. Raises RunError."""
+    if out.is_dir():
+        raise RunError(f"{out} is a folder: give the path of a file")
+    if os.path.lexists(out):
+        if not force:
+            raise RunError(f"{out} is there: give another {option}, or --force to move it aside")
+        progress.message(f"{out}: what it held is now {files.set_aside(out)}")
+
+
+def refuse_inside(out: Path, read: Iterable[Path], option: str) -> None:
+    """Raise ConfigError if `out` is a file that is `read`, or lies in such a folder, links followed."""
+    target = out.resolve()
+    for path in read:
+        inside = path.is_dir() and target.is_relative_to(path.resolve())
+        if inside or target == path.resolve() or (target.is_file() and path.is_file() and target.samefile(path)):
+            what = f"lies inside {path}, whose files are only read" if inside else f"is {path}, which is read"
+            raise ConfigError(f"{option} {out}: {what}; give a path elsewhere")

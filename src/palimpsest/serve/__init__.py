@@ -1,1 +1,0 @@
-"""Servers: retrieval over a corpus."""

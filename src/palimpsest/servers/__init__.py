@@ -1,0 +1,1 @@
+"""Servers over HTTP: an agent behind OpenAI's interface, retrieval, the viewer."""

@@ -1,0 +1,350 @@
+"""What the server keeps on disk: files, episodes turn by turn, responses.
+
+    blobs/SHA256            what a file holds, once however often it was sent
+    files/ID.json           its name, purpose, size
+    episodes/ID.jsonl       head; a line a turn, written before the next begins; at the end the result
+    documents/ID.json       of an episode in the background, until it ends
+    responses/ID.json
+    inputs/ID.json          of a response: what was said in it, for `previous_response_id`
+
+Every line of a log, and every other file but the blobs, is a line with a checksum (episode_log.py); the name of a blob
+is
+its SHA-256. What earlier versions wrote without a checksum is read as it is.
+
+Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
+line that a kill cut off is left out; a line or a file in which a bit was flipped is never taken for what was written,
+and an episode continues after the turns before that line; the whole stays within `Quota`: of episodes that don't
+run and responses that have ended the oldest go first, files are refused; what can't be written is a `StoreFailed` and
+leaves nothing behind. Beginning an episode, and telling how one ended, takes no longer the more turns, episodes or
+files are kept.
+Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palimpsest.files import sha256
+from palimpsest.rollout.trajectory_file import turn_to_json
+from palimpsest.runs.folder_guard import FolderLock
+from palimpsest.servers.http_service import Refused, shown
+from palimpsest.servers.openai.episode_log import EpisodeLog, opened, sealed
+from palimpsest.types import Turn
+
+_ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
+_FOLDERS = ("blobs", "files", "episodes", "documents", "responses", "inputs")
+_KEPT = 0.9
+"""Of their share, once the oldest episodes have gone: looking for them takes time that grows with their number."""
+
+
+_log = logging.getLogger("uvicorn.error")
+
+
+class StoreFailed(Refused):
+    """The disk takes no more, or fails."""
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raises StoreFailed where the system refuses to write; why is for the log."""
+    try:
+        yield
+    except OSError:
+        _log.exception("the store failed")
+        raise StoreFailed(507, "the server can't store it; its log says why", code="store_failed") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Bytes on disk."""
+
+    files: int = 10 << 30
+    episodes: int = 10 << 30
+    """And responses."""
+
+
+class Store:
+    """One folder, of one server. Every call is short; those that aren't are made on a thread."""
+
+    def __init__(self, folder: Path, quota: Quota | None = None) -> None:
+        """Raises RunError where another server has the folder."""
+        self.folder, self.quota = folder, quota or Quota()
+        for name in ("", *_FOLDERS):
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = FolderLock(folder)
+        self._files_lock = threading.Lock()
+        self._claimed = 0  # bytes of files that are being sent
+        known = {path.stem: self._read("files", path.stem) for path in (folder / "files").glob("file-*.json")}
+        self._files: dict[str, dict[str, Any]] = {
+            name: each
+            for name, each in known.items()
+            if each is not None
+            and name == _file_id(each.get("sha256"), each.get("filename"), each.get("purpose"))
+            and self.blob(each["sha256"]).is_file()
+        }
+        self._sweep()
+        self._blob_bytes = _size(folder / "blobs")
+        self._episode_bytes = self._size_of_episodes()  # at the most: what is deleted is counted on
+
+    def close(self) -> None:
+        self._lock.release()
+
+    # ---- files
+
+    def add_file(self, part: Path, digest: str, name: str, purpose: str) -> dict[str, Any]:
+        """Take over a finished upload. The same content under the same name is the same file; its content is replaced,
+        which repairs a damaged one."""
+        size, file_id = part.stat().st_size, _file_id(digest, name, purpose)
+        facts = {"id": file_id, "object": "file", "bytes": size, "created_at": int(time.time()), "filename": name}
+        facts |= {"purpose": purpose, "status": "processed", "sha256": digest}
+        with self._files_lock:
+            if (known := self._files.get(file_id)) is not None:
+                os.replace(part, self.blob(digest))
+                return known
+            self._write("files", file_id, facts)
+            self._blob_bytes += 0 if self.blob(digest).exists() else size
+            os.replace(part, self.blob(digest))
+            self._files[file_id] = facts
+        return facts
+
+    def file(self, file_id: str) -> dict[str, Any]:
+        """Raises Refused for one that isn't there."""
+        found = self._files.get(file_id)
+        if found is None:
+            raise Refused(404, f"file {shown(file_id)}: no such file", code="file_not_found", param="file_id")
+        return found
+
+    def files(self) -> list[dict[str, Any]]:
+        """Newest first."""
+        with self._files_lock:
+            return sorted(self._files.values(), key=lambda each: (-each["created_at"], each["id"]))
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest
+
+    def content(self, file_id: str) -> Path:
+        """Where the content of a file is, after its SHA-256 was compared. Raises Refused for one that is damaged."""
+        digest = self.file(file_id)["sha256"]
+        try:
+            whole = sha256(self.blob(digest)) == digest
+        except FileNotFoundError:
+            raise Refused(404, f"file {file_id}: was deleted meanwhile", code="file_not_found") from None
+        if not whole:
+            _log.error("the store: blobs/%s is damaged", digest)
+            raise damaged(f"file {file_id}", "send the same file again")
+        return self.blob(digest)
+
+    def delete_file(self, file_id: str) -> None:
+        digest = self.file(file_id)["sha256"]
+        with self._files_lock:
+            self._path("files", file_id).unlink(missing_ok=True)
+            del self._files[file_id]
+            blob = self.blob(digest)
+            if blob.exists() and not any(each["sha256"] == digest for each in self._files.values()):
+                self._blob_bytes -= blob.stat().st_size
+                blob.unlink()
+
+    def room(self) -> int:
+        """Bytes that files may still take."""
+        with self._files_lock:
+            return max(0, self.quota.files - self._blob_bytes - self._claimed)
+
+    def claim(self, count: int) -> bool:
+        """Take so many bytes of the quota for a file that is being sent; False where they aren't left."""
+        with self._files_lock:
+            fits = self._blob_bytes + self._claimed + count <= self.quota.files
+            self._claimed += count if fits else 0
+            return fits
+
+    def release(self, count: int) -> None:
+        """Give back what was claimed: the file is kept, and counts by itself, or is gone."""
+        with self._files_lock:
+            self._claimed -= count
+
+    # ---- episodes
+
+    def begin(self, episode: str, head: dict[str, Any], running: Collection[str] = ()) -> bool:
+        """Open the log of an episode, beside those that run. True for one that was ended before its end: its log goes
+        on."""
+        self.keep_within({episode, *running})
+        if self._log(episode).cut_torn_line():
+            return True
+        self.append(episode, {"head": head})
+        return False
+
+    def keep_within(self, running: Collection[str]) -> None:
+        """Delete the oldest episodes and responses where all take more than the quota, but for those that run. Raises
+        Refused where that is not enough."""
+        if self._episode_bytes > self.quota.episodes:
+            self._make_room(set(running))
+
+    def append(self, episode: str, line: dict[str, Any]) -> None:
+        """Add a line to an episode's log. Raises StoreFailed."""
+        with writing():
+            self._episode_bytes += self._log(episode).append(line)
+
+    def append_turn(self, episode: str, turn: Turn) -> None:
+        self.append(episode, {"turn": turn_to_json(turn)})
+
+    def recover(self, episode: str, head: dict[str, Any]) -> list[Turn]:
+        """Turns before the first damaged line, each once. The log is cut there, and starts with a head."""
+        turns = self._log(episode).cut_at_damage()
+        if not self._log(episode).cut_torn_line():
+            self.append(episode, {"head": head})
+        return turns
+
+    def lines(self, episode: str) -> Iterator[dict[str, Any]]:
+        """Of an episode's log, those that are not damaged; none where there is none."""
+        return self._log(episode).lines()
+
+    def result(self, episode: str) -> dict[str, Any] | None:
+        """How it ended, which is the last line; None where it didn't, or where that line is damaged."""
+        return self._log(episode).result()
+
+    def record(self, episode: str) -> dict[str, Any] | None:
+        """All that is kept of it, with the number of `damaged_lines` where there are any; None where nothing is."""
+        kept = self._log(episode).record()
+        return None if kept is None else {"id": episode, "object": "episode", **kept}
+
+    def forget(self, episode: str) -> None:
+        """Delete all that is kept of an episode."""
+        for name in ("episodes", "documents"):
+            self._path(name, episode).unlink(missing_ok=True)
+
+    def heads(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(id, head) of the episodes."""
+        for path in sorted((self.folder / "episodes").glob("ep_*.jsonl")):
+            first = next(iter(self.lines(path.stem)), {})
+            if isinstance(first.get("head"), dict):
+                yield path.stem, first["head"]
+
+    def _make_room(self, running: Set[str]) -> None:
+        """Delete the oldest episodes and responses until there is room for more than one."""
+        most, size = self.quota.episodes, self._size_of_episodes()
+        kept = [path for kind in ("episodes", "responses") for path in (self.folder / kind).glob("*_*")]
+        for path in sorted(kept, key=lambda path: path.stat().st_mtime) if size > most else ():
+            if size <= most * _KEPT:
+                break
+            if not self._goes_on(path, running):
+                size -= path.stat().st_size
+                path.unlink(missing_ok=True)
+                if path.parent.name == "responses" and (given := self._path("inputs", path.stem)).exists():
+                    size -= given.stat().st_size
+                    given.unlink()
+        self._episode_bytes = size
+        if size > most:
+            raise Refused(507, "the store is full of episodes that run; try again later", code="store_full")
+
+    def _goes_on(self, path: Path, running: Set[str]) -> bool:
+        """Whether an episode or a response runs, or will with the next start of the server."""
+        if path.parent.name == "responses":
+            record = opened(path.read_bytes()) or {}
+            return bool(record.get("background")) and not ended_or_cancelled(record)
+        return path.stem in running or self._path("documents", path.stem).exists()
+
+    def _size_of_episodes(self) -> int:
+        return sum(_size(self.folder / kind) for kind in ("episodes", "documents", "responses", "inputs"))
+
+    # ---- documents, responses, inputs
+
+    def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """Raises StoreFailed."""
+        self._episode_bytes += self._write(kind, name, value)
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """None where there is none, or where it is damaged; `holds` says which."""
+        return self._read(kind, name)
+
+    def holds(self, kind: str, name: str) -> bool:
+        """Whether something is kept under that name, damaged or not."""
+        return self._path(kind, name).exists()
+
+    def size(self, kind: str, name: str) -> int:
+        """Bytes of what is kept under that name."""
+        path = self._path(kind, name)
+        return path.stat().st_size if path.exists() else 0
+
+    def delete(self, kind: str, name: str) -> None:
+        self._path(kind, name).unlink(missing_ok=True)
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(path.stem for path in (self.folder / kind).glob("*_*.json"))
+
+    def draft(self) -> Path:
+        """A place for what is being sent."""
+        return self.folder / "blobs" / f".{os.urandom(16).hex()}.partial"
+
+    def _sweep(self) -> None:
+        """Remove what broken uploads left, and inputs of which a kill left no response."""
+        for path in (self.folder / "inputs").iterdir():
+            if not (self.folder / "responses" / path.name).exists():
+                path.unlink()
+        known = {each["sha256"] for each in self._files.values()}
+        for path in (self.folder / "blobs").iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    def _log(self, episode: str) -> EpisodeLog:
+        return EpisodeLog(self._path("episodes", episode))
+
+    def _path(self, kind: str, name: str) -> Path:
+        if not _ID.fullmatch(name):
+            raise Refused(404, f"{shown(name)}: no such id", code="not_found")
+        return self.folder / kind / f"{name}.{'jsonl' if kind == 'episodes' else 'json'}"
+
+    def _write(self, kind: str, name: str, value: dict[str, Any]) -> int:
+        """How many bytes. Raises StoreFailed."""
+        path = self._path(kind, name)
+        partial, data = path.with_name(f".{path.name}.partial"), sealed(value)
+        with writing():
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(partial, path)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
+        return len(data)
+
+    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
+        try:
+            found = opened(self._path(kind, name).read_bytes())
+        except FileNotFoundError:
+            return None
+        if found is None:
+            _log.error("the store: %s/%s is damaged and left out", kind, self._path(kind, name).name)
+        return found
+
+
+def is_id(name: str) -> bool:
+    """Whether it is an id of ours, of something that may be kept."""
+    return _ID.fullmatch(name) is not None
+
+
+def damaged(what: str, fix: str) -> Refused:
+    """The answer to a request for something whose checksum differs; 404 as for what is gone."""
+    return Refused(404, f"{what}: damaged on the server's disk; {fix}", code="damaged")
+
+
+def _file_id(digest: object, name: object, purpose: object) -> str:
+    return "file-" + hashlib.sha256(f"{digest}\0{name}\0{purpose}".encode()).hexdigest()[:32]
+
+
+def ended_or_cancelled(record: Mapping[str, Any]) -> bool:
+    """Of a response in the background: whether it goes on no more."""
+    return "ended" in record or bool(record.get("cancelled"))
+
+
+def _size(folder: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(folder))

@@ -1,0 +1,234 @@
+"""What the server knows of the agent behind it, and an episode that is to be played."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.data.files.text_files import Document, Part
+from palimpsest.engines.protocol import SamplerStats
+from palimpsest.events import Event
+from palimpsest.rollout.episode import OnToken, OnTurn
+from palimpsest.servers.openai.request_inputs import Input, Rule
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A policy as a model that can be asked."""
+
+    id: str
+    policy: str
+    window: int
+    """Tokens of one prompt and its completion."""
+    chunk_size: int | None
+    """Tokens of a section; None: it reads in one call."""
+    memory_tokens: int | None
+    max_model_len: int | None
+    """Tokens of the longest document; None: only the body's limit bounds it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a section did to the memory."""
+
+    section: int
+    """From 1."""
+    sections: int
+    """0: not known."""
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An episode that can begin: it fits."""
+
+    problem: Problem
+    policy: Any
+    prepared: Any
+    sections: int
+    prompt_tokens: int
+    """Of document, instructions and questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What decides on an episode's tokens, beside its model and its input."""
+
+    sampling: SamplingConfig
+    seed: int
+
+
+Watch = Callable[[Turn, Sequence[Event]], Change | None]
+"""Is asked of each turn of an episode, in order, what it did to the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told, and what is known already."""
+
+    turn: OnTurn
+    token: OnToken | None
+    recorded: Sequence[Turn] = ()
+
+
+class AgentInterface(Protocol):
+    """Weights, and policies that play on them."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights."""
+        ...
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def cards(self) -> Mapping[str, Card]:
+        """By the name that clients ask for; the first is the run's policy."""
+        ...
+
+    @property
+    def draws(self) -> Draws:
+        """Where a request says nothing."""
+        ...
+
+    @property
+    def stats(self) -> SamplerStats:
+        """Of the model that all its policies ask."""
+        ...
+
+    def settings(self, model: str) -> str:
+        """The policy and its options, as text: a part of what makes two episodes the same."""
+        ...
+
+    def takes(self, model: str, questions: Sequence[str]) -> bool:
+        """Whether the policy has room for these questions. Called on a thread where they are long."""
+        ...
+
+    def plan(self, model: str, given: Input, limit: int | None) -> Plan:
+        """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError, and PromptTooLong for a
+        question or a document beyond what the model takes. Called on a thread."""
+        ...
+
+    def watch(self, plan: Plan) -> Watch: ...
+
+    async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
+
+    def page(self, record: Mapping[str, Any]) -> bytes:
+        """HTML, of what the store keeps of an episode that has ended. Raises DataError. Called on a thread."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""
+        ...
+
+    def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
+        """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
+        ...
+
+
+class Agents(Protocol):
+    """Where agents come from: the same for all requests, or the newest of a run that goes on."""
+
+    @property
+    def current(self) -> AgentInterface: ...
+
+    def lease(self) -> AbstractAsyncContextManager[AgentInterface]:
+        """The current agent, which stays open from this call on until it is given back."""
+        ...
+
+
+# ---- An episode that is to be played -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An episode to be played."""
+
+    model: str
+    input: Input
+    draws: Draws
+    input_digest: str
+    """As `digest_of` gives it."""
+    answer_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    request: str = ""
+    """What a retry of the same request is known by."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `order_of` reads: all of it, for an episode that goes on without its client."""
+        given, document = self.input, self.input.document
+        read = None if document is None else [document.text, [[p.file, p.start, p.end] for p in document.parts]]
+        asked = {
+            "rule": str(given.rule),
+            "questions": given.questions,
+            "instructions": given.instructions,
+            "earlier": given.earlier,
+        }
+        sampling = {"temperature": self.draws.sampling.temperature, "top_p": self.draws.sampling.top_p}
+        return {
+            "model": self.model,
+            "input": {**asked, "document": read},
+            "sampling": sampling,
+            "seed": self.draws.seed,
+            "answer_tokens": self.answer_tokens,
+            "stops": self.stops,
+            "request": self.request,
+        }
+
+    def key(self, agent: AgentInterface) -> str:
+        """The id of its episode: everything its tokens depend on."""
+        sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
+        asked = (self.input_digest, self.answer_tokens, self.stops)
+        return "ep_" + _sha256(repr((agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)))[:32]
+
+
+def order_of(data: dict[str, Any]) -> Order:
+    """The inverse of `Order.to_json`."""
+    given = data["input"]
+    text, parts = given["document"] or (None, [])
+    document = None if text is None else Document(text, tuple(Part(*part) for part in parts))
+    earlier = tuple((role, text) for role, text in given.get("earlier", ()))
+    asked = Input(Rule(given["rule"]), document, tuple(given["questions"]), given["instructions"], earlier=earlier)
+    return Order(
+        model=data["model"],
+        input=asked,
+        draws=Draws(SamplingConfig(**data["sampling"]), data["seed"]),
+        input_digest=digest_of(asked),
+        answer_tokens=data["answer_tokens"],
+        stops=tuple(data["stops"]),
+        request=data["request"],
+    )
+
+
+def digest_of(given: Input) -> str:
+    """Of all that an agent gets, in time that grows with it; by which rule it was told apart is no part of it."""
+    document = given.document
+    text = "" if document is None else _sha256(document.text)
+    parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
+    earlier = (given.earlier,) if given.earlier else ()
+    return _sha256(repr((text, parts, given.questions, given.instructions, *earlier)))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def request_key(*parts: object) -> str:
+    """What a request is known by when it comes again."""
+    return hashlib.sha256(orjson.dumps(parts, default=repr, option=orjson.OPT_SORT_KEYS)).hexdigest()

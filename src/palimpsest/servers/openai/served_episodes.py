@@ -1,0 +1,344 @@
+"""Episodes of the server: begun, joined, followed, cancelled, gone on with.
+
+Guaranteed: equal requests that run at the same time are one episode, and an equal one that ended is told from the
+store; without a seed, at a temperature above 0, only a retry is equal; at most `Bounds.running` run, at most
+`Bounds.waiting` wait, further ones are refused with 429; one that nobody follows for `Bounds.linger_s` is cancelled,
+unless it runs in the background; every one ends, whatever fails; every turn is in the store before the next begins,
+and an episode goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence, Set
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptTooLong
+from palimpsest.events import Event
+from palimpsest.servers.http_service import ReadingThreads, Refused
+from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
+from palimpsest.servers.openai.episode_store import Store, StoreFailed
+from palimpsest.servers.openai.served_agent import AgentInterface, Agents, Order, Plan, Told, order_of
+from palimpsest.servers.openai.server_metrics import EpisodeMeasures
+from palimpsest.text.chat_template import Refusal
+from palimpsest.text.reply_tags import left_open
+from palimpsest.types import Outcome, Trajectory, Turn
+
+_log = logging.getLogger("uvicorn.error")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What runs and waits at the most."""
+
+    running: int = 64
+    waiting: int = 256
+    linger_s: float = 10.0
+    """An episode goes on so long after the last client left: one that timed out comes back to it."""
+    episode_s: float | None = None
+    """For an episode; None: however long it takes."""
+    rest_s: float = 5.0
+    """After so long without an episode memory is given back."""
+
+
+class Episodes:
+    """All of a server's. For one event loop."""
+
+    def __init__(self, agents: Agents, store: Store | None, bounds: Bounds, threads: ReadingThreads) -> None:
+        """`threads`: for work that grows with a document, which no request is to wait behind."""
+        self.agents, self.store, self.bounds, self._threads = agents, store, bounds, threads
+        self.measures = EpisodeMeasures()
+        self.counts = self.measures.counts
+        self._running: dict[str, Episode] = {}
+        self._requests: dict[str, str] = {}  # of begun episodes
+        self._slots = asyncio.Semaphore(bounds.running)
+        self.draining = False
+        self._rest: asyncio.TimerHandle | None = None
+        for name, head in store.heads() if store is not None else ():
+            self._requests[str(head.get("request"))] = name
+
+    @property
+    def running(self) -> int:
+        return sum(each.started for each in self._running.values())
+
+    @property
+    def waiting(self) -> int:
+        return len(self._running) - self.running
+
+    def of_request(self, request: str) -> dict[str, Any] | None:
+        """The head of the episode that the same request began; None where there is none."""
+        name = self._requests.get(request)
+        if name in self._running:
+            return self._running[name].head
+        if name is None or self.store is None:
+            return None
+        return next((line["head"] for line in self.store.lines(name) if "head" in line), None)
+
+    def get(self, name: str) -> Episode | None:
+        return self._running.get(name)
+
+    def begin(self, order: Order, holder: str | None = None) -> Episode:
+        """The episode of an order: one that runs already, one that ended, or a new one; it goes on without a client for
+        `holder`, a response in the background. Raises Refused."""
+        name = order.key(self.agents.current)
+        if (known := self._running.get(name)) is not None:
+            self.counts["joined"] += 1
+            self._hold(known, order, holder)
+            self._linger(known)
+            return known
+        if (ended := self.ended(name)) is not None:
+            self.counts["stored"] += 1
+            return ended
+        if self.waiting >= self.bounds.waiting or self.draining:
+            why = "the server is ending" if self.draining else f"{self.waiting} episodes are waiting already"
+            raise Refused(429, f"{why}; try again later", code="queue_full", headers={"Retry-After": "5"})
+        return self._start(name, order, holder)
+
+    def resume(self, name: str, holder: str) -> Episode | None:
+        """Go on with an episode in the background that the server's end broke off; None where nothing is kept of it, or
+        the weights or the policy are others now."""
+        if (known := self._running.get(name)) is not None:
+            known.holders.add(holder)
+            return known
+        if self.store is None or (data := self.store.get("documents", name)) is None:
+            return None
+        order = order_of(data)
+        if order.model not in self.agents.current.cards or order.key(self.agents.current) != name:
+            self.store.delete("documents", name)
+            return None
+        return self._start(name, order, holder)
+
+    def _start(self, name: str, order: Order, holder: str | None) -> Episode:
+        episode = Episode(name)
+        episode.head = _head(episode, order)
+        if self.store is not None:
+            episode.goes_on = self.store.begin(name, episode.head, self._running)
+        self._hold(episode, order, holder)
+        self._running[name] = episode
+        if self._rest is not None:
+            self._rest.cancel()
+        self._requests[order.request] = name
+        if len(self._requests) > _REQUESTS:
+            del self._requests[next(iter(self._requests))]
+        self.counts["begun"] += 1
+        episode.task = asyncio.create_task(self._run(episode, order, self.agents.lease()))
+        episode.task.add_done_callback(lambda _: self._end(episode, _CANCELLED))  # one cancelled before it began
+        return episode
+
+    def _hold(self, episode: Episode, order: Order, holder: str | None) -> None:
+        """Have an episode go on for a response; what it needs for that after a kill is stored."""
+        if holder is None:
+            return
+        if not episode.holders and self.store is not None:
+            self.store.put("documents", episode.id, order.to_json())
+        episode.holders.add(holder)
+
+    def ended(self, name: str) -> Episode | None:
+        """One that the store holds the end of, if it ended well."""
+        result = None if self.store is None else self.store.result(name)
+        if result is None or result.get("outcome") not in _KEPT or not result.keys() >= _SHOWN:
+            return None
+        episode = Episode(name)
+        episode.news = [(kind, text) for kind, text in result["news"]]
+        episode.result, episode.stored = result, True
+        return episode
+
+    def join(self, episode: Episode) -> None:
+        episode.followers += 1
+        self._linger(episode)
+
+    def leave(self, episode: Episode) -> None:
+        """Of the last follower: it may come back for a while."""
+        episode.followers -= 1
+        self._linger(episode)
+
+    def _linger(self, episode: Episode) -> None:
+        """Count anew from now, if nobody waits for it."""
+        if episode.lingers is not None:
+            episode.lingers.cancel()
+            episode.lingers = None
+        if not episode.followers and episode.result is None and not episode.holders:
+            loop = asyncio.get_running_loop()
+            episode.lingers = loop.call_later(self.bounds.linger_s, self._cancel_unfollowed, episode)
+
+    def cancel(self, episode: Episode) -> None:
+        if episode.task is not None and episode.result is None:
+            episode.task.cancel()
+
+    async def drain(self) -> None:
+        """Cancel what runs; what a store holds of it goes on at the next start, or with the client's retry."""
+        self.draining = True
+        tasks = [each.task for each in self._running.values() if each.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _cancel_unfollowed(self, episode: Episode) -> None:
+        if not episode.followers and not episode.holders:
+            self.cancel(episode)
+
+    async def _run(self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[AgentInterface]) -> None:
+        """Whatever happens, the episode ends: those who follow it wait for that."""
+        result = _failed("failed", "the server failed; its log says why")
+        try:
+            result = _without_internals(episode, await self._outcome(episode, order, lease))
+            self._keep(episode, result)
+        except StoreFailed as error:
+            result = _failed("store_failed", str(error))
+        except Exception:  # noqa: BLE001  the border around an episode: a defect ends it alone
+            _log.exception("episode %s failed", episode.id)
+        finally:
+            self._end(episode, result)
+
+    def _end(self, episode: Episode, result: dict[str, Any]) -> None:
+        if episode.result is None:
+            self.counts[f"outcome:{result['outcome']}"] += 1
+            self._running.pop(episode.id, None)
+            episode.end(result)
+            if not self._running:
+                loop = asyncio.get_running_loop()
+                self._rest = loop.call_later(
+                    self.bounds.rest_s, lambda: loop.run_in_executor(None, self.agents.current.rest)
+                )
+
+    async def _outcome(
+        self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[AgentInterface]
+    ) -> dict[str, Any]:
+        try:
+            async with lease as agent, self._slots:
+                episode.started = True
+                return await self._played(episode, order, agent)
+        except asyncio.CancelledError:
+            return _CANCELLED
+        except PromptTooLong as error:
+            return _failed("out_of_context", str(error))
+        except PalimpsestError as error:  # refused by its budgets, or the engine is lost
+            refused = isinstance(error, ConfigError | DataError)
+            return _failed("refused" if refused else "sampler_failed", str(error))
+
+    def _keep(self, episode: Episode, result: dict[str, Any]) -> None:
+        """Store how an episode ended. Raises StoreFailed."""
+        if self.store is None:
+            return
+        if not (result["outcome"] == "cancelled" and self.draining):
+            self.store.delete("documents", episode.id)
+        if result["outcome"] in _KEPT:
+            self.store.append(episode.id, {"result": {**result, "news": episode.news}})
+
+    async def _played(self, episode: Episode, order: Order, agent: AgentInterface) -> dict[str, Any]:
+        store, wanted, on_thread = self.store, order.input, self._threads.run
+        plan = await on_thread(lambda: agent.plan(order.model, wanted, order.answer_tokens))
+        recorded = list[Turn]()
+        if store is not None and episode.goes_on:
+            recorded = await on_thread(lambda: store.recover(episode.id, episode.head))
+        text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
+        telling = Telling(episode, agent.watch(plan), text, plan.sections)
+        kept = _Kept(store, episode.id, {turn.step for turn in recorded})
+
+        def on_turn(turn: Turn, events: Sequence[Event]) -> None:
+            kept.turn(turn)
+            telling.turn(turn, events)
+
+        told = Told(on_turn, telling.token if len(wanted.questions) == 1 else None, recorded)
+        trajectory = await agent.play(plan, order.draws, told, self.bounds.episode_s)
+        if kept.broken is not None:
+            raise kept.broken
+        if trajectory.answer is not None and (cut := whole(trajectory.answer, order.stops))[1]:
+            trajectory = replace(trajectory, answer=cut[0], outcome=Outcome.ANSWERED)
+        late = telling.late()
+        news, facts = await on_thread(
+            lambda: ([work() for work in late], agent.facts(plan, wanted.document, trajectory))
+        )
+        result = _result(plan, trajectory, facts)
+        telling.tell(news)
+        telling.end(result["content"] or "")
+        self.measures.played(result)
+        return result
+
+
+class _Kept:
+    """Stores the turns of an episode that aren't yet."""
+
+    def __init__(self, store: Store | None, episode: str, known: Set[int]) -> None:
+        self._store, self._episode, self._known = store, episode, known
+        self.broken: StoreFailed | None = None
+        """Why a turn could not be stored: `play` tells it as a failure of the policy."""
+
+    def turn(self, turn: Turn) -> None:
+        if self._store is None or turn.step in self._known:
+            return
+        try:
+            self._store.append_turn(self._episode, turn)
+        except StoreFailed as error:
+            self.broken = error
+            raise
+
+
+def _without_internals(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
+    """`result` as clients may see it: an error of the policy or the engine, which may quote paths, addresses or what
+    others asked, goes to the log; of it the client is told the class."""
+    if result["outcome"] not in (Outcome.POLICY_FAILED, Outcome.SAMPLER_FAILED):
+        return result
+    why = result.get("failure") or "no reason was told"
+    _log.error("episode %s: %s: %s", episode.id, result["outcome"], why)
+    kind = why.partition(":")[0] if result["outcome"] == Outcome.POLICY_FAILED else "the engine failed"
+    return {**result, "failure": f"no answer: {kind}; the server's log says more"}
+
+
+def _failed(outcome: str, why: str) -> dict[str, Any]:
+    return {"outcome": outcome, "failure": why}
+
+
+_CANCELLED = _failed("cancelled", "the client went away, or the server is ending")
+_REQUESTS = 100_000
+"""Requests that a retry is known by; the oldest are forgotten first."""
+_KEPT = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})
+"""Ends that would be the same another time."""
+_SHOWN = frozenset(
+    {"news", "content", "finish_reason", "prompt_tokens", "completion_tokens", "tokens_in", "tokens_sampled"}
+)
+"""What an answer needs of an end; a line of an earlier version, which had no checksum, may lack some."""
+
+
+def _head(episode: Episode, order: Order) -> dict[str, Any]:
+    """What a log begins with."""
+    return {
+        "created": episode.created,
+        "model": order.model,
+        "request": order.request,
+        "rule": order.input.rule,
+        "questions": list(order.input.questions),
+        "instructions": order.input.instructions,
+        "temperature": order.draws.sampling.temperature,
+        "top_p": order.draws.sampling.top_p,
+        "seed": order.draws.seed,
+    }
+
+
+def _result(plan: Plan, trajectory: Trajectory, facts: dict[str, Any]) -> dict[str, Any]:
+    answers = [turn for turn in trajectory.turns if turn.name == "answer"] or list(trajectory.turns[-1:])
+    truncated = trajectory.outcome in (Outcome.ANSWER_TRUNCATED, Outcome.OUT_OF_TURNS)
+    return {
+        "outcome": str(trajectory.outcome),
+        "content": None if trajectory.answer is None else whole(trajectory.answer)[0],
+        "finish_reason": "length" if truncated else "stop",
+        "turns": len(trajectory.turns),
+        "tokens_in": sum(len(turn.prompt_ids) for turn in trajectory.turns),
+        "tokens_sampled": sum(len(turn.completion.token_ids) for turn in trajectory.turns),
+        "prompt_tokens": plan.prompt_tokens,
+        "completion_tokens": sum(len(turn.completion.token_ids) for turn in answers),
+        **facts,
+    }
+
+
+def _thinks_first(agent: AgentInterface) -> str:
+    """The tag of thinking that the model's prompts end on, "" if they don't."""
+    if not agent.codec.has_template:
+        return ""
+    try:
+        return left_open(agent.codec.render([{"role": "user", "content": "a"}], add_generation_prompt=True))
+    except Refusal:
+        return ""

@@ -1,0 +1,112 @@
+"""What is known of a request once it has ended: for a log line and for measurements.
+
+Guaranteed: each request that reaches the application is reported once, a streamed one when its stream ends or its
+client leaves; a log line is one line of printable text, without query, headers, body and the server's key.
+Not covered: requests that connection_limits.py rejects before they reach the application.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_NOTES = "palimpsest.notes"
+_PATH = 120
+"""Characters of a path in a line."""
+_log = logging.getLogger("uvicorn.requests")  # uvicorn's handler prints it, at the level INFO
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """A request and how it was answered."""
+
+    client: str
+    """Its address, or what a proxy on this machine forwards as that."""
+    method: str
+    path: str
+    route: str
+    """The pattern that the path fits, "" where none does."""
+    status: int
+    seconds: float
+    """From the end of its head to the end of its answer."""
+    first_byte: float | None
+    """Seconds to the first byte of the answer's body; None where none was sent."""
+    whole: bool
+    """Whether the answer was sent to its end."""
+    notes: dict[str, Any]
+    """What its handler noted."""
+
+
+def note(request: Request, **facts: Any) -> None:
+    """Add facts of a request to its log line. No text of a client belongs there."""
+    request.scope.setdefault(_NOTES, {}).update(facts)
+
+
+class RequestLog:
+    """Middleware that calls `ended` once for each request."""
+
+    def __init__(self, app: ASGIApp, ended: Callable[[EndedRequest], None]) -> None:
+        self._app, self._ended = app, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, whole = time.monotonic(), 500, False  # a defect is answered by starlette, outside of this
+        first: float | None = None
+        scope[_NOTES] = {}
+
+        async def sending(message: Message) -> None:
+            nonlocal status, whole, first
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                if first is None and message.get("body"):
+                    first = time.monotonic() - began
+                whole = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            notes = dict(scope[_NOTES])
+            client, route = (scope.get("client") or ("-", 0))[0], str(notes.pop("route", ""))
+            taken = time.monotonic() - began
+            self._ended(EndedRequest(client, scope["method"], scope["path"], route, status, taken, first, whole, notes))
+
+
+def line_of(ended: EndedRequest, secret: str | None = None) -> str:
+    r"""The log line of a request; `secret`: never in it.
+
+    >>> line_of(EndedRequest("127.0.0.1", "GET", "/a\nGET /b", "", 404, 0.0021, 0.002, True, {}))[20:]
+    ' 127.0.0.1 GET /a\\nGET\\x20/b 404 0.002s'
+    """
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    path = ended.path.replace(secret, "***") if secret else ended.path
+    words = [when, *map(_printable, (ended.client, ended.method, path)), str(ended.status), f"{ended.seconds:.3f}s"]
+    if not ended.whole:
+        words.append("left")
+    if ended.first_byte is not None and ended.seconds - ended.first_byte > 0.001:
+        words.append(f"first_byte={ended.first_byte:.3f}s")
+    words += [f"{name}={_printable(str(value))}" for name, value in ended.notes.items() if value is not None]
+    return " ".join(words)
+
+
+def log_request(ended: EndedRequest, secret: str | None = None) -> None:
+    _log.info("%s", line_of(ended, secret))
+
+
+def _printable(text: str) -> str:
+    r"""One word, whatever a client sent.
+
+    >>> _printable("/ä \x1b[0m\u2028\\n")
+    '/\\xe4\\x20\\x1b[0m\\u2028\\\\n'
+    """
+    short = text if len(text) <= _PATH else f"{text[:_PATH]}..."
+    return short.encode("unicode_escape").decode("ascii").replace(" ", "\\x20")

@@ -1,0 +1,334 @@
+"""The retrieval server: MemAct's and Search-R1's interface over an index, opened from a folder.
+
+    POST /retrieve      {"queries": ["..."], "topk": 3, "return_scores": true}
+                        -> {"result": [[{"document": {...}, "score": 4.2}, ...], ...]}
+    GET  /queue_status  /cache_status  /metrics (Prometheus text)       POST /cache_clear
+
+Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; URLs, headers, the time
+they take and the number of connections are bounded before a token is looked at (connection_limits.py), and bodies,
+queries, their
+number and length and topk after it; searching never blocks the event loop; queries of requests that wait are
+searched in one call (retrieval/search.py), equal ones once; without a token only loopback is served,
+with one every path asks for it; SIGTERM, SIGINT and SIGHUP let running requests finish, a second one ends at once.
+Not covered: TLS (put a proxy before it); limits per client; pages of a browser on the same machine, which can send
+requests to a server without a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from palimpsest.engines.open import open_encoder
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.progress.reporter import Progress, Tick
+from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.dense import DenseIndex
+from palimpsest.retrieval.search import Coalescer, Hit, Index, check_token
+from palimpsest.servers.connection_limits import ConnectionLimits
+from palimpsest.servers.http_service import Guard, Intake, Refused, Server, bound, check_host, json_response, shown
+
+# ---- Answers kept as bytes -----------------------------------------------------------------------------------
+
+
+class BytesCache:
+    """The answers used last, bounded by number and by size. For one event loop.
+
+    >>> cache = BytesCache(entries=2, size=100)
+    >>> cache.put("a", b"1"), cache.put("b", b"2"), cache.get("a"), cache.put("c", b"3")
+    (None, None, b'1', None)
+    >>> cache.get("b") is None, cache.status()["entries"]
+    (True, 2)
+    """
+
+    def __init__(self, entries: int, size: int) -> None:
+        self._limits = (entries, size)
+        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self.size = self.hits = self.misses = 0
+
+    def get(self, key: Hashable) -> bytes | None:
+        found = self._kept.get(key)
+        if found is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: Hashable, answer: bytes) -> None:
+        self.size += len(answer) - len(self._kept.pop(key, b""))
+        self._kept[key] = answer
+        while len(self._kept) > self._limits[0] or self.size > self._limits[1]:
+            self.size -= len(self._kept.popitem(last=False)[1])
+
+    def clear(self) -> int:
+        """Forget everything; how many entries there were."""
+        count = len(self._kept)
+        self._kept.clear()
+        self.size = 0
+        return count
+
+    def status(self) -> dict[str, int]:
+        entries, size = self._limits
+        return {
+            "entries": len(self._kept),
+            "bytes": self.size,
+            "max_entries": entries,
+            "max_bytes": size,
+            "hits": self.hits,
+            "misses": self.misses,
+        }
+
+
+# ---- The retrieval server ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server takes at most."""
+
+    body_bytes: int = 1 << 20
+    body_seconds: float = 30.0
+    """For a body to arrive whole."""
+    bodies_bytes: int = 64 << 20
+    """Of all bodies that are being received."""
+    queries: int = 128
+    query_characters: int = 4096
+    topk: int = 100
+    waiting: int = 256
+    """Requests searching or waiting."""
+    threads: int = 1
+    """Searches at a time. A second thread would compete with the first and with the event loop for the interpreter."""
+    together: int = 16
+    """Queries in one search, of requests that wait."""
+    cache_entries: int = 20_000
+    cache_bytes: int = 64 << 20
+    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+class Ask(BaseModel):
+    """The body of /retrieve. Keys it does not know are ignored, as the original does."""
+
+    model_config = ConfigDict(strict=True)
+
+    queries: list[str] = Field(min_length=1)
+    topk: int | None = Field(default=None, ge=1)
+    return_scores: bool = False
+
+
+class RetrievalService:
+    """The routes and what they share. One event loop."""
+
+    def __init__(self, index: Index, *, token: str | None = None, limits: Limits | None = None, topk: int = 5) -> None:
+        self.limits = limits or Limits()
+        self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
+        self._index, self._topk = index, topk
+        self._guard = Guard(token)
+        self._intake = Intake(self.limits.connection, together=self.limits.bodies_bytes)
+        self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
+        self._searches = Coalescer(self._found, running=self.limits.threads, together=self.limits.together)
+        self._waiting = 0
+        self._queries, self._seconds = 0, 0.0
+
+    def app(self) -> Starlette:
+        return self._guard.app(
+            (
+                ("/retrieve", "POST", self._retrieve),
+                ("/queue_status", "GET", self._queue_status),
+                ("/cache_status", "GET", lambda _: json_response(self.cache.status())),
+                ("/cache_clear", "POST", lambda _: json_response({"cleared": self.cache.clear()})),
+                ("/metrics", "GET", self._metrics),
+            )
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    async def _retrieve(self, request: Request) -> Response:
+        began = time.perf_counter()
+        body = await self._intake.body(
+            request,
+            most=self.limits.body_bytes,
+            seconds=self.limits.body_seconds,
+            advice="send fewer queries at a time",
+        )
+        ask = self._parse(body)
+        topk = ask.topk or min(self._topk, self.limits.topk)
+        answers = {query: self.cache.get((query, topk, ask.return_scores)) for query in ask.queries}
+        missing = [query for query, answer in answers.items() if answer is None]
+        if missing:
+            found = await self._search(missing, topk, ask.return_scores)
+            for query, answer in zip(missing, found, strict=True):
+                answers[query] = answer
+                self.cache.put((query, topk, ask.return_scores), answer)
+        self._queries += len(ask.queries)
+        self._seconds += time.perf_counter() - began
+        whole = b",".join(answers[query] or b"[]" for query in ask.queries)
+        return Response(b'{"result":[' + whole + b"]}", media_type="application/json")
+
+    async def _search(self, queries: list[str], topk: int, scores: bool) -> list[bytes]:
+        """The hits of each query as JSON."""
+        if self._waiting >= self.limits.waiting:
+            raise Refused(503, f"{self._waiting} requests are waiting already; try again later")
+        self._waiting += 1
+        try:
+            return [found[not scores] for found in await self._searches.ask(queries, topk)]
+        finally:
+            self._waiting -= 1
+
+    async def _found(self, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _answers, self._index, queries, topk)
+
+    def _parse(self, body: bytes) -> Ask:
+        try:
+            ask = Ask.model_validate(orjson.loads(body))
+        except orjson.JSONDecodeError as error:
+            raise Refused(400, f"the body is not JSON ({error})") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the body"
+            raise Refused(400, f"{place}: {first['msg']}, is {shown(first['input'])}") from None
+        limits = self.limits
+        longest = max(map(len, ask.queries))
+        for name, value, most in (
+            ("queries", len(ask.queries), limits.queries),
+            ("the longest query's characters", longest, limits.query_characters),
+            ("topk", ask.topk or 1, limits.topk),
+        ):
+            if value > most:
+                raise Refused(400, f"{name}: at most {most}, is {value}")
+        return ask
+
+    def _queue_status(self, _: Request) -> Response:
+        waiting = self._searches.waiting
+        status = {"running": self._waiting - waiting, "waiting": waiting, "max_waiting": self.limits.waiting}
+        return json_response(status)
+
+    def _metrics(self, _: Request) -> Response:
+        lines = [f'retrieval_requests_total{{status="{code}"}} {n}' for code, n in sorted(self._guard.statuses.items())]
+        lines += [
+            f"retrieval_queries_total {self._queries}",
+            f"retrieval_searches_total {self._searches.calls}",
+            f"retrieval_seconds_total {self._seconds:.6f}",
+            f"retrieval_in_flight {self._waiting}",
+            *(f"retrieval_cache_{name} {value}" for name, value in self.cache.status().items()),
+        ]
+        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered. Raises ConfigError."""
+    server = Server(service.app(), taken, service.limits.connection)
+    ready(server.url)
+    try:
+        server.run_here()
+    finally:
+        service.close()
+
+
+def _answers(index: Index, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
+    """JSON of each query's hits, with scores and without."""
+    different = list(dict.fromkeys(queries))
+    found = {query: _answer(hits) for query, hits in zip(different, index.search(different, topk), strict=True)}
+    return [found[query] for query in queries]
+
+
+def _answer(hits: Sequence[Hit]) -> tuple[bytes, bytes]:
+    scored = [{"document": hit.document, "score": hit.score} for hit in hits]
+    return orjson.dumps(scored), orjson.dumps([{"document": hit.document} for hit in hits])
+
+
+# ---- Search over a corpus as a service -----------------------------------------------------------------------
+
+
+BACKENDS = ("bm25", "dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """What the command line says of the dense backend."""
+
+    encoder: str | None
+    preset: str
+    device: str
+    changes: dict[str, Any]
+    """Fields of `engines.embedded.encoder.Reading`; None keeps the preset's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the service answers, and to whom."""
+
+    host: str
+    port: int
+    token: str | None
+
+
+def serve_corpus(
+    corpus: Path,
+    folder: Path | None,
+    backend: str,
+    dense: Dense,
+    address: Address,
+    *,
+    progress: Progress,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Take the address, build or open the index, then serve; `on_ready` is told how many passages are where."""
+    check_host(address.host, address.token)
+    check_token(address.token, "--token")
+    _check(backend, dense)
+    with ExitStack() as stack:
+        taken = stack.enter_context(bound(address.host, address.port))
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))) / "index"
+        index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense, progress)
+
+        def ready(url: str) -> None:
+            on_ready(f"{len(index)} passages at {url}/retrieve")
+
+        serve(RetrievalService(index, token=address.token), taken, ready)
+
+
+def _check(backend: str, dense: Dense) -> None:
+    if backend not in BACKENDS:
+        raise ConfigError(f"--backend {backend}: choose {' or '.join(BACKENDS)}{nearest(backend, BACKENDS)}")
+    if backend == "dense" and not dense.encoder:
+        raise ConfigError("--backend dense: name the encoder with --encoder FOLDER or a hub id")
+    if backend == "bm25" and dense.encoder:
+        raise ConfigError(f"--encoder {dense.encoder}: used with --backend dense only")
+    if dense.changes["pooling"] not in (None, "mean", "first"):
+        raise ConfigError(f"--pooling {dense.changes['pooling']}: choose mean or first")
+
+
+def _dense(corpus: Path, folder: Path, dense: Dense, progress: Progress) -> DenseIndex:
+    assert dense.encoder
+    encoder = open_encoder(dense.encoder, dense.preset, dense.changes, device=dense.device)
+    with ExitStack() as stack:
+        ticks: list[Tick] = []
+        before = 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal before
+            if not ticks:
+                ticks.append(stack.enter_context(progress.count("passages encoded", total)))
+            ticks[0](done - before)
+            before = done
+
+        return DenseIndex.of_corpus(corpus, folder, encoder, on_progress=on_progress)

@@ -1,0 +1,108 @@
+"""The viewer's server: the page, and what it asks for, over files that are only ever read.
+
+    GET  /                  the page, one file (viewer/export/inline_page.py)
+    GET  /api/...           JSON; the paths stand in viewer/screens/viewer_api.py
+    HEAD                    of both: the same without a body
+
+Guaranteed: nothing but GET and HEAD is answered, and no path leads to a file; every answer, errors too, has the page's
+content security policy, by which nothing runs but its own script and no other origin is asked; without a key only
+loopback is served and pages of other sites are refused by Host and Origin, with one every path asks for it; requests
+are bounded (connection_limits.py), and reading never blocks the event loop or the end.
+Not covered: TLS (put a proxy before it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from palimpsest.servers.http_service import Guard, ReadingThreads, Refused
+from palimpsest.text.json_text import to_json
+from palimpsest.viewer.export.inline_page import page_files, single_page
+from palimpsest.viewer.records.sources import NotThere
+from palimpsest.viewer.screens.viewer_api import Answers
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_THREADS = 4
+_WAITING = 64
+"""Requests that are answered or wait for a thread; beyond that 503."""
+
+
+class ViewerService:
+    """The routes. One event loop."""
+
+    def __init__(self, answers: Answers, *, token: str | None = None, follow: bool = False) -> None:
+        """`follow`: whether the page asks again by itself."""
+        self._answers = answers
+        self._guard = Guard(token, pages=False, basic=True)
+        self._page = single_page(page_files(), follow=follow)
+        self._threads = ReadingThreads(_THREADS, "view")
+        self._waiting = 0
+
+    def app(self) -> Starlette:
+        app = self._guard.app(
+            (
+                ("/", "GET", lambda _: Response(self._page.data, media_type="text/html")),
+                ("/api/{path:path}", "GET", self._answer),
+            )
+        )
+        policy = f"{self._page.policy}; frame-ancestors 'none'"
+        app.add_middleware(_Sealed, headers={**HEADERS, "Content-Security-Policy": policy})
+        return app
+
+    def read_ahead(self) -> None:
+        """Begin to read what is most likely asked for first."""
+        self._threads.begin(self._answers.read_ahead)
+
+    def close(self) -> None:
+        """Nothing is waited for: what is under way only reads."""
+        self._threads.close()
+
+    async def _answer(self, request: Request) -> Response:
+        if self._waiting >= _WAITING:
+            raise Refused(503, "too many requests at once; ask again", headers={"Retry-After": "1"})
+        self._waiting += 1
+        path, query = request.scope["path"], dict(request.query_params)
+        try:
+            body = await self._threads.run(lambda: self._read(path, query))
+        except asyncio.CancelledError:  # the server ends, and its grace is over
+            raise Refused(503, "the viewer is ending") from None
+        finally:
+            self._waiting -= 1
+        return Response(body, media_type="application/json")
+
+    def _read(self, path: str, query: dict[str, str]) -> bytes:
+        try:
+            return to_json(self._answers.get(path, query))
+        except NotThere as error:
+            raise Refused(404, str(error)) from None
+        except OSError as error:
+            name = Path(error.filename).name if error.filename else "a file"
+            raise Refused(404, f"{name}: {error.strerror}; it was moved or deleted while it was shown") from None
+
+
+class _Sealed:
+    """Puts headers on every answer."""
+
+    def __init__(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
+        self._app, self._headers = app, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
+
+        await self._app(scope, receive, sealed)

@@ -1,0 +1,381 @@
+r"""Forms of a text in which two answers are compared: TeX, HTML and punctuation removed.
+
+    fold        case, unicode form, invisible characters, TeX and HTML dress and spaces do not count (this file)
+    normalize   fold, and marks that mean nothing and English articles do not count either (this file)
+    squad       SQuAD's rule to the letter: what the published evaluations used (arXiv 1606.05250)
+    hendrycks   the clean-up of Hendrycks-MATH that MemAgent's training reward used (arXiv 2103.03874)
+
+Guaranteed: every function is pure and total and takes linear time; `fold` and `normalize` give canonically equivalent
+texts (NFC, NFD) one form. What is an object of JSON stays as it is written: its text is no answer by itself.
+Not covered: spelling variants, diacritics left out, numbers in words, units, dates written another way; look-alike
+letters of another script stay different (Cyrillic U+0430 is not Latin a).
+
+Plain text out of the TeX and HTML that answers are dressed in: what is only dress goes, what means something stays.
+
+    \text{Paris}  \underline{Paris}  {\bf Paris}  $Paris$  <b>Paris</b>      Paris
+    \frac{1}{2}   x^{2}  x<sup>2</sup>  H_2O  90^\circ  \le 5  \$5  \%       1/2  x^2  x^2  H2O  90°  ≤ 5  $5  %
+
+Guaranteed: linear time, however deep it is nested; a wrapper that never closes is taken off too.
+Not covered: macros that aren't listed, whose names stay as words; environments; tags that aren't listed, which stay.
+
+Which marks of a text are signs that mean something, and which are only its dress.
+
+    dress    quotes, brackets, sentence marks, apostrophes, emphasis (*x*, _x_, `x`), bullets, hyphens in words,
+             periods of abbreviations, commas between thousands, a plus before a number, articles before a word
+    signs    what touches a number or is an operator: 3.5  -3  1/2  <5  5%  $5  10:30  1986-2013  192.168.1.1  5!  x^2
+             what belongs to a name: C++  C#  A+  A-  AT&T  @user  snake_case  vitamin A
+
+Brackets and marks between words part them, "Paris,France" is two words; a hyphen or an apostrophe does not, "Wi-Fi"
+is "WiFi". An operand is a digit or a letter that stands alone.
+
+Guaranteed: pure, total, linear time.
+Not covered: grouping ("(1, 2)" is "1, 2"); spaces between thousands and a decimal comma ("3,5" is "3, 5"); units.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import string
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+# ---- Plain text out of the TeX and HTML that answers are dressed in ------------------------------------------
+
+
+_TAG = re.compile(
+    r"<(/?)(sup|sub|br|b|i|u|s|p|em|strong|small|big|mark|code|tt|span|div|font|center|a)(?:\s[^<>]*)?/?>",
+    re.IGNORECASE,
+)
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#x[0-9a-f]{1,6}|[a-z]\w{1,30});", re.IGNORECASE)
+
+_MATH = re.compile(r"(?<![\\$])(\${1,2})(?=[^\s$])((?:[^$\\]|\\.)*)(?<=\S)\1(?!\d)", re.DOTALL)
+"""A pair of dollars as pandoc sees it: "$5 and $6" is none, so that its dollars are money."""
+_NO_TEXT = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|bf|it|rm|sf|tt|sc|em|bfseries|itshape|rmfamily|centering)"
+    r"(?![a-zA-Z])\s?|\\(?:text)?color\s*\{[^{}]*\}"
+)
+_SPACE = re.compile(r"\\[ ,;:!\[\]()\n]|\\q?quad(?![a-zA-Z])|(?<=\w)~|\\\\")
+_SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\w)\s*(\w)")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\(?:degree|textdegree)(?![a-zA-Z])")
+_SIGNS = {
+    **dict.fromkeys(("le", "leq", "leqslant"), "≤"),
+    **dict.fromkeys(("ge", "geq", "geqslant"), "≥"),
+    **dict.fromkeys(("ne", "neq"), "≠"),
+    **dict.fromkeys(("approx", "sim"), "~"),
+    **dict.fromkeys(("times", "cdot", "ast"), "*"),
+    **{"lt": "<", "gt": ">", "pm": "±", "mp": "∓", "div": "/", "infty": "∞", "pi": "π"},
+    **{"to": "→", "rightarrow": "→", "dots": "...", "ldots": "...", "dollar": "$", "euro": "€", "pounds": "£"},
+}
+_NAMED_SIGN = re.compile(rf"\\({'|'.join(sorted(_SIGNS, key=len, reverse=True))})(?![a-zA-Z])")
+_ESCAPED = re.compile(r"\\([$%&#_{}|])")
+_PIECES = re.compile(
+    r"(?P<wrapper>\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|emph|underline|uline|underbar|math(?:rm|bf|it|sf|tt|bb|"
+    r"cal|frak|scr|normal)?|mbox|hbox|fbox|boxed|operatorname\*?|bm|bold|boldsymbol|pmb|ensuremath)\s*\{)"
+    r"|(?P<numerator>\\[dtc]?frac\s*\{)|(?P<root>\\sqrt\s*\{)|(?P<raised>\^\s*\{)|(?P<lowered>_\s*\{)|(?<=[a-zA-Z}])_(?=\d)"
+    r"|(?P<between>\}\s*\{)|(?P<brace>\{)|(?P<close>\})|(?P<text>\\[{}]|[^\\^_{}]+|.)",
+    re.DOTALL,
+)
+_OPENING = {"brace": "{", "root": "√", "raised": "^"}
+_LONGEST_ATOM = 16
+_ATOM = re.compile(r"[-+]?[\w.]+[-+]?|[-+]")
+
+
+def plain(text: str) -> str:
+    r"""`text` without its dress.
+
+    >>> plain(r"$\underline{\textsf{Paris}}$"), plain("<b>Paris</b>"), plain(r"1\frac{1}{2}"), plain(r"x^{n+1}")
+    ('Paris', 'Paris', '1 1/2', 'x^(n+1)')
+    """
+    if "<" in text:
+        text = _TAG.sub(_untagged, text)
+    if "&" in text:
+        text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    if "$" in text:
+        text = _MATH.sub(r"\2", text)
+    if "~" in text or "\\" in text:
+        text = _SPACE.sub(" ", text)
+    if "\\" in text:
+        text = _DEGREE.sub("°", _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", _NO_TEXT.sub("", text)))
+        text = _NAMED_SIGN.sub(lambda match: _SIGNS[match[1]], text)
+    if any(sign in text for sign in "\\^_{"):
+        text = _ESCAPED.sub(r"\1", _opened(text.replace("{,}", ",")))
+    return text
+
+
+def _untagged(tag: re.Match[str]) -> str:
+    name, closing = tag[2].lower(), bool(tag[1])
+    if name in ("br", "p", "div"):
+        return " "
+    return "^" if name == "sup" and not closing else ""
+
+
+@dataclass(slots=True)
+class _Group:
+    kind: str
+    start: int
+    """Index of its first piece."""
+    length: int
+    """Characters before its first piece."""
+
+
+class _Groups:
+    """TeX's groups, opened and closed from left to right; every character is looked at a bounded number of times."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self._length = 0
+        self._open: list[_Group] = []
+
+    def put(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self._length += len(piece)
+
+    def open(self, kind: str) -> None:
+        if kind == "numerator" and self.pieces and self.pieces[-1][-1:].isdigit():
+            self.put(" ")  # 1\frac{1}{2} is one and a half
+        self.put(_OPENING.get(kind, ""))
+        if kind in ("numerator", "denominator", "root", "raised"):
+            self.put("")  # where its bracket goes, should it need one
+        self._open.append(_Group(kind, len(self.pieces), self._length))
+
+    def close(self) -> str:
+        """Close the innermost group and return its kind, "" if none is open."""
+        if not self._open:
+            self.put("}")
+            return ""
+        group = self._open.pop()
+        if group.kind == "brace":
+            self.put("}")
+        elif group.kind in ("numerator", "denominator", "root", "raised") and not self._is_atom(group):
+            self.pieces[group.start - 1] = "("
+            self.put(")")
+        return group.kind
+
+    def _is_atom(self, group: _Group) -> bool:
+        if self._length - group.length > _LONGEST_ATOM:  # and no join of a long group for each one around it
+            return False
+        return _ATOM.fullmatch("".join(self.pieces[group.start :])) is not None
+
+
+def _opened(text: str) -> str:
+    """`text` without TeX's groups: wrappers fall away, an argument that is more than an atom gets brackets."""
+    groups = _Groups()
+    for match in _PIECES.finditer(text):
+        kind = match.lastgroup
+        if kind == "text":
+            groups.put(match[0])
+        elif kind == "close":
+            groups.close()
+        elif kind == "between":
+            over = groups.close() == "numerator"
+            groups.put("/" if over else match[0][1:-1])
+            groups.open("denominator" if over else "brace")
+        elif kind is not None:
+            groups.open(kind)
+    return "".join(groups.pieces)
+
+
+# ---- Which marks of a text are signs that mean something, and which are only its dress -----------------------
+
+
+_LETTER = r"[^\W\d_]"
+_AFTER_OPERAND = rf"(?:(?<=\d)|(?<=\b{_LETTER}))"
+_BEFORE_OPERAND = rf"(?=\d|{_LETTER}\b)"
+_MONEY = "$¢£¤¥₣₤₦₩₪₫€₱₴₹₺₽₿"
+_IDEOGRAPH = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_ARTICLE = r"(?:an?|the)"
+
+
+class _Marks(dict[int, str]):
+    """For str.translate: a mark beyond ASCII as the ASCII mark of the same use, or a space. Filled as it is asked."""
+
+    def __init__(self) -> None:
+        for characters, mark in (
+            ("—―", " "),  # dashes of sentences
+            ("−", "-"),
+            ("×⋅∙∗", "*"),
+            ("÷⁄∕", "/"),
+            ("≈∼", "~"),
+            ("‘’‛′׳", "'"),
+            ("“”„‟«»״", '"'),
+        ):
+            self.update(dict.fromkeys(map(ord, characters), mark))
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        kept = category[0] != "P" or code < 128 or character in "·‰‱§"
+        self[code] = character if kept else "-" if category == "Pd" else " "
+        return self[code]
+
+
+_marks = _Marks()
+
+
+def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
+    return re.compile(pattern), replacement
+
+
+_QUOTED = re.compile(r"(?:^|[\s(\[{])[\"']")
+_PRIMES = (
+    _rule(rf"{_AFTER_OPERAND}''(?!\w)", "″"),
+    _rule(rf"{_AFTER_OPERAND}'(?=\d|\s\d+(?:\.\d+)?(?:\"|''))\s?", "′"),  # 5'10" and 5' 10"
+    _rule(rf"{_AFTER_OPERAND}'(?![\w'])", "′"),
+    _rule(r"(?<=\d)\"(?!\w)", "″"),
+)
+_OPENING_STAR = re.compile(r"(?<![\w*)!])\*+(?=[^\s*])")
+_TRAILING_STAR = _rule(rf"(?<=\b{_LETTER})\*(?![\w*])", "∗")  # the A* of a search
+
+_RULES = (
+    _rule(r"[\"'`\\]", ""),
+    _rule(r"(?<![^\W_])(?<!_)_++|(?<!_)_++(?![^\W_])", ""),
+    _rule(r"(?<=[\w)!]) \* (?=[\w(])", "*"),
+    _rule(r"(?<![\w)!*])\*++|(?<!\*)\*++(?![\w(*])", ""),
+    _rule(rf"(?<![^\s(\[{{])(?<!\ba )(?<!\ban )(?<!\bthe )(?:{_ARTICLE} )++(?=[^\w\s]*+(?!{_ARTICLE}(?!\w))\w)", ""),
+    # pairs of brackets that aren't a pair, [1, 2): brackets of their own, for no such character is left in the text
+    _rule(r"\[([^\[\]()]*+)\)", r"⟦\1⟯"),
+    _rule(r"\(([^\[\]()]*+)\]", r"⟮\1⟧"),
+    # comparisons, approximations, powers, money and units stand at their operand
+    _rule(r"<=", "≤"),
+    _rule(r">=", "≥"),
+    _rule(r" ?(-?-?[<>=≤≥≠±∓^]+) ?", r"\1"),
+    _rule(r"~ ", "~"),
+    _rule(rf"(?<=[{_MONEY}]) (?=[-+]?\.?\d)", ""),
+    _rule(rf"(?<=\d) (?=[%‰‱°′″]|[{_MONEY}](?![\w.+-]))", ""),
+    _rule(r"\$(?![-+]?\.?\d)(?<!\d\$)", ""),
+    # commas, periods, colons
+    _rule(r"\.{2,}", " "),
+    _rule(r"(?<![\w.])\.(?=\d)", "0."),
+    _rule(r"(?<=\d) ?· ?(?=\d)", "*"),
+    _rule(rf"(?<={_LETTER})[.·](?={_LETTER})", ""),
+    _rule(r"\.(?!\d)|(?<!\d)\.|·", " "),
+    _rule(r"(?<=\d) : (?=\d)", ":"),
+    _rule(r":(?!\d)|(?<!\d):", " "),
+    _rule(rf"(?<!\d)(?<!\b{_LETTER})!", " "),
+    _rule(r"[,;?()\[\]{}]", " "),
+    # operators
+    _rule(r"(?<=\w) & (?=\w)", " and "),
+    _rule(r"(?<=\w) / (?=\w)", "/"),
+    _rule(rf"{_AFTER_OPERAND} ([-+]) {_BEFORE_OPERAND}", r"\1"),
+    _rule(r"(?<![\w^!°%′″)])\+(?=\.?\d)", ""),
+    _rule(r"(?<![\w#])#++(?= |$)", " "),
+)
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})++(?![\d]|,\d)")
+_HYPHEN = re.compile(
+    rf"(?P<sign>{_AFTER_OPERAND}-{_BEFORE_OPERAND}"  # 1986-2013, x-1
+    rf"|(?<![\w-])-(?=[{_MONEY}√∞π]?\.?\d|[∞π]|√?{_LETTER}\b)"  # -3, -x
+    r"|(?<=\de)-(?=\d)"  # 1e-5
+    r"|(?:(?<=\d)|(?<=\b\w)|(?<=\b\w\w)|(?<=\^))-(?![\w-]))"  # A-, Cl-
+    r"|(?P<joined>(?<=[^\s-])-(?=[^\s-]))|-"
+)
+_PARTED_IDEOGRAPHS = re.compile(rf"(?<=[{_IDEOGRAPH}]) (?=[{_IDEOGRAPH}])")
+
+
+def undressed(text: str) -> str:
+    """Folded text (this file) without its dress, single spaces.
+
+    >>> undressed('"the c++, or c#!"'), undressed("5% – 10%"), undressed("the u.s. wi-fi"), undressed("1,000 - 2,000")
+    ('c++ or c#', '5% 10%', 'us wifi', '1000-2000')
+    """
+    text = text.translate(_marks)
+    if not _QUOTED.search(text):
+        for pattern, replacement in _PRIMES:
+            text = pattern.sub(replacement, text)
+    if not _OPENING_STAR.search(text):
+        text = _TRAILING_STAR[0].sub(_TRAILING_STAR[1], text)
+    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _HYPHEN.sub(_hyphen, text)
+    return _PARTED_IDEOGRAPHS.sub("", " ".join(text.split()))
+
+
+def _hyphen(match: re.Match[str]) -> str:
+    if match["sign"]:
+        return "-"
+    return "" if match["joined"] else " "
+
+
+# ---- Forms of a text in which two answers are compared -------------------------------------------------------
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
+_VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")  # one and a half is not 11/2
+_OBJECT = re.compile(r"""[\[ ]*+\{ ?(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\w+) ?:""")
+_TOKEN = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
+
+
+def fold(text: str) -> str:
+    r"""Caseless NFKC text without invisible characters and dress of TeX and HTML, single spaces.
+
+    >>> fold("  \\text{Cafe\u0301}\u00a0Noir "), fold("<b>x²</b>")
+    ('café noir', 'x^2')
+    """
+    text = _VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
+    # Case folding can undo NFKC and NFKC can undo case folding, hence once on either side (Unicode 3.13, D146).
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    text = plain("".join(c for c in text if unicodedata.category(c) != "Cf"))
+    return unicodedata.normalize("NFKC", " ".join(text.split()))
+
+
+@lru_cache(maxsize=1024)  # one answer is compared with many golds by many metrics
+def normalize(text: str) -> str:
+    r"""`fold` without punctuation and articles; signs that mean something are kept.
+
+    >>> normalize("The $\\text{U.S.}$ Open."), normalize("-3.50"), normalize("1,000"), normalize("C++!")
+    ('us open', '-3.50', '1000', 'c++')
+    """
+    folded = fold(text)
+    return folded if _OBJECT.match(folded) else undressed(folded)
+
+
+def tokens(text: str) -> list[str]:
+    """Words of a normalised text; scripts written without spaces count a character (ideographs, kana).
+
+    >>> tokens("new york"), tokens("東京 2020")
+    (['new', 'york'], ['東', '京', '2020'])
+    """
+    return _TOKEN.findall(text)
+
+
+def squad(text: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces: in this order.
+
+    >>> squad("The  Beatles!"), squad("a—b")
+    ('beatles', '—b')
+    """
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+_HENDRYCKS = (
+    ("\n", ""),
+    ("\\!", ""),
+    ("\\\\", "\\"),
+    ("tfrac", "frac"),
+    ("dfrac", "frac"),
+    ("\\left", ""),
+    ("\\right", ""),
+    ("^{\\circ}", ""),
+    ("^\\circ", ""),
+    ("\\$", ""),
+    ("\\%", ""),
+    (" .", " 0."),
+    ("{.", "{0."),
+    (" ", ""),
+)
+"""Replacements in the order in which they are made; the order is part of the rule."""
+
+
+def hendrycks(text: str) -> str:
+    r"""MemAgent's copy of the MATH clean-up: it lacks the fixing of fractions and roots, and keeps punctuation.
+
+    >>> hendrycks("New York\n"), hendrycks("90^\\circ"), hendrycks("\\left( .5 \\right)")
+    ('NewYork', '90', '(0.5)')
+    """
+    for old, new in _HENDRYCKS:
+        text = text.replace(old, new)
+    return text

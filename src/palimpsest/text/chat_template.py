@@ -1,0 +1,115 @@
+"""A model's chat template: tried before it is trusted, then rendered with the same variables for every prompt.
+
+Guaranteed: a template that can't be compiled, never ends, takes memory without end, raises on a plain user message, or
+doesn't show it once as it stands, is refused when the tokenizer is loaded, in one line; whatever it raises later is a
+`Refusal`; what it shows doesn't depend on the clock.
+Not covered: a template that goes wrong on other texts than those it is tried on (chat_template_probe.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from palimpsest.errors import ModelError, nearest
+from palimpsest.text import chat_template_probe
+
+KEY = "model.chat_template_kwargs"
+Message = Mapping[str, Any]
+
+DATE = "26 Jul 2024"
+"""What templates that print a date get: the prompts of a run must not depend on the clock."""
+_PATIENCE_S = 120.0  # on a busy machine; the probe bounds its own computing
+_MOST_CHARACTERS = 1 << 20
+_TOOL = {"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": {"text": "a"}}}
+_MARKER = 'A "text" of <b>{one\'s}</b> & two lines,\nas it stands: \u00e9'
+"""What a template that escapes, cuts or rewrites a message would show otherwise."""
+_USER = {"role": "user", "content": "a"}
+_TRIES: list[list[Any]] = [
+    [[{"role": "user", "content": _MARKER}], None, True],
+    [[_USER], None, False],
+    [[{"role": "system", "content": "a"}, _USER], None, True],
+    [[_USER, {"role": "assistant", "content": "a"}, _USER], None, True],
+    [[_USER], [_TOOL], True],
+    [
+        [
+            _USER,
+            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+            {"role": "tool", "name": "tool", "tool_call_id": "call00000", "content": "a"},
+        ],
+        [_TOOL],
+        True,
+    ],
+]
+
+
+class Refusal(Exception):
+    """A chat template raised; `str` is what it said."""
+
+
+def render(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any], **options: Any) -> str:
+    """The conversation as the tokenizer's template writes it. Raises Refusal."""
+    given = {"date_string": DATE, "strftime_now": lambda form: DATE, **variables, **options}
+    try:
+        text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **given)
+    except Exception as error:  # noqa: BLE001  a template is foreign code: whatever it raises, it refuses
+        raise Refusal((str(error).strip() or type(error).__name__).splitlines()[0][:200]) from None
+    return str(text)
+
+
+def check_template(name: str, tokenizer: Any, variables: Mapping[str, Any]) -> None:
+    """Refuse a template that isn't fit for use, and variables that it doesn't know. Raises ModelError."""
+    templates = getattr(tokenizer, "chat_template", None)
+    if templates == "":
+        raise ModelError(f"model {name}: its chat template is empty; remove it if the model has none")
+    if not templates:
+        if any(variables.values()):
+            raise ModelError(f"model {name}: {KEY} is given, but the model has no chat template; leave it out")
+        return
+    known: set[str] = set()
+    for template in templates.values() if isinstance(templates, dict) else [templates]:
+        if not isinstance(template, str):
+            raise ModelError(f"model {name}: its chat template is a {type(template).__name__}, a text is needed")
+        found = _probed(template, json.dumps(dict(variables), sort_keys=True), _texts_of(tokenizer))
+        if isinstance(found, str):
+            raise ModelError(f"model {name}: its chat template {found}; take another copy of the model")
+        known |= found
+    for key, value in variables.items():
+        hint = nearest(key, known)
+        if key not in known and (value or hint):  # one that is off where nothing could be on changes nothing
+            raise ModelError(f"model {name}: {KEY}.{key}={value!r}: the chat template looks up no {key}{hint}")
+
+
+def _texts_of(tokenizer: Any) -> str:
+    """JSON of the special tokens, which templates look up by name."""
+    return json.dumps({key: str(value) for key, value in tokenizer.special_tokens_map.items()}, sort_keys=True)
+
+
+@lru_cache(maxsize=64)
+def _probed(template: str, variables: str, special: str) -> frozenset[str] | str:
+    """The variables that a template looks up, or what is wrong with it. A process, once for each template."""
+    task = {"template": template, "variables": json.loads(special) | json.loads(variables), "tries": _TRIES}
+    task["marker"] = _MARKER
+    command = [sys.executable, "-P", chat_template_probe.__file__]
+    try:
+        done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_PATIENCE_S)
+        answer = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):  # killed for its time, or without memory left to say so
+        return f"doesn't end within {chat_template_probe.CPU_S} s and {chat_template_probe.MEMORY >> 20} MiB on a word"
+    if "fault" in answer:
+        return f"can't be used ({answer['fault']})"
+    if answer["errors"][0] is not None:
+        return f"raises on a user message ({answer['errors'][0]})"
+    if max(length or 0 for length in answer["lengths"]) > _MOST_CHARACTERS:
+        return f"writes more than {_MOST_CHARACTERS:,} characters around a message of a word"
+    if any("MemoryError" in (error or "") for error in answer["errors"]):
+        return f"takes more than {chat_template_probe.MEMORY >> 20} MiB"
+    if answer["shown"][0] != 1:
+        times = f"{answer['shown'][0]} times" if answer["shown"][0] else "not as it stands, or not at all"
+        return f"shows a user message {times}"
+    return frozenset(answer["names"])

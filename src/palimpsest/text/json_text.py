@@ -1,0 +1,220 @@
+r"""JSON in and out: values as JSON can hold them; strict reading of JSON that a model wrote.
+
+Guaranteed: `storable` never raises and orjson writes what it gives; what JSON can hold comes back as it was.
+Not covered: two keys of one object that are the same text (1 and "1"), of which the later one stays.
+
+JSON out of text that a model wrote: read strictly, or refused with a reason that can be shown to the model.
+
+Strict: keys once, no NaN, no infinity (1e999 is one), no integer beyond 64 bits unless asked for, no half of a
+surrogate pair, no line breaks in strings but `\n`, no more than `MAX_DEPTH` levels.
+
+Guaranteed: `Unreadable` is all that is raised; nothing recurses deeper than `MAX_DEPTH`; time is linear in the piece.
+Not covered: a bound on the length, which the caller sets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+MAX_DEPTH = 64
+"""Of objects and lists inside each other; what lies deeper becomes text."""
+
+Place = tuple[str, ...]
+
+
+def is_wide(number: int) -> bool:
+    """Whether 64 bits, signed or not, are too few for an integer.
+
+    >>> is_wide(2**64 - 1), is_wide(2**64), is_wide(-(2**63))
+    (False, True, False)
+    """
+    return not -(2**63) <= number < 2**64
+
+
+def valid(text: str) -> str:
+    """`text` with lone surrogates as U+FFFD."""
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
+    """`value` made of None, bool, integers of 64 bits, finite floats, strings, lists, tuples and dicts with such keys.
+
+    Sets become sorted lists. `changed` gains the place of whatever became text.
+
+    >>> changed = []
+    >>> storable({"n": 10**20, "near": [1, float("nan")], "raw": b"x"}, changed)
+    {'n': '100000000000000000000', 'near': [1, 'nan'], 'raw': "b'x'"}
+    >>> changed
+    ['n', 'near.1', 'raw']
+    """
+    if len(place) < MAX_DEPTH:
+        if isinstance(value, Mapping):
+            inner = {key: (*place, _text(key)) for key in value}
+            return {_key(key, changed, inner[key]): storable(one, changed, inner[key]) for key, one in value.items()}
+        if isinstance(value, set | frozenset):
+            value = sorted(value, key=lambda one: (_text(type(one)), _text(one)))
+        if isinstance(value, list | tuple):
+            if set(map(type, value)) == {int} and not is_wide(min(value)) and not is_wide(max(value)):
+                return value  # token ids: many, and walked in no time
+            items = [storable(one, changed, (*place, str(at))) for at, one in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and not is_wide(value)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)  # numpy's is a float too, but orjson doesn't know it
+    if isinstance(value, str) and valid(value) == value:
+        return value
+    changed.append(".".join(place))
+    return _text(value)
+
+
+def to_json(value: object) -> bytes:
+    """JSON, also of what no JSON holds: a file's name or a foreign text that is no Unicode, a wide integer.
+
+    >>> to_json({"n": 10**20})
+    b'{"n":"100000000000000000000"}'
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return orjson.dumps(storable(value, []))
+
+
+def _key(key: Any, changed: list[str], place: Place) -> str:
+    if not isinstance(key, str) or key != place[-1]:
+        changed.append(".".join(place))
+    return place[-1]
+
+
+def _text(value: Any) -> str:
+    try:
+        return valid(str(value))
+    except Exception:  # noqa: BLE001  the border around a value's own __str__; an integer may have too many digits for it
+        return f"<{type(value).__name__}>"
+
+
+# ---- JSON out of text that a model wrote ---------------------------------------------------------------------
+
+
+MAX_JSON_DEPTH = 16
+"""Of objects and arrays inside each other, the outermost being the first."""
+
+
+class Unreadable(Exception):
+    """Characters that are no JSON value; `bounded` if it is certain where they end."""
+
+    def __init__(self, reason: str, *, bounded: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.bounded = reason, bounded
+
+
+_STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[\[\]{}]', re.DOTALL)
+
+
+def end_of_value(text: str, start: int, stop: int) -> int:
+    """Where the object or array at `start` closes; brackets are counted, not matched.
+
+    >>> end_of_value('{"a": "}"} and more', 0, 19)
+    10
+    """
+    depth = 0
+    for match in _STRUCTURE.finditer(text, start, stop):
+        mark = text[match.start()]  # not match[0], which would copy the string
+        if mark == '"':
+            if not match[1]:
+                raise Unreadable("the JSON is cut short: a string is not closed")
+        elif mark in "{[":
+            depth += 1
+            if depth > MAX_JSON_DEPTH:
+                raise Unreadable(f"the JSON is nested deeper than {MAX_JSON_DEPTH}")
+        else:
+            depth -= 1
+            if depth == 0:
+                return match.end()
+    raise Unreadable("the JSON is cut short: a bracket is not closed", bounded=True)
+
+
+def loaded(piece: str, *, wide: bool = False) -> Any:
+    """The value of JSON whose depth and length are bounded. `wide` allows integers beyond 64 bits.
+
+    >>> loaded('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    palimpsest.text.json_text.Unreadable: the key "a" stands there twice
+    """
+    try:
+        value = json.loads(
+            piece,
+            object_pairs_hook=_once,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_integer if wide else _narrow,
+        )
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as fault:
+        what = fault.msg[:1].lower() + fault.msg[1:]
+        raise Unreadable(f"not JSON: {what} at character {fault.pos} of it", bounded=True) from None
+    except UnicodeEncodeError:
+        raise Unreadable("a string holds half of a surrogate pair: write the character itself", bounded=True) from None
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise Unreadable(f"the key {shown(twice)} stands there twice", bounded=True)
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise Unreadable(f"{name} is not JSON: give a number or null", bounded=True)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise Unreadable(f"the number {shown(digits)} is too large", bounded=True)
+    return number
+
+
+def _narrow(digits: str) -> int:
+    if len(digits) > 20 or is_wide(int(digits)):  # the longest that fit have 20 characters
+        raise Unreadable(f"the integer {shown(digits)} does not fit 64 bits: write it as a string", bounded=True)
+    return int(digits)
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # beyond the interpreter's limit of digits
+        raise Unreadable("a number has too many digits", bounded=True) from None
+
+
+def kind(value: Any) -> str:
+    """A JSON value's type in words.
+
+    >>> kind([]), kind(None)
+    ('an array', 'null')
+    """
+    kinds = {
+        bool: "a boolean",
+        str: "a string",
+        int: "a number",
+        float: "a number",
+        list: "an array",
+        dict: "an object",
+    }
+    return kinds.get(type(value), "null")
+
+
+def shown(text: str) -> str:
+    """A quotation short enough for a message, on one line."""
+    short = text[:40]
+    return json.dumps(short + "..." if len(text) > 40 else short) if text else "nothing"

@@ -1,0 +1,320 @@
+"""Tags and thinking in a model's reply, found once in its text and cut out as the ids that were sampled.
+
+    <thinking>...</thinking> <update>the new memory</update> <recall>words to look for</recall>
+
+Rules, the same for every agent that answers in tags:
+
+- What stands inside thinking (this file) is not looked at.
+- Tags may hold line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
+  fault, and a faulty reply says nothing but why.
+- A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content is
+  spelt anew, a few characters at each end; every other id is a slice of the sampled ones. Such content goes into later
+  prompts only: what is trained is the reply as it was sampled.
+
+Guaranteed: pure; `decode(part.ids) == part.text` for a tokenizer that encodes any text back to itself.
+Not covered: attributes in tags, tags in capitals, HTML escapes: they are text.
+
+Thinking in a model's reply: what stands between `<think>` and `</think>`, or `<thinking>` and `</thinking>`.
+
+Either closing ends it, the next one that comes. A closing without an opening, which then stood in the prompt, ends all
+that was said before it. Thinking that is never closed goes on to the end.
+
+Not covered: these tags in a quotation; tags in capitals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from palimpsest.text.codec import Codec, Edges
+
+# ---- Thinking in a model's reply -----------------------------------------------------------------------------
+
+
+_TAG = re.compile("<(/?)(think|thinking)>")
+_LEFT_OPEN = re.compile(r"<(?:think|thinking)>(?=\s*\Z)")
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Characters [start, end) of a reply, the tags included."""
+
+    start: int
+    end: int
+    unclosed: str | None = None
+    """The tag that opened it, if none closes it."""
+
+
+def thoughts(text: str) -> Iterator[Thought]:
+    """Each as it ends; one whose opening stood in the prompt starts at 0 and holds those before it.
+
+    >>> [(thought.start, thought.end, thought.unclosed) for thought in thoughts("a</think>b<think>c</think>d<think>")]
+    [(0, 9, None), (10, 26, None), (27, 34, '<think>')]
+    """
+    opened: re.Match[str] | None = None
+    for tag in _TAG.finditer(text):
+        if tag[1]:
+            yield Thought(opened.start() if opened else 0, tag.end())
+            opened = None
+        elif opened is None:
+            opened = tag
+    if opened is not None:
+        yield Thought(opened.start(), len(text), opened[0])
+
+
+def spoken_spans(text: str) -> list[tuple[int, int]]:
+    """Characters outside of thinking, in order; the last reach to the end of the text unless thinking does.
+
+    >>> spoken_spans("a</think>b<think>c</think>d"), spoken_spans("b<think>c")
+    ([(9, 10), (26, 27)], [(0, 1)])
+    """
+    spans: list[tuple[int, int]] = []
+    begin = 0
+    for thought in thoughts(text):
+        if thought.start:
+            spans.append((begin, thought.start))
+        else:
+            spans.clear()
+        begin = thought.end
+        if thought.unclosed:
+            return spans
+    return [*spans, (begin, len(text))]
+
+
+def left_open(text: str) -> str:
+    """The tag of the thinking that a text ends on, as a prompt does after which the model goes on thinking, or "".
+
+    >>> left_open("<|assistant|>\\n<think>\\n"), left_open("Write <think> first."), left_open("<think>\\n</think>")
+    ('<think>', '', '')
+    """
+    found = _LEFT_OPEN.search(text)
+    return found[0] if found else ""
+
+
+def native_spans(text: str) -> list[tuple[int, int]]:
+    """Characters of thinking in `<think>`, the models' own; `<thinking>` may be a part of a reply's form.
+
+    >>> native_spans("<thinking>a</thinking>b<think>c")
+    [(23, 31)]
+    """
+    return [
+        (thought.start, thought.end)
+        for thought in thoughts(text)
+        if text.startswith("<think>", thought.start) or text.endswith("</think>", 0, thought.end)
+    ]
+
+
+def spoken(text: str) -> str:
+    """What follows the last thinking that is closed, as far as the next thinking.
+
+    >>> spoken("<think>Rome?</think> Paris"), spoken("<think>Rome? ...")
+    (' Paris', '')
+    """
+    spans = spoken_spans(text)
+    return text[slice(*spans[-1])] if spans else ""
+
+
+# ---- Tags in a model's reply, found once in its text and cut out as the ids that were sampled ----------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one pair of tags encloses."""
+
+    name: str
+    text: str
+    inner: tuple[int, int]
+    """Characters between the tags."""
+    outer: tuple[int, int]
+    """Characters, the tags included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a reply can't be read."""
+
+    reason: str
+
+
+def find_parts(text: str, names: Sequence[str]) -> list[Part] | Fault:
+    """The parts called one of `names`, in order, outside of thinking.
+
+    >>> parts = find_parts("<update>a\\nb</update> <recall>c</recall>", ("update", "recall"))
+    >>> [(part.name, part.text) for part in parts]
+    [('update', 'a\\nb'), ('recall', 'c')]
+    >>> find_parts("<update>a <recall>b</recall></update>", ("update", "recall"))
+    Fault(reason='<recall> inside <update>')
+    >>> find_parts("<thinking>an <update>?</thinking><update>a</update>", ("update",))[0].text
+    'a'
+    """
+    unclosed = next((thought.unclosed for thought in thoughts(text) if thought.unclosed), None)
+    if unclosed is not None:
+        return Fault(f"{unclosed} is not closed")
+    found: list[Part] = []
+    tag = re.compile(f"<(/?)({'|'.join(names)})>")
+    for start, end in spoken_spans(text):
+        parts = _parts_within(text, start, end, tag)
+        if isinstance(parts, Fault):
+            return parts
+        found += parts
+    return found
+
+
+def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[Part] | Fault:
+    """The parts of characters [start, end), between which nothing is thought."""
+    found: list[Part] = []
+    opened: re.Match[str] | None = None
+    for match in tag.finditer(text, start, end):
+        closing, name = match[1] == "/", match[2]
+        if opened is None and closing:
+            return Fault(f"</{name}> without <{name}>")
+        if opened is None:
+            opened = match
+        elif closing and name == opened[2]:
+            inner = (opened.end(), match.start())
+            found.append(Part(name, text[slice(*inner)], inner, (opened.start(), match.end())))
+            opened = None
+        else:
+            return Fault(f"<{'/' * closing}{name}> inside <{opened[2]}>")
+    if opened is None:
+        return found
+    return Fault(f"thinking inside <{opened[2]}>" if end < len(text) else f"<{opened[2]}> is not closed")
+
+
+def the_one(parts: Sequence[Part], name: str) -> Part | Fault:
+    """The only part called `name`, which must not be blank.
+
+    >>> the_one([], "update"), the_one([Part("update", " ", (8, 9), (0, 18))], "update")
+    (Fault(reason='no <update>'), Fault(reason='<update> is empty'))
+    """
+    mine = [part for part in parts if part.name == name]
+    if len(mine) != 1:
+        return Fault(f"{len(mine)} times <{name}>" if mine else f"no <{name}>")
+    return mine[0] if mine[0].text.strip() else Fault(f"<{name}> is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Cuts the ids of a reply at places of its text."""
+
+    ids: tuple[int, ...]
+    """[T] without control tokens but those around thinking."""
+    edges: Edges
+    codec: Codec
+
+    @classmethod
+    def of(cls, ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> Cutter:
+        """For the ids of a completion; `before` is our own text that its prompt ends with. Thinking that this opens is
+        part of the reply's."""
+        kept = thoughtful(ids, codec, before)
+        return cls(kept, Edges.of(kept, codec), codec)
+
+    @property
+    def text(self) -> str:
+        """What the ids say."""
+        return self.edges.text
+
+    def cut(self, start: int, end: int) -> list[int]:
+        """The ids of characters [start, end)."""
+        places, counts = self.edges.places, self.edges.counts
+        first, last = self.edges.last_until(start), self.edges.last_until(end)
+        head: list[int] = []
+        if places[first] < start:  # what lies between two edges straddles the start
+            first += 1
+            head = self.codec.encode(self.text[start : min(end, places[first])])
+        if last < first:
+            return head
+        tail = self.codec.encode(self.text[places[last] : end]) if places[last] < end else []
+        return [*head, *self.ids[counts[first] : counts[last]], *tail]
+
+    def without(self, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """The ids of all characters but those of `spans`, which are in order and apart."""
+        kept, start = [], 0
+        for begin, end in (*spans, (len(self.text), len(self.text))):
+            kept += self.cut(start, begin)
+            start = end
+        return [i for i in kept if i not in self.codec.control_ids]
+
+
+def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> tuple[int, ...]:
+    """A reply without control tokens but those around thinking, which begins it if the end of its prompt opened it."""
+    opened = left_open(codec.decode(before)) if before else ""
+    return (
+        *(codec.encode_trusted(opened) if opened else ()),
+        *(i for i in ids if i not in codec.control_ids or i in codec.thinking_ids),
+    )
+
+
+def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> list[int]:
+    """What a reply says: its ids but control tokens and thinking, safe to put into another prompt.
+
+    `before`: our own text that its prompt ends with, which may open thinking. Blanks after thinking go with it.
+    """
+    kept = thoughtful(ids, codec, before)
+    text = codec.decode(kept)
+    spans = spoken_spans(text)
+    if spans == [(0, len(text))]:
+        return list(codec.strip_stop(ids))
+    cutter, said = Cutter.of(ids, codec, before), list[int]()
+    for start, end in spans:
+        said += cutter.cut(start + len(text[start:end]) - len(text[start:end].lstrip()) if start else 0, end)
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class RecallReply:
+    """A reply with an update and perhaps a query."""
+
+    update: list[int]
+    """Ids inside `<update>`."""
+    rest: list[int]
+    """Ids of the whole reply but `<recall>...</recall>` and thinking in `<think>`."""
+    query: str | None
+    fault: str | None = None
+    """Why it has no update, or several, of a reply that was accepted all the same."""
+
+
+def read_recall_reply(
+    ids: Sequence[int], codec: Codec, *, before: Sequence[int] = (), lenient: bool = False
+) -> RecallReply | Fault:
+    """Exactly one update, at most one recall; a blank query is none.
+
+    `lenient` takes a reply whose update is missing, doubled or blank: its `update` is then the first that is not blank,
+    as in the authors' code, or empty, and its `fault` says why. It drops any number of recalls but looks for a single
+    one only.
+    """
+    cutter = Cutter.of(ids, codec, before)
+    parts = find_parts(cutter.text, ("update", "recall"))
+    if lenient:
+        return _accepted(cutter, [] if isinstance(parts, Fault) else parts)
+    if isinstance(parts, Fault):
+        return parts
+    update = the_one(parts, "update")
+    if isinstance(update, Fault):
+        return update
+    recalls = [part for part in parts if part.name == "recall"]
+    if len(recalls) > 1:
+        return Fault(f"{len(recalls)} times <recall>")
+    return _reply(cutter, update, recalls)
+
+
+def _accepted(cutter: Cutter, parts: Sequence[Part]) -> RecallReply:
+    found = find_parts(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
+    update = found if isinstance(found, Fault) else the_one(found, "update")
+    recalls = [part for part in parts if part.name == "recall"]
+    if isinstance(found, Fault) or not isinstance(update, Fault):
+        return _reply(cutter, update, recalls)
+    first = next((part for part in found if part.text.strip()), update)
+    return replace(_reply(cutter, first, recalls), fault=update.reason)
+
+
+def _reply(cutter: Cutter, update: Part | Fault, recalls: Sequence[Part]) -> RecallReply:
+    query = recalls[0].text.strip() if len(recalls) == 1 else ""
+    return RecallReply(
+        update=[] if isinstance(update, Fault) else cutter.cut(*update.inner),
+        rest=cutter.without(sorted([*(part.outer for part in recalls), *native_spans(cutter.text)])),
+        query=query or None,
+        fault=update.reason if isinstance(update, Fault) else None,
+    )

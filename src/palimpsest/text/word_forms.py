@@ -1,0 +1,376 @@
+"""Words of a text in the forms in which a sentence and its paraphrase are compared.
+
+    1,200   1200             one number; "5 million" is 5000000, "third" is 3, "12th" is 12, "1941–45" has 1945 too
+    Jan.    January          one month; 1970-07-30 is "30 July 1970"
+    films   film             one stem, and "wrote" is "write"; suffixes of English only
+    Zoë     Zoe              diacritics of Latin letters don't count
+    U.S.    US               periods of abbreviations don't count
+    罗马是   罗马 马是         scripts without spaces: pairs of characters; runs of katakana are words
+
+Guaranteed: standard library only; pure; linear time; no sentence has more than 2 * `LONGEST` words.
+Not covered: suffixes of other languages; numbers in words beyond twelve; numerals of Chinese characters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+
+# ---- Closed lists of English words that a comparison of sentences treats specially ---------------------------
+
+
+FUNCTION = frozenset(
+    str.split("""
+    a an the this that these those some any each every such same other another
+    i you he she it we they me him her us them my your his its our their mine hers theirs himself herself itself
+    themselves who whom whose which what there here where when
+    is are was were be been being am has have had having do does did doing will would shall should can could may might
+    must s d ll re ve m
+    and or as of in on at by for from to with into onto upon about within during through throughout between among
+    amongst while whereas but so if then also too very both either well
+    however moreover furthermore additionally respectively according including include includes included e g i etc
+    one ones
+    """)
+)
+"""Words that carry nothing by themselves."""
+
+NEGATIONS = frozenset(str.split("not no never none neither nor without cannot nobody nothing nowhere non"))
+"""Words that turn a statement around; so does n't."""
+
+MONTHS = tuple(str.split("january february march april may june july august september october november december"))
+
+NUMBERS = {
+    word: str(value)
+    for value, words in enumerate(
+        (
+            "zero",
+            "first",
+            "two second twice",
+            "three third thrice",
+            "four fourth",
+            "five fifth",
+            "six sixth",
+            "seven seventh",
+            "eight eighth",
+            "nine ninth",
+            "ten tenth",
+            "eleven eleventh",
+            "twelve twelfth",
+        )
+    )
+    for word in words.split()
+}
+"""Number words, and their value. "one" is a pronoun more often than a number."""
+
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+"""What a number before the word is multiplied by."""
+
+SHORT = {
+    "km": "kilometre", "kilometer": "kilometre", "cm": "centimetre", "centimeter": "centimetre", "mm": "millimetre",
+    "millimeter": "millimetre", "meter": "metre", "mi": "mile", "ft": "foot", "feet": "foot", "kg": "kilogram",
+    "lb": "pound", "lbs": "pound", "yrs": "year", "yr": "year", "hrs": "hour", "hr": "hour", "mins": "minute",
+    "min": "minute", "st": "saint", "mt": "mount", "ft.": "fort", "co": "company", "corp": "corporation",
+    "inc": "incorporated", "ltd": "limited", "jr": "junior", "sr": "senior", "dr": "doctor", "prof": "professor",
+    "gov": "governor", "gen": "general", "col": "colonel", "lt": "lieutenant", "sgt": "sergeant", "capt": "captain",
+    "dept": "department", "univ": "university", "assn": "association", "vs": "versus", "approx": "approximately",
+    "ca": "circa", "no.": "number", "vol": "volume", "ave": "avenue", "blvd": "boulevard", "bros": "brothers",
+    "natl": "national", "intl": "international", "govt": "government", "sq": "square", "est": "established",
+    "usa": "us", "color": "colour", "theater": "theatre", "center": "centre", "tv": "television",
+    "jan": "january", "feb": "february", "mar": "march", "apr": "april", "jun": "june", "jul": "july",
+    "aug": "august", "sep": "september", "sept": "september", "oct": "october", "nov": "november", "dec": "december",
+}  # fmt: skip
+"""Abbreviations and second spellings, and the form that both have."""
+
+_VERBS = """
+    write wrote written; begin began begun; become became; win won; lose lost; make made; take took taken;
+    give gave given; get got gotten; go went gone; come came; see saw seen; know knew known; think thought;
+    find found; lead led; leave left; hold held; keep kept; build built; buy bought; sell sold; bring brought;
+    teach taught; catch caught; fight fought; send sent; spend spent; lend lent; bend bent; meet met; feed
+    fed; run ran; sing sang sung; swim swam swum; drink drank drunk; ring rang rung; sink sank sunk; speak
+    spoke spoken; break broke broken; choose chose chosen; freeze froze frozen; steal stole stolen; wear wore
+    worn; bear bore; tear tore torn; drive drove driven; ride rode ridden; rise rose risen; arise arose
+    arisen; fall fell fallen; grow grew grown; throw threw thrown; fly flew flown; draw drew drawn; blow blew
+    blown; show shown; eat ate eaten; beat beaten; hide hid hidden; shoot shot; sit sat; stand stood;
+    understand understood; tell told; say said; pay paid; lay laid; lie lay lain; sleep slept; sweep swept;
+    feel felt; mean meant; deal dealt; dream dreamt; learn learnt; burn burnt; die died dying; star starred
+    starring; man men; woman women; child children; person people; wife wives; life lives; half halves; foot
+    feet; city cities; strike struck; stick stuck; seek sought; shake shook shaken; forget forgot forgotten;
+    forbid forbade forbidden; withdraw withdrew withdrawn; undergo underwent undergone; overcome overcame;
+    undertake undertook undertaken; spin spun; hang hung
+"""
+
+IRREGULAR = {form: forms[0] for forms in map(str.split, _VERBS.split(";")) for form in forms[1:]}
+"""Forms of words whose stem no suffix rule finds, and the word."""
+
+
+# ---- Words of a text in the forms in which a sentence and its paraphrase are compared ------------------------
+
+
+LONGEST = 60
+"""Words of a sentence; a longer one is parted."""
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_FORM_MARKS = "\u0300-\u036f\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
+_LETTER = rf"(?:(?![{_UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
+_TOKEN = re.compile(
+    r"(?P<iso>\b\d{4}-\d\d-\d\d\b)"
+    r"|(?P<number>\d+(?:[.,]\d+)*)(?P<tail>(?:st|nd|rd|th|s)\b)?"
+    r"|(?P<dotted>\b(?:[A-Z]\.){2,}|\b[A-Z]\.(?=\s*[A-Z]))"
+    rf"|(?P<word>{_LETTER}+(?:['’]{_LETTER}+)*)(?P<dot>\.)?"
+    r"|(?P<kana>[\u30a1-\u30fa\u30fc]{2,})"
+    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}})[{_UNSPACED}]){{1,60}})"
+    r"|(?P<range>(?<=\d)[-–—](?=\d))"
+    r"|(?P<end>[。！？]|(?<![.!?])[.!?]++(?=[\"'”’»)\]]*(?:\s+[^\sa-z]|\s*$))|\n+)"
+    r"|(?P<clause>[,;:()\[\]、，；：–—\"“”«»「」『』]|-\s)"
+)
+_PAIR = re.compile(f"[{_UNSPACED}]{{2}}")
+_WRAP = re.compile(r"(?<=[^\n]{60})\n(?=[^\s\-*•])|(?<=[^\n.!?:])\n(?=[a-z])")
+_AFTER_END = re.compile("[\"'”’»)\\]]*(?:\\s+[^\\sa-z]|\\s*$)")
+_NEGATED = re.compile("[不没沒無无非未]|ไม่")
+_LATIN_MARKS = re.compile("[\u0300-\u036f]+")
+
+
+class Kind(IntEnum):
+    """What a word is to a comparison."""
+
+    FUNCTION = 0
+    """Carries nothing by itself: an article, a preposition, a pronoun."""
+    WORD = 1
+    NEGATION = 2
+    NAME = 3
+    """Has a capital letter, or is a run of katakana."""
+    NUMBER = 4
+
+
+@dataclass(slots=True)
+class Sentence:
+    """The words of a sentence."""
+
+    paragraph: int = 0
+    """What line breaks around blank lines part."""
+    exact: list[str] = field(default_factory=list)
+    """[N] caseless, without diacritics; numbers as their value."""
+    stems: list[str] = field(default_factory=list)
+    """[N]"""
+    kinds: list[Kind] = field(default_factory=list)
+    """[N]"""
+    clauses: list[int] = field(default_factory=list)
+    """[N] number of the clause in the text: what commas, brackets and dashes part."""
+    dotted: set[int] = field(default_factory=set)
+    """Places of words with a period after them."""
+    places: dict[str, list[int]] = field(default_factory=dict)
+    """Where each exact form, and each stem with "~" before it, is."""
+
+    def __len__(self) -> int:
+        return len(self.exact)
+
+    def add(self, exact: str, kind: Kind, clause: int, dot: bool = False) -> None:
+        """One more word."""
+        place = len(self.exact)
+        form = stem(exact) if kind in (Kind.WORD, Kind.NAME) else exact
+        self.exact.append(exact)
+        self.stems.append(form)
+        self.kinds.append(kind)
+        self.clauses.append(clause)
+        self.places.setdefault(exact, []).append(place)
+        self.places.setdefault("~" + form, []).append(place)
+        if dot:
+            self.dotted.add(place)
+
+    def extend(self, more: Sentence) -> None:
+        """The words of another sentence of the same text."""
+        start = len(self)
+        for place, exact in enumerate(more.exact):
+            self.add(exact, more.kinds[place], more.clauses[place], place in more.dotted)
+        assert len(self) == start + len(more)
+
+
+_SUFFIXES = (
+    (("ingly", 4), ("edly", 4), ("ing", 3), ("ed", 3), ("ly", 4)),
+    (("ion", 5), ("or", 5), ("er", 5)),
+)
+"""Of inflection and derivation, each with the number of letters that must be left."""
+
+
+@lru_cache(maxsize=8192)
+def stem(word: str) -> str:
+    """A caseless English word without its ending.
+
+    >>> [stem(word) for word in ("films", "directed", "director", "studied", "wrote", "writing", "mother")]
+    ['film', 'direct', 'direct', 'study', 'writ', 'writ', 'mother']
+    """
+    word = IRREGULAR.get(word, word)
+    if len(word) < 4 or not word.isascii():
+        return word
+    if word.endswith(("ies", "ied")):
+        word = word[:-3] + "y"
+    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-2] if word.endswith(("sses", "xes", "ches", "shes", "zes")) else word[:-1]
+    for group in _SUFFIXES:
+        for suffix, least in group:
+            if word.endswith(suffix) and len(word) - len(suffix) >= least:
+                word = word[: -len(suffix)]
+                break
+    if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeious":
+        word = word[:-1]
+    return word[:-1] if len(word) > 3 and word.endswith("e") else word
+
+
+def is_pair(word: str) -> bool:
+    """Whether it is two characters of a script without spaces.
+
+    >>> is_pair("罗马"), is_pair("in")
+    (True, False)
+    """
+    return len(word) == 2 and _PAIR.match(word) is not None
+
+
+def plain_letters(text: str) -> str:
+    """Caseless, without diacritics of Latin letters.
+
+    >>> plain_letters("Zoë"), plain_letters("가")
+    ('zoe', '가')
+    """
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFC", _LATIN_MARKS.sub("", unicodedata.normalize("NFD", text.casefold())))
+
+
+def worded(text: str) -> list[Sentence]:
+    """The sentences of a text. A line break ends one, unless it only wraps a long line.
+
+    >>> [sentence.exact for sentence in worded("Dr. Ann runs 1,200 km today. Zoë's 2nd!")]
+    [['doctor', 'ann', 'runs', '1200', 'kilometre', 'today'], ['zoe', "'s", '2']]
+    """
+    return [
+        sentence for sentence in _Reader(_WRAP.sub(" ", unicodedata.normalize("NFKC", text))).read() if len(sentence)
+    ]
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.now = Sentence()
+        self.clause = 0
+        self.ranged = False  # the last token joined two numbers
+
+    def read(self) -> Iterator[Sentence]:
+        for found in _TOKEN.finditer(self.text):
+            what, piece = found.lastgroup or "", found[0]
+            what = {"tail": "number", "dot": "word"}.get(what, what)
+            if what == "end" or len(self.now) >= LONGEST:
+                yield self._next("\n\n" in piece)
+            if what == "clause":
+                self.clause += 1
+            elif what not in ("end", "range"):
+                ends = self._take(what, found)
+                if ends:
+                    yield self._next(False)
+            self.ranged = what == "range"
+        yield self.now
+
+    def _next(self, new_paragraph: bool) -> Sentence:
+        ended = self.now
+        self.clause += 1
+        self.now = Sentence(ended.paragraph + new_paragraph)
+        return ended
+
+    def _take(self, what: str, found: re.Match[str]) -> bool:
+        """Add a token; whether its period ends the sentence."""
+        piece = found[what]
+        if what == "number":
+            self._number(piece)
+        elif what == "iso":
+            year, month, day = piece.split("-")
+            self.now.add(str(int(day)), Kind.NUMBER, self.clause)
+            if 1 <= int(month) <= 12:
+                self.now.add(MONTHS[int(month) - 1], Kind.NAME, self.clause)
+            self.now.add(year, Kind.NUMBER, self.clause)
+        elif what == "dotted":
+            self.now.add(piece.replace(".", "").lower(), Kind.NAME, self.clause, True)
+        elif what == "kana":
+            self.now.add(piece, Kind.NAME, self.clause)
+        elif what == "unspaced":
+            self._pairs(piece)
+        else:
+            return self._word(piece, found["dot"] is not None, found.end())
+        return False
+
+    def _number(self, piece: str) -> None:
+        value = number_value(piece)
+        if self.ranged and value.isdigit() and self.now.kinds and self.now.kinds[-1] is Kind.NUMBER:
+            before = self.now.exact[-1]
+            if before.isdigit() and len(value) < len(before) == 4:  # 1941–45
+                value = before[: len(before) - len(value)] + value
+        self.now.add(value, Kind.NUMBER, self.clause)
+
+    def _pairs(self, run: str) -> None:
+        for pair in [run[i : i + 2] for i in range(max(1, len(run) - 1))]:
+            self.now.add(pair, Kind.WORD if len(pair) == 2 else Kind.FUNCTION, self.clause)
+        for _ in _NEGATED.finditer(run):
+            self.now.add("not", Kind.NEGATION, self.clause)
+
+    def _word(self, piece: str, dot: bool, end: int) -> bool:
+        caseless = plain_letters(piece.replace("’", "'"))
+        named = piece[0].isupper() and (self.now.kinds or self.text[end + 1 : end + 2].isupper())
+        negated = caseless.endswith("n't") or (caseless in NEGATIONS and not named)  # "Never Cry Wolf", "No, No, No"
+        if caseless.endswith("n't"):
+            caseless = caseless[:-3]
+        owner = caseless.endswith("'s")
+        caseless = caseless.removesuffix("'s").replace("'", "")
+        scale = SCALES.get(caseless)
+        abbreviates = dot and (len(piece) == 1 or caseless in SHORT)
+        if scale and self.now.kinds and self.now.kinds[-1] is Kind.NUMBER:
+            self._scaled(scale)
+        elif caseless in NUMBERS:
+            self.now.add(NUMBERS[caseless], Kind.NUMBER, self.clause)
+        else:
+            kind = Kind.NAME if piece[0].isupper() else Kind.WORD
+            if negated:
+                kind, caseless = Kind.NEGATION, "not"
+            elif (
+                caseless in FUNCTION and not (piece.isupper() and len(piece) > 1) and not (piece == "May" and self.now)
+            ):
+                kind = Kind.FUNCTION
+            self.now.add(
+                SHORT.get(caseless) or SHORT.get(caseless.removesuffix("s")) or caseless, kind, self.clause, dot
+            )
+        if owner:
+            self.now.add("'s", Kind.FUNCTION, self.clause)
+        if dot and (abbreviates or (piece.islower() and len(piece) < 4)):
+            return False
+        return dot and _AFTER_END.match(self.text, end) is not None
+
+    def _scaled(self, scale: int) -> None:
+        place = len(self.now) - 1
+        try:
+            value = number_value(str(float(self.now.exact[place]) * scale))
+        except ValueError:
+            return
+        self.now.exact[place] = self.now.stems[place] = value
+        for key in (value, "~" + value):
+            self.now.places.setdefault(key, []).append(place)
+
+
+def number_value(written: str) -> str:
+    """One form of a number.
+
+    >>> [number_value(each) for each in ("1,200", "007", "9.50", "٣", "1.2.3", "3,5")]
+    ['1200', '7', '9.5', '3', '1.2.3', '3.5']
+    """
+    digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written)
+    parts = digits.split(",")
+    if len(parts) == 2 and len(parts[1]) != 3 and "." not in digits:
+        digits = ".".join(parts)  # a decimal comma
+    digits = digits.replace(",", "")
+    if digits.count(".") > 1:
+        return digits
+    whole, _, fraction = digits.partition(".")
+    fraction = fraction.rstrip("0")
+    return (whole.lstrip("0") or "0") + (f".{fraction}" if fraction else "")

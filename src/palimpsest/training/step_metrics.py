@@ -1,0 +1,262 @@
+"""What a step is measured by, and an episode of an agent with tools.
+
+| key | what |
+|---|---|
+| reward/mean, reward/std | over graded episodes of every group played, dropped ones included; population spread |
+| reward/mean_variant, reward/mean_plain | of episodes played with `train.variant`'s options; of the others |
+| episode/variant_share | share of the former, where there are any |
+| grade/em, grade/f1... | mean of each part of the grades' breakdown |
+| groups/played, groups/with_signal | number of groups; share in which the rewards differ |
+| episode/turns, sampled_tokens, prompt_tokens | mean per episode |
+| episode/documents_cut | episodes that left out a part of their document (`max_chunks`, the window) |
+| outcome/answered, outcome/... | episodes that ended so |
+| memory/tokens, memory/copy_fidelity... | metrics/memory_metrics.py, over all episodes |
+| tool/prunes, tool/context_tokens... | this file, over episodes that are no variant's |
+| curriculum/chunks, objectives, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
+
+A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
+
+What an episode of a tool-using agent is measured by, in training and in evaluation.
+
+| key | what |
+|---|---|
+| prunes, prune_refused | deletions of history that were carried out; that were refused |
+| tool_calls | calls of tools that were carried out |
+| tool_errors, tool_errors_malformed, ..._timeout... | errors told to the model; by kind |
+| context_tokens, context_tokens_max | prompt tokens of a turn: mean and largest |
+| input_tokens, sampled_tokens | of all turns together; prefixes counted each time they are read |
+| segments | rows to train that the episode fractured into |
+
+From events (`ToolCalled`, `ToolFailed` with its kind, `Pruned`, `PruneRefused`) and turns alone; an episode in which no
+turn notes its `context_tokens` is not a tool agent's and has no measures.
+Not covered: kinds of errors beyond `KINDS` have no key of their own; they count in `tool_errors`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from statistics import fmean, pstdev
+
+from palimpsest.credit.dapo import has_signal
+from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
+from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
+from palimpsest.metrics.memory_metrics import memory_metrics
+from palimpsest.metrics.reading_trace import Texts
+from palimpsest.rollout.group import is_variant
+from palimpsest.rollout.segments import segments_of
+from palimpsest.text.codec import Codec
+from palimpsest.types import Group, Trajectory
+
+# ---- What an episode of a tool-using agent is measured by, in training and in evaluation ---------------------
+
+
+KINDS = ("malformed", "unknown_tool", "bad_arguments", "timeout", "exception", "too_many")
+
+
+def tool_measures(trajectory: Trajectory) -> dict[str, float]:
+    """The table above for one episode; empty for agents without tools.
+
+    >>> from palimpsest.events import Event
+    >>> from palimpsest.types import Completion, Outcome, StopReason, Turn
+    >>> def turn(prompt):
+    ...     reply = Completion((7, 0), (-0.5, -0.5), StopReason.STOP)
+    ...     return Turn((1,) * prompt, reply, 0, "act", {"context_tokens": prompt})
+    >>> failed = ToolFailed("timeout", id="b", tool="search", tokens=3, message="no answer")
+    >>> happened = (ToolCalled("a", "search", 9), Pruned("c", ("a",), "tea", 10), failed)
+    >>> events = tuple(Event(what, 1) for what in happened)
+    >>> found = tool_measures(Trajectory("p", "g", 0, (turn(30), turn(10)), Outcome.ANSWERED, events=events))
+    >>> {name: value for name, value in found.items() if value}  # doctest: +NORMALIZE_WHITESPACE
+    {'prunes': 1.0, 'tool_calls': 1.0, 'tool_errors': 1.0, 'tool_errors_timeout': 1.0, 'context_tokens': 20.0,
+     'context_tokens_max': 30.0, 'input_tokens': 40.0, 'sampled_tokens': 4.0, 'segments': 2.0}
+    """
+    contexts = [float(turn.notes["context_tokens"]) for turn in trajectory.turns if "context_tokens" in turn.notes]
+    if not contexts:
+        return {}
+    happened = Counter(type(event.what) for event in trajectory.events)
+    errors = Counter(failed.error for failed in of_type(trajectory.events, ToolFailed))
+    return {
+        "prunes": float(happened[Pruned]),
+        "prune_refused": float(happened[PruneRefused]),
+        "tool_calls": float(happened[ToolCalled]),
+        "tool_errors": float(errors.total()),
+        **{f"tool_errors_{kind}": float(errors[kind]) for kind in KINDS},
+        "context_tokens": fmean(contexts),
+        "context_tokens_max": max(contexts),
+        "input_tokens": float(sum(len(turn.prompt_ids) for turn in trajectory.turns)),
+        "sampled_tokens": float(sum(len(turn.completion.token_ids) for turn in trajectory.turns)),
+        "segments": float(len(segments_of(trajectory))),
+    }
+
+
+def tool_metrics(episodes: Iterable[Trajectory]) -> dict[str, float]:
+    """Means over episodes under `tool/`, but the largest of `context_tokens_max`.
+
+    Episodes of a training variant are left out: without a tool they would say nothing of how it's used.
+    """
+    found = [measures for one in episodes if not is_variant(one) and (measures := tool_measures(one))]
+    if not found:
+        return {}
+    metrics = {f"tool/{name}": fmean(measures[name] for measures in found) for name in found[0]}
+    return metrics | {"tool/context_tokens_max": max(measures["context_tokens_max"] for measures in found)}
+
+
+# ---- What a step is measured by ------------------------------------------------------------------------------
+
+
+Metrics = dict[str, float]
+
+
+def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
+    """All of the table above but its last row."""
+    rewards = [grade.value for group in groups for grade in group.grades if grade.value is not None]
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    found: dict[str, float | None] = {
+        "reward/mean": fmean(rewards) if rewards else None,
+        "reward/std": pstdev(rewards) if rewards else None,
+        "reward/ungraded": float(len(episodes) - len(rewards)),
+        "groups/played": float(len(groups)),
+        "groups/with_signal": _mean(float(has_signal(group)) for group in groups),
+        **_breakdown(groups),
+        **_variants(groups),
+        **_episodes(episodes),
+        **tool_metrics(episodes),
+    }
+    memories = [memory_metrics(group, Texts(codec)) for group in groups]
+    for name in dict.fromkeys(name for memory in memories for name in memory):
+        found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _variants(groups: Sequence[Group]) -> dict[str, float | None]:
+    """Rewards of both kinds of episodes; nothing where all are of one kind for want of a variant."""
+    pairs = [pair for group in groups for pair in zip(group.trajectories, group.grades, strict=True)]
+    changed = [is_variant(trajectory) for trajectory, _ in pairs]
+    if not any(changed):
+        return {}
+    split = list(zip(changed, (grade.value for _, grade in pairs), strict=True))
+    return {
+        "reward/mean_variant": _mean(value for other, value in split if other),
+        "reward/mean_plain": _mean(value for other, value in split if not other),
+        "episode/variant_share": fmean(changed),
+    }
+
+
+def _breakdown(groups: Sequence[Group]) -> dict[str, float | None]:
+    grades = [grade for group in groups for grade in group.grades if grade.graded]
+    names = sorted({name for grade in grades for name in grade.breakdown})
+    return {f"grade/{name}": _mean(grade.breakdown.get(name) for grade in grades) for name in names}
+
+
+def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
+    outcomes = Counter(trajectory.outcome.value for trajectory in episodes)
+    return {
+        "episode/turns": _mean(float(len(episode.turns)) for episode in episodes),
+        "episode/sampled_tokens": _mean(float(sampled_tokens(episode)) for episode in episodes),
+        "episode/prompt_tokens": _mean(float(prompt_tokens(episode)) for episode in episodes),
+        "episode/documents_cut": float(sum(map(document_cut, episodes))),
+        **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
+    }
+
+
+def document_cut(trajectory: Trajectory) -> bool:
+    """Whether the policy left out a part of the document."""
+    return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """Tokens the model generated in an episode."""
+    return sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+
+
+def prompt_tokens(trajectory: Trajectory) -> int:
+    """Tokens of all prompts of an episode, shared prefixes counted each time."""
+    return sum(len(turn.prompt_ids) for turn in trajectory.turns)
+
+
+def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
+    """What the maker of a rollout batch's optimiser steps said of them.
+
+    >>> two = [StepBatch((), {"segments": 2.0}, {"reward_mean": 0.5}), StepBatch((), {"segments": 3.0})]
+    >>> credit_metrics(two)
+    {'credit/reward_mean': 0.5, 'credit/segments': 5.0}
+    """
+    folded = {
+        **_folded([batch.counts for batch in batches], sum),
+        **_folded([batch.means for batch in batches], fmean),
+        **_folded([batch.maxima for batch in batches], max),
+        **_folded([batch.minima for batch in batches], min),
+    }
+    return {f"credit/{name}": folded[name] for name in sorted(folded)}
+
+
+def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
+    """Metrics and timings of the optimiser steps of a rollout batch.
+
+    Sums over trained tokens become means over them; the loss, which holds its denominator already, is averaged over
+    the steps:
+
+    >>> first = UpdateStats(loss=0.5, tokens=4, token_sums={"kl": 1.0}, grad_norm=2.0, seconds=0.1)
+    >>> second = UpdateStats(loss=0.0, tokens=4, token_sums={"kl": 3.0}, skipped=True, seconds=0.2)
+    >>> metrics, timings = learner_metrics([first, second])
+    >>> [metrics[name] for name in ("policy/kl", "policy/loss", "policy/tokens", "optim/grad_norm")]
+    [0.5, 0.25, 8.0, 2.0]
+    >>> metrics["optim/grad_skipped"], round(timings["policy/learner_s"], 6)
+    (0.5, 0.3)
+    """
+    if not updates:
+        return {}, {}
+    tokens = sum(update.tokens for update in updates)
+    policy: dict[str, float] = {
+        "loss": fmean(update.loss for update in updates),
+        "tokens": float(tokens),
+        "segments": float(sum(update.segments for update in updates)),
+        "logical_tokens": float(sum(update.logical_tokens for update in updates)),
+        "physical_tokens": float(sum(update.physical_tokens for update in updates)),
+        "reuse": fmean(update.reuse for update in updates),
+    }
+    sums = _folded([update.token_sums for update in updates], sum)
+    policy |= {name: value / (tokens or 1) for name, value in sums.items()}
+    policy |= {f"{name}_max": value for name, value in _folded([update.maxima for update in updates], max).items()}
+    optim: dict[str, float | None] = {
+        "learning_rate": _mean(update.learning_rate for update in updates),
+        "grad_norm": _mean(update.grad_norm for update in updates),
+        "grad_skipped": fmean(update.skipped for update in updates),
+        "grad_skipped_total": fmean(update.skipped_total for update in updates),
+        **_folded([update.extra for update in updates], fmean),
+    }
+    metrics = {f"policy/{name}": policy[name] for name in sorted(policy)}
+    metrics |= {n if "/" in n else f"optim/{n}": value for n, value in sorted(optim.items()) if value is not None}
+    speed = fmean(update.logical_tokens / update.seconds if update.seconds else 0.0 for update in updates)
+    seconds = sum(update.seconds for update in updates)
+    return metrics, {"policy/learner_s": seconds, "policy/learner_tokens_per_s": speed}
+
+
+def _folded(columns: Iterable[Mapping[str, float]], fold: Callable[[list[float]], float]) -> dict[str, float]:
+    """One mapping of several: `fold` of the values that each name has."""
+    values: dict[str, list[float]] = {}
+    for column in columns:
+        for name, value in column.items():
+            values.setdefault(name, []).append(value)
+    return {name: fold(each) for name, each in values.items()}
+
+
+def rates(before: SamplerStats, after: SamplerStats, seconds: float) -> Metrics:
+    """Growth of a sampler's counters over `seconds`, as `rollout/NAME_per_s`, and its prefix cache's hit rate.
+
+    >>> grown = rates(SamplerStats(), SamplerStats(prompt_tokens=400, computed_prompt_tokens=100), 2.0)
+    >>> grown["rollout/prompt_tokens_per_s"], grown["rollout/cache_hit_rate"]
+    (200.0, 0.75)
+    """
+    names = [field.name for field in fields(SamplerStats)]
+    growth = {name: getattr(after, name) - getattr(before, name) for name in names}
+    metrics = {f"rollout/{name}_per_s": value / seconds for name, value in growth.items()}
+    if growth["prompt_tokens"]:
+        metrics["rollout/cache_hit_rate"] = 1 - growth["computed_prompt_tokens"] / growth["prompt_tokens"]
+    return metrics
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

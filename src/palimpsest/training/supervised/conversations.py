@@ -1,0 +1,293 @@
+"""Recorded conversations as trajectories, with tool calls as MemAct's parquet files hold them.
+
+    whole rendering   <system, tools> <user> <assistant header>|search ...<end>| <tool result> <header>|answer<end>|
+    turns             prompt .................................. completion ..... prompt ............... completion
+
+A message's completion begins where the rendering of everything before it, with the header of a reply, ends; it ends
+with the model's end-of-turn token. Header, tool results and messages of earlier segments are context. The pieces are
+tokenised one by one, as the sampler meets them: a prompt is whole before the reply to it begins.
+
+Guaranteed: the pieces joined are the template's rendering of the whole conversation, character for character, and the
+prompt of each turn extends the one before with its completion, so a row is one segment; nothing is cut from a row: one
+that doesn't fit is refused, or left out and counted. A row that the template doesn't render piece by piece, whose calls
+or tools it doesn't show, or whose text holds control tokens, is refused with its number and the reason.
+Not covered: templates that mark the end of a turn by no stop token of the model, which are refused; one that ignores
+`add_generation_prompt` leaves the header to the model, in sampling as here.
+
+Conversations with tool calls, one segment of a trajectory a row: MemAct's SFT parquet.
+
+    messages          [{role, content, tool_calls: [{function: {name, arguments}}]}, ...]
+    tools             schemas, as a chat template takes them; may be absent
+    enable_thinking   passed on to the chat template; may be absent
+
+A prune cuts a trajectory into segments, and each is a row that repeats what survived. So that nothing is learnt twice,
+an assistant message is trained in the row in which it was generated only: after the last prune that still stands in the
+row, or, where the row itself ends in a prune, after the second last (MemAct's rule; for messages by number):
+
+    0 system  1 user  2 search  3 tool  4 prune                         trained 2, 4
+    0 system  1 user  4 prune   5 tool  6 search  7 tool  8 answer      trained 6, 8
+
+Guaranteed: messages, tools and arguments keep their order and text; arguments that are JSON text are parsed, so that no
+template escapes them twice; None, by which parquet fills up objects, is left out. What is wrong is said with file and
+row.
+Not covered: calls written into `content` as text, which are not seen as calls; JSON nulls inside arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from palimpsest.data.files.rows import Row, read_rows
+from palimpsest.data.formats import fields
+from palimpsest.errors import DataError, ModelError
+from palimpsest.text.chat_template import Refusal
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
+
+# ---- Conversations with tool calls, one segment of a trajectory a row ----------------------------------------
+
+
+PRUNE = "prune_context"
+MEMORY_FIRST = ("memory", "delete_ids")
+"""Order of a prune's arguments in which the memory is written before what it replaces is named."""
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One row, without what follows its last assistant message."""
+
+    id: str
+    where: str
+    """File and row, as error messages name it."""
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    enable_thinking: bool | None
+    """None: as the template does by itself."""
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Numbers of the assistant messages that this row trains; the last message is always one of them."""
+        return trained_messages(self.messages)
+
+
+def trained_messages(messages: Sequence[Message]) -> tuple[int, ...]:
+    """The assistant messages generated after the last surviving prune.
+
+    >>> prune = {"role": "assistant", "tool_calls": [{"function": {"name": "prune_context", "arguments": {}}}]}
+    >>> search = {"role": "assistant", "tool_calls": [{"function": {"name": "search", "arguments": {}}}]}
+    >>> user, tool, answer = {"role": "user"}, {"role": "tool"}, {"role": "assistant"}
+    >>> trained_messages([user, search, tool, prune]), trained_messages([user, prune, tool, search, tool, answer])
+    ((1, 3), (3, 5))
+    """
+    said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    prunes = [place for place in said if PRUNE in called(messages[place])]
+    if prunes and prunes[-1] == said[-1]:
+        prunes.pop()  # it was generated in this row, like what came before it
+    return tuple(place for place in said if not prunes or place > prunes[-1])
+
+
+def called(message: Message) -> tuple[str, ...]:
+    """Names of the tools a message calls."""
+    return tuple(call["function"]["name"] for call in message.get("tool_calls", ()))
+
+
+def read_conversations(path: str | Path, *, memory_first: bool = False) -> Iterator[Conversation]:
+    """The rows of a file in order; `memory_first` puts a prune's `memory` before its `delete_ids`. Raises DataError."""
+    path = Path(path)
+    for row in read_rows(path):
+        messages = _list(row, fields.get(row, row.values, "messages"), "messages")
+        whole = [_message(row, message, f"messages[{i}]", memory_first) for i, message in enumerate(messages)]
+        while whole and whole[-1]["role"] != "assistant":
+            whole.pop()
+        if not whole:
+            raise DataError(f"{row.where}: messages has none with role 'assistant', so there is nothing to imitate")
+        tools = _list(row, row.values.get("tools") or [], "tools")
+        thinking = row.values.get("enable_thinking")
+        name = fields.identity(row, f"{path.stem}-{row.index}")
+        yield Conversation(name, row.where, tuple(whole), tuple(map(_without_none, tools)), thinking)
+
+
+def _message(row: Row, message: Any, place: str, memory_first: bool) -> dict[str, Any]:
+    role = fields.get(row, message, "role", place)
+    if role not in _ROLES:
+        raise DataError(f"{row.where}: {place}.role={role!r:.40}: expected one of {', '.join(_ROLES)}")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        raise DataError(f"{row.where}: {place}.content must be a string, is {type(content).__name__}: {content!r:.60}")
+    rest = {str(key): _without_none(value) for key, value in message.items() if value is not None}
+    rest = {**rest, "role": role, "content": content or ""}
+    calls = _list(row, rest.pop("tool_calls", None) or [], f"{place}.tool_calls")
+    if calls:
+        rest["tool_calls"] = [
+            _call(row, call, f"{place}.tool_calls[{i}]", memory_first) for i, call in enumerate(calls)
+        ]
+    return rest
+
+
+def _call(row: Row, call: Any, place: str, memory_first: bool) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else call
+    name = fields.text(row, fields.get(row, function, "name", place), f"{place}.name")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = _parsed(row, arguments, f"{place}.arguments")
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"{row.where}: {place}.arguments must be an object, is {arguments!r:.60}")
+    arguments = dict(arguments)
+    if memory_first and name == PRUNE:
+        arguments = {key: arguments[key] for key in MEMORY_FIRST if key in arguments} | arguments
+    identity = {"id": call["id"]} if "id" in call else {}
+    return {**identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _list(row: Row, value: Any, name: str) -> list[Any]:
+    """A list, or the JSON text of one."""
+    found = _parsed(row, value, name) if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise DataError(f"{row.where}: {name} must be a list, is {type(found).__name__}: {found!r:.60}")
+    return found
+
+
+def _parsed(row: Row, text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{row.where}: {name} is no JSON ({error}): {text!r:.60}") from None
+
+
+def _without_none(value: Any) -> Any:
+    """`value` without the keys that parquet fills up with None.
+
+    >>> _without_none({"query": "Oslo", "memory": None, "more": [{"topk": None}]})
+    {'query': 'Oslo', 'more': [{}]}
+    """
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+# ---- Conversations as trajectories ---------------------------------------------------------------------------
+
+
+def load_conversations(
+    path: str | Path,
+    codec: Codec,
+    *,
+    max_tokens: int,
+    drop_too_long: bool = False,
+    memory_first: bool = False,
+    warn: Callable[[str], None] = print,
+) -> list[Trajectory]:
+    """A trajectory a row, of at most `max_tokens` tokens; DataError for a longer one unless those are dropped."""
+    if not getattr(codec.tokenizer, "chat_template", None):
+        raise ModelError("the model's tokenizer has no chat template, which conversations are rendered with")
+    found, dropped = [], 0
+    for conversation in read_conversations(path, memory_first=memory_first):
+        trajectory = trajectory_of(conversation, codec)
+        length = len(trajectory.turns[-1].prompt_ids) + len(trajectory.turns[-1].completion.token_ids)
+        if length <= max_tokens:
+            found.append(trajectory)
+        elif drop_too_long:
+            dropped += 1
+        else:
+            raise DataError(
+                f"{conversation.where}: {length} tokens, the model's context is {max_tokens}; shorten the row, or "
+                "leave out such rows with --drop-too-long"
+            )
+    if dropped:
+        warn(f"{path}: left out {dropped} of {dropped + len(found)} rows, longer than {max_tokens} tokens")
+    if not found:
+        raise DataError(f"{path}: no row of at most {max_tokens} tokens, the model's context")
+    return found
+
+
+def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
+    """One row as an episode of a turn for each message it trains. Raises DataError."""
+    _refuse_control_tokens(conversation, codec)
+    pieces = _pieces(conversation, codec)
+    turns: list[Turn] = []
+    prompt = codec.encode_trusted(pieces[0])
+    for step, (place, piece) in enumerate(zip(conversation.trained, pieces[1:], strict=True)):
+        ids = codec.encode_trusted(piece)
+        end = next((at for at, token in enumerate(ids, 1) if token in codec.stop_ids), None)
+        if end is None:
+            _refuse(conversation, place, "the chat template ends it with no stop token of the model")
+        completion = Completion(tuple(ids[:end]), (0.0,) * end, StopReason.STOP)
+        turns.append(Turn(tuple(prompt), completion, step, "act"))
+        prompt += ids
+    return Trajectory(conversation.id, conversation.id, 0, tuple(turns), Outcome.ANSWERED)
+
+
+def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
+    """The rendering, cut where each trained message begins."""
+    whole = _render(conversation, codec, len(conversation.messages))
+    starts = []
+    for place in conversation.trained:
+        before = _render(conversation, codec, place, add_generation_prompt=True)
+        if not whole.startswith(before):
+            _refuse(
+                conversation,
+                place,
+                "the chat template renders what comes before it differently once it is there; take a template that "
+                "renders turn by turn, or leave out enable_thinking",
+            )
+        starts.append(len(before))
+    pieces = [whole[start:end] for start, end in zip([0, *starts], [*starts, len(whole)], strict=True)]
+    _check_shown(conversation, pieces)
+    return pieces
+
+
+def _check_shown(conversation: Conversation, pieces: list[str]) -> None:
+    """Refuse what a template without a place for tools would leave out in silence."""
+    for place, piece in zip(conversation.trained, pieces[1:], strict=True):
+        if any(name not in piece for name in called(conversation.messages[place])):
+            _refuse(conversation, place, "the model's chat template doesn't render tool calls")
+    names = [tool.get("function", tool).get("name", "") for tool in conversation.tools]
+    if any(name not in pieces[0] for name in names):
+        raise DataError(
+            f"{conversation.where}: tools: the model's chat template doesn't show {', '.join(names)}; take a model "
+            "whose template has tools, or leave the column out"
+        )
+
+
+def _render(conversation: Conversation, codec: Codec, count: int, **options: Any) -> str:
+    """The first `count` messages."""
+    if conversation.enable_thinking is not None:
+        options["enable_thinking"] = conversation.enable_thinking
+    tools = [dict(tool) for tool in conversation.tools] or None
+    try:
+        return codec.render(conversation.messages[:count], tools=tools, **options)
+    except Refusal as refusal:
+        raise DataError(f"{conversation.where}: the model's chat template refuses its messages ({refusal})") from None
+
+
+def _refuse_control_tokens(conversation: Conversation, codec: Codec) -> None:
+    """Text of a file must not end a turn or open one."""
+    added = codec.tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    controls = [token.content for id, token in added.items() if token.special or id in codec.stop_ids]
+    for text in _texts([*conversation.messages, *conversation.tools]):
+        for control in controls:
+            if control in text:
+                raise DataError(f"{conversation.where}: text holds the control token {control}: take it out of the row")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string inside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(inner)
+            if isinstance(key, str):
+                yield key
+
+
+def _refuse(conversation: Conversation, place: int, reason: str) -> NoReturn:
+    raise DataError(f"{conversation.where}: messages[{place}]: {reason}")

@@ -1,0 +1,446 @@
+"""Lessons of a cold start: the form of a policy's replies, and whole episodes that a script plays with tools.
+
+For a policy whose `teachable()` says in which form it reads and replies (memory/policy.py), without end:
+
+    read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
+             facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
+             a name of the section that the question doesn't name, or for none; other heads of its memory that a
+             prompt shows are left alone. Where a reply can leave the memory as it is, it does so in place of writing
+             only what is older
+    answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
+             say "unknown"
+
+With `insight` above 0 that share of `read` lessons shows what a pretrained model would do: what is in sight and leads
+to the answer is kept, from the first hop on, and where only the first hop is known the query is whom it leads to. The
+rest of the memory is the section's. What to keep before anything leads to it, and how to be sure, stays to be learnt.
+
+A lesson is a trajectory of one turn. The same (seed, index) draws the same world, facts and question for every policy,
+so that agents with different replies start from equal lessons.
+
+Guaranteed: without insight, what is written and what is asked for don't depend on the answer; no lesson spans more than
+one section.
+Not covered: policies that say nothing (full_context, sliding_window, agents with tools): they are refused.
+
+Lessons for the cold start of an agent with tools: whole episodes that a script plays, mistakes and all.
+
+The script knows where the answers stand (data/search_synthetic.plan), not what is worth keeping or when:
+
+    search    the objectives one after the other, each under the name it asks about
+    prune     in one reply with the next search, from a fill of the context drawn for each episode, and now and then
+              before; deletes the last memory and most results in sight, writes down each needed fact in sight with
+              probability `KEEPS`, under the name of its question, now and then another, and what is searched next
+    answer    notes of what still stands in sight, and from them the answers; "unknown" for what was lost
+
+An episode is played by the policy itself, so that the prompts are those of training, or by one that it is compared
+with: without its memory action and within the model's whole window, or with summaries. What comes of an episode is
+not looked at: half-good ones show the form as well.
+
+Guaranteed: a pure function of (seed, index).
+Not covered: problems without a plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
+from typing import Any
+
+from palimpsest.config.data import SearchDataConfig, SyntheticConfig
+from palimpsest.data.synthetic.documents import Evidence, World, distractor, draw_question, near_miss, rival
+from palimpsest.data.synthetic.search_problems import Step, SyntheticSearchSource, plan
+from palimpsest.data.synthetic.world import FILLER, PEOPLE
+from palimpsest.errors import ConfigError
+from palimpsest.events import Event, What, told
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.prune import PrunePolicy
+from palimpsest.memory.recall import RecallPrompts
+from palimpsest.memory.tool_baselines import SummaryPolicy
+from palimpsest.seeding import keyed_random
+from palimpsest.text.codec import Codec
+from palimpsest.text.template import Template
+from palimpsest.text.tool_calls import calls_text
+from palimpsest.training.supervised.skills import UNKNOWN
+from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn, spans_of
+
+ANSWERS = 0.4  # share of answer lessons, evidence and all
+SECTION_ALONE = 0.45  # share of replies that write what the section says and nothing older
+OLDER_ALONE = 0.3  # share of replies that write what was in sight before, and nothing of the section
+FULL = 0.6  # share of replies that write as much as fits
+ASKS = 0.8  # share of replies with a query, where the policy can ask
+LAST = 0.25  # share of sections that end their document
+KNOWN = 0.75  # share of answer lessons whose evidence is in sight
+
+EVIDENCE = 0.25  # share of facts that are evidence
+
+_PEOPLE = frozenset(PEOPLE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadScene:
+    """What there is to read, whoever reads it."""
+
+    question: str
+    memory: tuple[str, ...]
+    """Facts; none: the empty memory."""
+    recalled: tuple[str, ...]
+    section: tuple[str, ...]
+    last: bool
+    """Whether the section ends its document, and so in no line break."""
+    evidence: tuple[frozenset[str], ...] = ()
+    """Of each hop, in the order of reasoning, the sentences that may say it."""
+    bridge: str | None = None
+    """Who the first hop leads to, where there are two."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScene:
+    """What is known, wherever it stands."""
+
+    question: str
+    evidence: tuple[str, ...]
+    """Those pieces that are in sight."""
+    others: tuple[str, ...]
+    answer: str
+    """If all of `evidence` finds room."""
+
+
+class Lessons:
+    """Draws lessons for one policy and one codec."""
+
+    def __init__(
+        self, policy: MemoryPolicy, codec: Codec, data: SyntheticConfig, seed: int, insight: float = 0.0
+    ) -> None:
+        """`insight`: share of reading lessons that keep what leads to the answer.
+
+        Raises ConfigError for a policy that can't be taught so.
+        """
+        taught = policy.teachable()
+        if taught is None:
+            raise ConfigError(
+                f"cold_start can't teach {type(policy).__name__}: its teachable() says no form of prompts and replies "
+                "(docs/own-policy.md); set cold_start=null, or begin with palimpsest sft on records of your own"
+            )
+        self.policy, self.codec, self.data, self.seed, self.insight = taught, codec, data, seed, insight
+        self.read: Template
+        self.answer: Template
+        self.read, self.answer = taught.templates(codec)
+        self.texts = taught.texts
+        self._nothing = codec.encode(self.texts.nothing_recalled) if isinstance(self.texts, RecallPrompts) else []
+
+    def draw(self, index: int) -> Trajectory:
+        """Lesson number `index`."""
+        rng = keyed_random(self.seed, "lesson", index)
+        world = World(random.Random(rng.random()))
+        evidence = draw_question(world, self.data.hops, rng)
+        own = keyed_random(self.seed, "reply", index)  # what differs between policies draws from a generator apart
+        most = self._most_facts(world, evidence, rng)
+        if rng.random() < ANSWERS:
+            prompt, reply = self._answering(self._answer_scene(world, evidence, rng, most), most, own)
+            return self._lesson(index, "answer", prompt, reply)
+        prompt, reply = self._reading(self._read_scene(world, evidence, rng, most), own)
+        return self._lesson(index, "read", prompt, reply)
+
+    def _read_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> ReadScene:
+        def facts(count: int) -> tuple[str, ...]:
+            return tuple(self._fact(world, evidence, rng) for _ in range(count))
+
+        memory = facts(rng.randint(0, most))
+        recalled = facts(rng.randint(1, most)) if rng.random() < 0.5 else ()
+        section = facts(self.data.facts_per_chunk)
+        said = tuple(frozenset(world.sentences(*hop)) for hop in evidence.chain)
+        bridge = world.value(*evidence.chain[0]) if len(evidence.chain) > 1 else None
+        return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, said, bridge)
+
+    def _answer_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> AnswerScene:
+        statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
+        known = rng.random() < KNOWN
+        held = statements if known else rng.sample(statements, rng.randint(0, len(statements) - 1))
+        others = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
+        return AnswerScene(evidence.question, tuple(held), others, evidence.answer if known else UNKNOWN)
+
+    def _fact(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+        """A fact as documents have them, evidence now and then."""
+        if rng.random() < EVIDENCE:
+            return world.sentence(*rng.choice(evidence.chain), rng)
+        return self._other(world, evidence, rng)
+
+    def _other(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+        """A fact that is not evidence, as documents have them."""
+        while True:
+            draw = rival if rng.random() < fmean(self.data.rivals) else rng.choice((near_miss, distractor))
+            if (sentence := draw(world, evidence, rng)) not in FILLER:
+                return sentence
+
+    def _most_facts(self, world: World, evidence: Evidence, rng: random.Random) -> int:
+        """Facts that a memory has room for."""
+        length = len(self.codec.encode(" " + world.sentence(*evidence.chain[0], rng)))
+        room: int = self.policy.memory_tokens // length
+        return max(1, room)
+
+    def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[Prompt, list[int]]:
+        """Prompt and reply."""
+        looks_back = "recalled" in self.read.slots
+        older = [*(scene.recalled if looks_back else ()), *scene.memory]
+        facts = list(dict.fromkeys((*older, *scene.section)))
+        known = _leading(scene.evidence, facts) if rng.random() < self.insight else []
+        if known and self.policy.may_keep and set(known) <= set(scene.memory):
+            written = []
+        elif known:
+            written = self._completed(known, scene.section, rng)
+        else:
+            written = self._drawn(facts, older, scene.section, rng)
+        written.sort(key=facts.index)
+        query = self._query(scene, len(known), rng) if looks_back else None
+        section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
+        slots = self._slots(scene.question, scene.memory, scene.recalled)
+        return self.read.fill({**slots, "section": section}), self.policy.reply(self.codec, self._facts(written), query)
+
+    def _drawn(
+        self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
+    ) -> list[str]:
+        """Facts that a reply writes, whatever is asked: of the section, what is older, or both; none: it keeps."""
+        draw = rng.random()
+        if self.policy.may_keep and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
+            return []
+        pool = list(dict.fromkeys(section)) if draw < SECTION_ALONE else list(facts)
+        if older and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
+            pool = list(dict.fromkeys(older))
+        most = min(len(pool), self._room(pool))
+        return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
+
+    def _completed(self, known: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
+        """What is known to lead to the answer, and as much of the section as fits beside it."""
+        others = [fact for fact in dict.fromkeys(section) if fact not in known]
+        rng.shuffle(others)
+        return [*known, *others][: self._room([*known, *others])]
+
+    def _query(self, scene: ReadScene, known: int, rng: random.Random) -> list[int] | None:
+        """Whom the reply asks for: the bridge, if that alone is `known`, else anybody in the section."""
+        asked = set(_words(scene.question))
+        names = {name for text in scene.section for name in _words(text) if name in _PEOPLE and name not in asked}
+        if known == 1 and scene.bridge is not None:
+            names = {scene.bridge}
+        elif rng.random() >= ASKS:
+            return None
+        return self.codec.encode(f" {rng.choice(sorted(names))}") if names else None
+
+    def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[Prompt, list[int]]:
+        """Prompt and reply: the evidence dealt out over the slots that the policy has, other facts in what is left."""
+        slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
+        held = _deal(scene.evidence, slots, most, rng)
+        room = sum(most - len(slot) for slot in slots)
+        wanted = room if rng.random() < FULL else rng.randint(0, room)
+        _deal(scene.others[:wanted], slots, most, rng)
+        for slot in slots:
+            rng.shuffle(slot)
+        answer = scene.answer if held else UNKNOWN
+        prompt = self.answer.fill(self._slots(scene.question, slots[0], slots[-1]))
+        return prompt, self.codec.encode(f"\\boxed{{{answer}}}")
+
+    def _slots(self, question: str, memory: Sequence[str], recalled: Sequence[str]) -> dict[str, Sequence[int]]:
+        return {
+            "question": self.codec.encode(question),
+            "memory": self._facts(memory) or self.codec.encode(self.texts.empty_memory),
+            "recalled": self._facts(recalled) or self._nothing,
+            "other_heads": self._facts(recalled) or self.codec.encode(self.texts.empty_memory),
+        }
+
+    def _facts(self, facts: Sequence[str]) -> list[int]:
+        return [i for fact in facts for i in self.codec.encode(" " + fact)]
+
+    def _room(self, facts: Sequence[str]) -> int:
+        """How many of `facts` fit into a memory, the longest first."""
+        lengths = sorted((len(self.codec.encode(" " + fact)) for fact in facts), reverse=True)
+        return max(1, sum(1 for end in range(1, len(lengths) + 1) if sum(lengths[:end]) <= self.policy.memory_tokens))
+
+    def _lesson(self, index: int, name: str, prompt: Prompt, reply: Sequence[int]) -> Trajectory:
+        ids = (*reply, self.codec.tokenizer.eos_token_id)
+        completion = Completion(ids, (0.0,) * len(ids), StopReason.STOP)
+        turn = Turn(tuple(prompt), completion, 0, name, spans=prompt.spans)
+        return Trajectory(f"lesson-{index}", f"lesson-{index}", 0, (turn,), Outcome.ANSWERED)
+
+
+def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[str]:
+    """Of `facts` those that lead to the answer: one of each hop, as far as the hops before it are there.
+
+    >>> hops = [frozenset({"A trusts B."}), frozenset({"B drinks tea.", "B orders tea."})]
+    >>> _leading(hops, ["B orders tea.", "C drinks rum."])
+    []
+    >>> _leading(hops, ["B orders tea.", "C drinks rum.", "A trusts B."])
+    ['A trusts B.', 'B orders tea.']
+    """
+    found = []
+    for hop in evidence:
+        said = [fact for fact in facts if fact in hop]
+        if not said:
+            break
+        found.append(said[0])
+    return found
+
+
+def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:
+    """Append each piece to a slot with fewer than `most`, drawn uniformly; False if some found no room."""
+    for piece in pieces:
+        open_slots = [slot for slot in slots if len(slot) < most]
+        if not open_slots:
+            return False
+        rng.choice(open_slots).append(piece)
+    return True
+
+
+def _words(text: str) -> Iterator[str]:
+    yield from text.replace(".", " ").replace("?", " ").split()
+
+
+# ---- Lessons for the cold start of an agent with tools -------------------------------------------------------
+
+
+KEEPS = 0.8  # probability that a needed fact in sight is written down
+KEEPS_OTHER = 0.2  # probability that one other fact is written down too
+DELETES = 0.9  # probability that a result in sight is deleted
+FILL = (0.45, 0.6)  # share of the context from which on a lesson prunes, drawn for each
+EARLY = 0.08  # probability of a prune in a turn that had no need of one
+PLAIN = 0.2  # share of episodes without the memory action
+SUMMARY = 0.1  # share of episodes that sum up instead
+
+_SENTENCE = re.compile(r"[^.:\n]+\.")
+
+
+class ToolLessons:
+    """Draws lessons for one policy, one codec and a model of `window` tokens."""
+
+    def __init__(self, policy: ToolAgentPolicy, codec: Codec, data: SearchDataConfig, seed: int, window: int) -> None:
+        self.policy, self.codec, self.seed, self.window = policy, codec, seed, window
+        self.source = SyntheticSearchSource(data, seed, "lessons")
+
+    def draw(self, index: int) -> Trajectory:
+        """Lesson number `index`."""
+        rng = keyed_random(self.seed, "tool lesson", index)
+        (problem,) = self.source.problems(step=index, count=1)
+        policy = self._variant(rng)
+        teacher = Teacher(self.codec, policy, problem, rng)
+        with ThreadPoolExecutor(1) as thread:  # for callers in an event loop of their own
+            ended = thread.submit(asyncio.run, policy.run(problem, teacher)).result()
+        return Trajectory(
+            problem.id, f"lesson-{index}", 0, tuple(teacher.turns), ended.outcome, ended.text, tuple(teacher.events)
+        )
+
+    def _variant(self, rng: random.Random) -> ToolAgentPolicy:
+        """The policy itself, or one of those it is compared with."""
+        draw = rng.random()
+        if not isinstance(self.policy, PrunePolicy) or draw >= PLAIN + SUMMARY:
+            return self.policy
+        if draw < PLAIN:
+            return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
+        if not isinstance(self.policy.prompts, str):
+            return self.policy  # a user's own texts for pruning say nothing of summaries
+        shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
+        return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
+
+
+@dataclass
+class Teacher:
+    """The `memory.policy.Model` of one scripted episode."""
+
+    codec: Codec
+    policy: ToolAgentPolicy
+    problem: Problem
+    rng: random.Random
+    prepared: Any = None
+    turns: list[Turn] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.max_context = self.policy.context_tokens
+        self.fill = self.rng.uniform(*FILL) * self.policy.context_tokens
+        self.steps = list(plan(self.problem).steps)
+        self.searched = 0
+        self.kinds: list[str] = []
+
+    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
+        """What the script says next."""
+        text = self.codec.decode(prompt_ids)
+        said = self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids))
+        ids = [*self.codec.encode(said), self.codec.tokenizer.eos_token_id]
+        reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
+        ids = ids[:max_tokens]
+        completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
+        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
+        return completion
+
+    def event(self, what: What | str, /, **detail: Any) -> None:
+        """Record what the policy tells."""
+        self.events.append(Event(told(what, detail), len(self.turns)))
+
+    def _act(self, text: str, length: int) -> str:
+        calls: list[tuple[str, Mapping[str, Any]]] = []
+        if self.searched < len(self.steps):
+            found = self._in_sight(text, "search")
+            if found and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
+                deleted = [one for one in found if self.rng.random() < DELETES] or found[:1]
+                superseded = self._in_sight(text, "prune_context")
+                arguments = {"memory": self._memory(text), "delete_ids": [*superseded, *deleted]}
+                calls.append(("prune_context", arguments))
+            calls.append(("search", {"query": f" {self.steps[self.searched].query}"}))
+            self.searched += 1
+            self.kinds += [name for name, _ in calls]
+            return calls_text(calls, self.policy.style(self.codec))
+        return self._answer(text)
+
+    def _in_sight(self, text: str, kind: str) -> list[str]:
+        """Ids of the results of one tool."""
+        made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
+        return [one for one in made if self.policy.shown(one, "") in text]
+
+    def _summary(self, text: str) -> str:
+        """Its memory. What the last search brought up had no room: it is searched for again."""
+        self.searched = max((self.steps.index(step) + 1 for step in self._found(text)), default=0)
+        return self._memory(text)
+
+    def _memory(self, text: str) -> str:
+        """Notes of facts in sight: most of the needed ones, now and then another; last, what is to be searched next."""
+        kept = [step for step in self._found(text) if self.rng.random() < KEEPS]
+        notes = [self._note(step) for step in kept]
+        if self.rng.random() < KEEPS_OTHER or not kept:
+            told = (
+                fact for passage in self.problem.metadata["passages"] for fact in _SENTENCE.findall(passage["text"])
+            )
+            others = sorted({one.strip() for one in told if one.strip() in text} - {step.fact for step in self.steps})
+            notes += [f" {fact}" for fact in self.rng.sample(others, min(1, len(others)))]
+        if self.searched < len(self.steps):
+            notes.append(f"{self._name(self.steps[self.searched])} {self.steps[self.searched].query}?")
+        return "".join(notes) or f" {UNKNOWN}."
+
+    def _answer(self, text: str) -> str:
+        """Notes of what is in sight, and the answers that stand in them."""
+        found = self._found(text)
+        last = {step.objective: step for step in self.steps}
+        values = {name: self._value(name) if step in found else UNKNOWN for name, step in last.items()}
+        said = "".join(self._note(step) for step in found)
+        if len(values) == 1:
+            return f"{said} FINAL_ANSWER: {next(iter(values.values()))}"
+        inner = ", ".join(f'"{name}": " {value}"' for name, value in values.items())
+        return f"{said} FINAL_ANSWER: {{{inner}}}"
+
+    def _found(self, text: str) -> list[Step]:
+        """The steps so far whose fact is in sight."""
+        return [step for step in self.steps[: self.searched] if step.fact in text]
+
+    def _note(self, step: Step) -> str:
+        """A fact under the name of its question, if it has one."""
+        return f"{self._name(step)} {step.fact}"
+
+    def _name(self, step: Step) -> str:
+        return f" {step.objective}" if self.problem.metadata.get("objectives") else ""
+
+    def _value(self, name: str) -> str:
+        golds: dict[str, tuple[str, ...]] = {
+            objective["name"]: objective["answers"] for objective in self.problem.metadata.get("objectives", ())
+        }
+        return golds.get(name, self.problem.answers)[0]

@@ -1,0 +1,254 @@
+"""Supervised cold start: imitate recorded or scripted episodes, in the segments and masks of training with rewards.
+
+    records or conversations -> trajectories (of records all, or the best graded) -> epochs in a keyed order
+    -> batches of `train.prompts_per_step` trajectories -> segments, weighed by `credit.aggregate` -> nll -> update
+
+Same run folder, checkpoints and resume as training with rewards (runs/driver.py). `train.steps` is the number of
+optimiser steps. The engine must have been opened with objective="nll".
+
+Guaranteed: every sampled token of a chosen episode is imitated once an epoch, in the context it was sampled in.
+Not covered: checking that records were made with this model's tokenizer (app/train/supervised_training.py), beyond what
+`check_fit`
+sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import orjson
+import psutil
+
+from palimpsest.config.schema import RunConfig
+from palimpsest.credit.aggregate import CreditedSegment, weigh
+from palimpsest.engines.protocol import Learner, StepBatch
+from palimpsest.errors import DataError, RunError
+from palimpsest.rollout.segments import segments_of
+from palimpsest.rollout.trajectory_file import read_groups
+from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
+from palimpsest.runs.loggers import LoggerSet
+from palimpsest.runs.run_folder import RunFolder
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.seeding import keyed_random
+from palimpsest.training.learn import SkipWatch
+from palimpsest.training.step_metrics import learner_metrics
+from palimpsest.types import Trajectory
+
+
+class Trajectories(Protocol):
+    """What is imitated: a list, or lessons that are drawn as they are needed."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Trajectory: ...
+
+
+@dataclass
+class SupervisedTrainer:
+    """Imitation of `trajectories`. `await trainer.run()` does it all, resuming if the folder holds a checkpoint.
+
+    Each of them has a sampled token (`audible`).
+    """
+
+    records: ClassVar[bool] = False
+    config: RunConfig
+    folder: RunFolder
+    learner: Learner
+    trajectories: Trajectories
+    loggers: LoggerSet
+    evaluate: Evaluate | None = None
+    fingerprint: str | None = None
+    """Of the trajectories, where the configuration doesn't say which they are; a resume with others is refused."""
+    stop: GracefulStop = field(default_factory=GracefulStop)
+    _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
+    _skips: SkipWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._skips = SkipWatch(self.config.optim.max_skipped, self.folder.warn)
+
+    async def run(self) -> Finished:
+        """Train to `train.steps`, or until `stop` is wished for."""
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
+        return await driver.run()
+
+    async def step(self, step: int) -> Report:
+        """One optimiser step."""
+        start = time.perf_counter()
+        batch = StepBatch(self._segments(step))
+        updates = await self.learner.update([batch])
+        self._skips.see(step, updates)
+        metrics, timings = learner_metrics(updates)
+        await self.learner.publish()
+        seconds = time.perf_counter() - start
+        metrics["data/epoch"] = step * self.config.train.prompts_per_step / len(self.trajectories)
+        tokens = sum(len(row.segment.token_ids) for row in batch.segments)
+        timings |= {
+            "learn_s": seconds,
+            "learn_tokens_per_s": tokens / seconds,
+            "rss_mb": psutil.Process().memory_info().rss / 2**20,
+        }
+        return Report(metrics, timings)
+
+    def state(self) -> Mapping[str, Any]:
+        """Which trajectories are imitated; their order is a function of seed and step."""
+        begun = {} if self.fingerprint is None else {"trajectories": self.fingerprint}
+        return {**begun, "skipped": self._skips.in_a_row}
+
+    def files(self) -> Mapping[str, bytes]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Take up the state; RunError for a checkpoint of other trajectories."""
+        self._skips.in_a_row = state.get("skipped", 0)
+        begun = state.get("trajectories", self.fingerprint)
+        if begun != self.fingerprint:
+            raise RunError(
+                f"{self.folder.path}: begun with other trajectories (fingerprint {begun}, now {self.fingerprint}): "
+                "resume with the same --from, --keep, --per-problem, --data, --memory-first and --drop-too-long, "
+                "or begin a new run with --force"
+            )
+
+    def chosen(self, step: int) -> list[int]:
+        """Indices of the trajectories of a step; each comes once an epoch, and epochs run on into each other."""
+        size = self.config.train.prompts_per_step
+        places = range((step - 1) * size, step * size)
+        return [self._epoch(place // len(self.trajectories))[place % len(self.trajectories)] for place in places]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        """Order of one epoch; the last one asked for is kept."""
+        if self._order[0] != epoch:
+            order = list(range(len(self.trajectories)))
+            keyed_random(self.config.seed, "sft", epoch).shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def _segments(self, step: int) -> tuple[Any, ...]:
+        rows = [
+            CreditedSegment(segment, (1.0,) * len(segment.token_ids), place, place)
+            for place, index in enumerate(self.chosen(step))
+            for segment in segments_of(self.trajectories[index])
+        ]
+        return weigh(rows, self.config.credit.aggregate)
+
+
+def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those with a sampled token. Raises DataError if there are none."""
+    found = [one for one in trajectories if any(turn.trained_ids for turn in one.turns)]
+    if not found:
+        raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
+    return found
+
+
+def fingerprint(trajectories: Iterable[Trajectory]) -> str:
+    """16 hex digits over the ids of every turn, in order."""
+    digest = hashlib.sha256()
+    for trajectory in trajectories:
+        digest.update(orjson.dumps([(turn.prompt_ids, turn.completion.token_ids) for turn in trajectory.turns]))
+    return digest.hexdigest()[:16]
+
+
+def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: int) -> None:
+    """Raise DataError for a turn that the model can't be trained on: an id it doesn't know, or too many of them."""
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            ids = (*turn.prompt_ids, *turn.completion.token_ids)
+            where = f"problem {trajectory.problem_id}, rollout {trajectory.rollout}, turn {turn.step}"
+            if ids and not 0 <= min(ids) <= max(ids) < vocab:
+                raise DataError(
+                    f"{where}: token id {max(ids) if min(ids) >= 0 else min(ids)} is outside the model's vocabulary of "
+                    f"{vocab}; the records were made with another tokenizer"
+                )
+            if len(ids) > max_context:
+                raise DataError(
+                    f"{where}: {len(ids)} tokens, the model's context is {max_context}; record with smaller budgets"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Recorded episodes chosen for imitation, and the number of the others."""
+
+    trajectories: tuple[Trajectory, ...]
+    """In the order of the records."""
+    below: int = 0
+    """Episodes whose grade is too low."""
+    ungraded: int = 0
+    """Episodes left out because nothing is known of them: never counted as wrong."""
+    surplus: int = 0
+    """Episodes left out because their problem has enough better ones."""
+    tokenizers: frozenset[str] = frozenset()
+    """`Codec.digest` of the tokenizers that the records name."""
+
+    def __str__(self) -> str:
+        return (
+            f"kept {len(self.trajectories)} episodes; left out {self.below} below the grade, {self.ungraded} ungraded, "
+            f"{self.surplus} beyond those wanted of their problem"
+        )
+
+
+def read_trajectories(
+    path: str | Path,
+    *,
+    min_grade: float | None = None,
+    per_problem: int | None = None,
+    warn: Callable[[str], None] = print,
+) -> Selection:
+    """Trajectories of a run, a folder of record files, or one .jsonl.zst or .jsonl file, in order of names.
+
+    `min_grade` keeps graded episodes of at least that value; None keeps all, ungraded ones included. `per_problem`
+    keeps that many of each problem, the best graded, later ones first among equals. DataError if nothing is left.
+    """
+    path = Path(path)
+    path = path / "trajectories" if (path / "trajectories").is_dir() else path
+    files = sorted([*path.glob("*.jsonl.zst"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path}: no .jsonl.zst or .jsonl of trajectories in this folder")
+    found: list[tuple[Trajectory, float | None]] = []
+    tokenizers = set[str]()
+    for file in files:
+        recording = read_groups(file)
+        if recording.torn:
+            warn(recording.torn)
+        tokenizers |= recording.tokenizers
+        for group in recording.groups:
+            found += zip(group.trajectories, (grade.value for grade in group.grades), strict=True)
+    selection = select(found, min_grade=min_grade, per_problem=per_problem)
+    if not selection.trajectories:
+        kind = "" if min_grade is None else f" with a grade of at least {min_grade}"
+        raise DataError(f"{path}: no trajectory{kind} among {len(found)}; lower --keep, or record more episodes")
+    return replace(selection, tokenizers=frozenset(tokenizers))
+
+
+def select(
+    found: Sequence[tuple[Trajectory, float | None]], *, min_grade: float | None, per_problem: int | None
+) -> Selection:
+    """The episodes to imitate, of (episode, grade or None) in the order of the records.
+
+    >>> from palimpsest.types import Outcome
+    >>> played = [(Trajectory("p", "g", i, (), Outcome.ANSWERED), grade) for i, grade in enumerate((1, 0, 1, None))]
+    >>> chosen = select(played, min_grade=1, per_problem=1)
+    >>> [one.rollout for one in chosen.trajectories], chosen.below, chosen.ungraded, chosen.surplus
+    ([2], 1, 1, 1)
+    """
+    graded = [(place, grade) for place, (_, grade) in enumerate(found) if min_grade is None or grade is not None]
+    fit = [(place, grade) for place, grade in graded if min_grade is None or (grade or 0.0) >= min_grade]
+    taken: Counter[str] = Counter()
+    kept = []
+    for place, _ in sorted(fit, key=lambda one: (-math.inf if one[1] is None else one[1], one[0]), reverse=True):
+        problem = found[place][0].problem_id
+        taken[problem] += 1
+        if per_problem is None or taken[problem] <= per_problem:
+            kept.append(place)
+    return Selection(
+        tuple(found[place][0] for place in sorted(kept)),
+        below=len(graded) - len(fit),
+        ungraded=len(found) - len(graded),
+        surplus=len(fit) - len(kept),
+    )

@@ -1,0 +1,334 @@
+"""An episode as a row of memories: what each turn held and had in sight, and the evidence that an answer needs.
+
+A step is a turn that may write a memory: a reading turn (metrics/reading_trace.py), or a turn of an agent with tools
+after
+which a prune or a summary wrote one. Of an agent without a memory there are no steps.
+
+A memory that is the policy's words for an empty one (" none") is empty, at the beginning and wherever it is written.
+
+Guaranteed: nothing is decoded, cut into words or compared before somebody asks; what was asked for a step is kept, and
+of whole texts the latest. The cost of a step is that of its texts, however long the episode is.
+Not covered: which words a summary or a prune's memory was sampled as. Their text is encoded anew, for display.
+
+What an answer needs, as it is looked for in texts: sentences that the data names, or else the gold answers.
+
+As `measures.memory.evidence_retention`: where every text of `metadata["evidence"]` is a single sentence, each is looked
+for; where one is longer (gold paragraphs), or the data names none, a gold answer of each question is, but for yes/no
+questions, whose answer no text needs to hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, TypeVar
+
+from palimpsest.events import Event, Pruned, Replayed, SummedUp, of_type
+from palimpsest.metrics.memory_metrics import CHOICES
+from palimpsest.metrics.reading_trace import Reading, Text, given_turn, readings
+from palimpsest.text.sentences import flat, sentences, stands_in
+from palimpsest.types import Problem, Span, Trajectory, Turn
+from palimpsest.viewer.analysis.memory_diff import MemoryDiff, Run, Source, aligned, memory_diff
+from palimpsest.viewer.analysis.token_words import SpeltTexts, Words
+from palimpsest.viewer.records.recorded_episodes import IdsCodec
+
+# ---- What an answer needs, as it is looked for in texts ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing that an answer needs."""
+
+    kind: Literal["evidence", "answer"]
+    text: str
+    """As the data has it; of golds the first."""
+    forms: tuple[str, ...]
+    """Flat; any of them will do."""
+    golds: tuple[str, ...]
+    """Flat; what of an answer shows that it was used. Empty: nothing does."""
+
+    def in_text(self, text: Text) -> bool:
+        """Whether a text holds it."""
+        return any(text.holds(form) for form in self.forms)
+
+
+def evidence_of(problem: Problem) -> tuple[Evidence, ...]:
+    """What the answer of a problem needs, in the data's order.
+
+    >>> evidence_of(Problem("p", "Where?", ("Rome",), metadata={"evidence": ["Ann lives in Rome.", "Bo is Ann."]}))[1]
+    Evidence(kind='evidence', text='Bo is Ann.', forms=('bo is ann.',), golds=())
+    """
+    texts = problem.metadata.get("evidence") or ()
+    named = [str(text) for text in texts] if isinstance(texts, list | tuple) else []
+    golds = _golds(problem)
+    if named and all(len(sentences(text)) == 1 for text in named):
+        return tuple(
+            Evidence("evidence", text, (flat(text),), tuple(gold for gold in golds if stands_in(gold, flat(text))))
+            for text in named
+        )
+    return tuple(
+        Evidence("answer", asked.answers[0], forms, forms) for asked in problem.by_question if (forms := _golds(asked))
+    )
+
+
+def place_of(form: str, text: str) -> Span | None:
+    """Characters of `text` that a flat form stands at as whole words.
+
+    >>> place_of("ann lives", "Joann lives. Ann\\nlives here.")
+    (13, 22)
+    """
+    found = _pattern(form).search(text) if form else None
+    return found.span() if found else None
+
+
+@lru_cache(maxsize=1024)
+def _pattern(form: str) -> re.Pattern[str]:
+    left = r"(?<!\w)" if form[0].isalnum() else ""
+    right = r"(?!\w)" if form[-1].isalnum() else ""
+    return re.compile(left + r"\s+".join(map(re.escape, form.split())) + right, re.IGNORECASE)
+
+
+def _golds(problem: Problem) -> tuple[str, ...]:
+    """Flat; none where one of them says nothing when a text holds it."""
+    golds = tuple(dict.fromkeys(flat(gold) for asked in problem.by_question for gold in asked.answers if gold.strip()))
+    return () if CHOICES.intersection(golds) else golds
+
+
+# ---- An episode as a row of memories -------------------------------------------------------------------------
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_LATEST = 256  # texts in words, differences
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A turn that may write a memory."""
+
+    turn: int
+    """Index in the episode's turns."""
+    before: Text
+    after: Text
+    changed: bool
+    """Whether the turn wrote a memory, be it the same."""
+    section: Text | None
+    """What was read; None where it isn't known, and of agents with tools."""
+    offset: int | None
+    """Tokens of the document read before its section."""
+    sight_known: bool
+    """Whether the prompt says what was in sight (`Story.sight`)."""
+    reading: Reading | None
+    """None for agents with tools."""
+
+
+class Story:
+    """One episode; every member is worked out when it is first asked for."""
+
+    def __init__(self, problem: Problem, trajectory: Trajectory, texts: SpeltTexts) -> None:
+        self.problem = problem
+        self.trajectory = trajectory
+        self.texts = texts
+        self._words: _Latest[int, Words] = _Latest(_LATEST)
+        self._diffs: _Latest[int, MemoryDiff] = _Latest(_LATEST)
+        self._runs: dict[int, list[Run]] = {}
+        self._invented: dict[int, tuple[str, ...] | None] = {}
+        self._empty = texts.known("")
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """In order."""
+        told = any(isinstance(event.what, Pruned | SummedUp) for event in self.trajectory.events)
+        return tuple(self._of_tools() if told else self._of_readings())
+
+    @cached_property
+    def step_at(self) -> Mapping[int, int]:
+        """Index of a turn to the number of its step."""
+        return {step.turn: number for number, step in enumerate(self.steps)}
+
+    @property
+    def readable(self) -> bool:
+        """Whether a tokenizer is there; without one nothing is known of what texts say."""
+        return not isinstance(self.texts.codec, IdsCodec)
+
+    @cached_property
+    def replayed(self) -> Replayed | None:
+        """Of an episode that was played on."""
+        return next(iter(of_type(self.trajectory.events, Replayed)), None)
+
+    @property
+    def edited(self) -> int | None:
+        """The turn whose memory was put in by hand; None: none."""
+        return given_turn(self.trajectory)
+
+    @cached_property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What an answer needs."""
+        return evidence_of(self.problem)
+
+    @cached_property
+    def events_after(self) -> tuple[tuple[Event, ...], ...]:
+        """[turns + 1] what happened before the first turn, and after each before the next."""
+        after: list[list[Event]] = [[] for _ in range(len(self.trajectory.turns) + 1)]
+        numbers = {turn.step: number for number, turn in enumerate(self.trajectory.turns, 1)}
+        at = 0
+        for event in sorted(self.trajectory.events, key=lambda event: event.before_turn):
+            at = numbers.get(event.before_turn - 1, at if event.before_turn else 0)
+            after[at].append(event)
+        return tuple(map(tuple, after))
+
+    def words(self, text: Text) -> Words:
+        """A text in words."""
+        return self._words.made(id(text), lambda: self.texts.spelling.words(self._ids(text)), text)
+
+    def runs(self, number: int) -> list[Run]:
+        """What a step kept, in words of the memory before and after."""
+        runs = self._runs.get(number)
+        if runs is None:
+            step = self.steps[number]
+            before, after = self.words(step.before), self.words(step.after)
+            runs = self._runs[number] = aligned(before.words, after.words)
+        return runs
+
+    def diff(self, number: int) -> MemoryDiff:
+        """What a step made of the memory before."""
+        return self._diffs.made(number, lambda: self._diff(number))
+
+    def lost(self, number: int) -> dict[int, tuple[int, int]]:
+        """Evidence that a step lost: where it stood in the memory before, in characters."""
+        step = self.steps[number]
+        found = {}
+        for at, piece in enumerate(self.evidence):
+            if piece.in_text(step.before) and not piece.in_text(step.after):
+                place = next(filter(None, (place_of(form, self.words(step.before).text) for form in piece.forms)), None)
+                if place is not None:
+                    found[at] = place
+        return found
+
+    def invented(self, number: int) -> tuple[str, ...] | None:
+        """Sentences that a step wrote and that stand in nothing it had in sight (as `measures.memory.unsupported`).
+
+        None where that isn't known, of agents with tools, whose notes are no copies, and of a memory put in by hand.
+        """
+        if number not in self._invented:
+            self._invented[number] = self._find_invented(number)
+        return self._invented[number]
+
+    def _find_invented(self, number: int) -> tuple[str, ...] | None:
+        reading = self.steps[number].reading
+        if not self.readable or self.steps[number].turn == self.edited:
+            return None
+        if reading is None or reading.sources is None:
+            return None
+        if not reading.changed:
+            return ()
+        kept = frozenset[str]()
+        if "other_heads" not in reading.turn.spans:  # then the memory in sight is one of the sources
+            kept = frozenset(reading.memory_in_sight.flat_sentences)
+        pairs = zip(reading.written.sentences, reading.written.flat_sentences, strict=True)
+        new = [(sentence, form) for sentence, form in pairs if form not in kept]
+        return tuple(sentence for sentence, form in new if not any(text.holds(form) for text in reading.sources))
+
+    def sight(self, number: int) -> list[tuple[str, Text]]:
+        """Name and text of what a step had in sight, the memory before left out; what isn't known is missing."""
+        step = self.steps[number]
+        turn = self.trajectory.turns[step.turn]
+        found = [(name, self.texts.of(turn.piece(name) or ())) for name in turn.spans if name != "memory"]
+        recalled = self.recalled(number)
+        return found if recalled is None or "recalled" in turn.spans else [*found, ("recalled", recalled)]
+
+    def recalled(self, number: int) -> Text | None:
+        """The recalled memory that a step had in sight; None if there was none."""
+        step = self.steps[number]
+        text = self.piece(self.trajectory.turns[step.turn], "recalled")
+        if text is None and step.reading is not None:
+            text = step.reading.recalled  # known from the event alone: old records
+        return text if text is not None and (text.ids or text.text) else None
+
+    def piece(self, turn: Turn, name: str) -> Text | None:
+        """The text of a named piece of a prompt."""
+        ids = turn.piece(name)
+        return None if ids is None else self.texts.of(ids)
+
+    def section(self, index: int) -> Text | None:
+        """What a turn read; None where its prompt doesn't say."""
+        number = self.step_at.get(index)
+        known = None if number is None else self.steps[number].section
+        return self.piece(self.trajectory.turns[index], "section") if known is None else known
+
+    def _diff(self, number: int) -> MemoryDiff:
+        step = self.steps[number]
+        before, after = self.words(step.before), self.words(step.after)
+        sources = None
+        if step.sight_known:
+            sources = [Source(name, self.words(text)) for name, text in self.sight(number)]
+        return memory_diff(before, after, sources, self.lost(number), self.runs(number))
+
+    def _ids(self, text: Text) -> Sequence[int]:
+        return text.ids or self.texts.codec.encode(text.text)
+
+    @cached_property
+    def _placeholder(self) -> tuple[int, ...]:
+        """[T] what the policy puts into prompts for an empty memory; () where that isn't known.
+
+        It is what the first prompt shows of an episode that began without a memory: the problem brings none, and no
+        replay did. A policy of one's own that begins with a memory that says something gives it by `Problem.memory`.
+        """
+        known = self.replayed
+        given = self.problem.memory or (known is not None and known.memory and not known.turn)
+        turns = self.trajectory.turns
+        return () if given or not turns else turns[0].piece("memory") or ()
+
+    def _said(self, memory: Text) -> Text:
+        """A memory, without the policy's words for an empty one."""
+        return self._empty if memory.ids and memory.ids == self._placeholder else memory
+
+    def _of_readings(self) -> list[Step]:
+        steps: list[Step] = []
+        indices = {id(turn): index for index, turn in enumerate(self.trajectory.turns)}
+        offset: int | None = 0
+        for reading in readings(self.trajectory, self.texts):
+            before, after = self._said(reading.memory_before), self._said(reading.memory_after)
+            index, section = indices[id(reading.turn)], reading.section
+            sight_known = reading.sources is not None
+            steps.append(Step(index, before, after, reading.changed, section, offset, sight_known, reading))
+            offset = None if section is None or offset is None else offset + len(section.ids)
+        return steps
+
+    def _of_tools(self) -> list[Step]:
+        steps: list[Step] = []
+        before = self.texts.known("")
+        for index in range(len(self.trajectory.turns)):
+            written = [_memory_of(event) for event in self.events_after[index + 1]]
+            memory = next((text for text in reversed(written) if text is not None), None)
+            if memory is not None:
+                after = self.texts.known(memory)
+                steps.append(Step(index, before, after, True, None, None, True, None))
+                before = after
+        return steps
+
+
+def _memory_of(event: Event) -> str | None:
+    if isinstance(event.what, Pruned):
+        return event.what.memory
+    return event.what.text if isinstance(event.what, SummedUp) else None
+
+
+class _Latest(OrderedDict[K, "tuple[V, object]"]):
+    """What was made lately, and what it was made of, so that no other object takes its id."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+
+    def made(self, key: K, make: Callable[[], V], of: object = None) -> V:
+        known = super().get(key)
+        if known is None:
+            known = self[key] = (make(), of)
+            if len(self) > self._size:
+                self.popitem(last=False)
+        return known[0]

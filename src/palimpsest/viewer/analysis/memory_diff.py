@@ -1,0 +1,389 @@
+"""What a memory kept of the one before, what it took from where, and what is nowhere in sight.
+
+On token ids, with words as units (viewer/analysis/token_words.py). A word of the memory after is the first of
+
+    kept        the same ids in the same order as in the memory before (this file)
+    section     in the section that was read, or a tool's result
+    recalled    in a recalled memory, or another named piece of the prompt
+    memory      in the memory before, at another place or in another spelling
+    question    in the question
+    nowhere     in none of these
+    unknown     not kept, and the record doesn't say what was in sight
+
+where words that aren't kept go, run after run, to the source that has the longest run of them; of equal ones to the
+first in this list, and in it to the place whose neighbour matches too. They are compared without case, and without the
+marks around them.
+
+Guaranteed: `applied` to the ids of the memory before the pieces give the ids of the memory after; every id of it is in
+exactly one piece; `nowhere` is what is left when all others are taken out.
+Not covered: meaning. A sentence made of words that were in sight may still be said by nothing in sight
+(`measures.memory.unsupported`), and what was said in other words counts as from nowhere.
+
+Which words of two texts are the same ones, in order: what a difference of them keeps.
+
+What both begin and end with is kept; between, words that stand once in either part the texts, and what is between two
+of these is compared in the same way (patience diff). Small rests without such words are compared exactly.
+
+Guaranteed: runs ascend in both texts and are equal in them; the cost is near linear in the words, so that a text that
+was written anew costs no more than one that was kept.
+Not covered: the longest common subsequence. Of repeated words in long stretches fewer may be kept than could be.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+from palimpsest.types import RESULT, Span
+from palimpsest.viewer.analysis.token_words import Tokens, Words
+
+# ---- Which words of two texts are the same ones, in order ----------------------------------------------------
+
+
+_SMALL = 4096  # pairs of words that are compared exactly
+_DEPTH = 12
+
+
+class Run(NamedTuple):
+    """Equal words."""
+
+    before: int
+    """Where it begins in the text before."""
+    after: int
+    """Where it begins in the text after."""
+    length: int
+
+
+class _Part(NamedTuple):
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+
+def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
+    """Runs of words that are kept.
+
+    >>> aligned("the cat sat on the mat".split(), "a cat sat on a mat".split())
+    [Run(before=1, after=1, length=3), Run(before=5, after=5, length=1)]
+    """
+    pairs = list(_pairs(before, after, _Part((0, len(before)), (0, len(after))), _DEPTH))
+    return _legible(_runs(pairs), len(before), len(after))
+
+
+def _runs(pairs: Sequence[tuple[int, int]]) -> list[Run]:
+    runs: list[Run] = []
+    for a, b in pairs:
+        if runs and (last := runs[-1]).before + last.length == a and last.after + last.length == b:
+            runs[-1] = last._replace(length=last.length + 1)
+        else:
+            runs.append(Run(a, b, 1))
+    return runs
+
+
+def _legible(runs: list[Run], before: int, after: int) -> list[Run]:
+    """Without runs that are shorter than what changed on either side: a word that two texts share by chance."""
+    ends = [Run(0, 0, 0), *runs, Run(before, after, 0)]
+    changed = [max(b.before - a.before - a.length, b.after - a.after - a.length) for a, b in pairwise(ends)]
+    return [run for run, left, right in zip(runs, changed, changed[1:], strict=False) if run.length >= min(left, right)]
+
+
+def _pairs(before: Sequence[Hashable], after: Sequence[Hashable], part: _Part, depth: int) -> Iterator[tuple[int, int]]:
+    """Places of equal words in a part of both texts."""
+    (a, a_end), (b, b_end) = part
+    while a < a_end and b < b_end and before[a] == after[b]:
+        yield a, b
+        a, b = a + 1, b + 1
+    tail = 0
+    while a < a_end - tail and b < b_end - tail and before[a_end - tail - 1] == after[b_end - tail - 1]:
+        tail += 1
+    yield from _middle(before, after, _Part((a, a_end - tail), (b, b_end - tail)), depth)
+    yield from ((a_end - left, b_end - left) for left in range(tail, 0, -1))
+
+
+def _middle(
+    before: Sequence[Hashable], after: Sequence[Hashable], part: _Part, depth: int
+) -> Iterator[tuple[int, int]]:
+    (a, a_end), (b, b_end) = part
+    anchors = _anchors(before[a:a_end], after[b:b_end]) if depth and a < a_end and b < b_end else []
+    if not anchors:
+        if 0 < (a_end - a) * (b_end - b) <= _SMALL:
+            yield from _exact(before[a:a_end], after[b:b_end], a, b)
+        return
+    for x, y in anchors:
+        yield from _pairs(before, after, _Part((a, part.before[0] + x), (b, part.after[0] + y)), depth - 1)
+        yield part.before[0] + x, part.after[0] + y
+        a, b = part.before[0] + x + 1, part.after[0] + y + 1
+    yield from _pairs(before, after, _Part((a, a_end), (b, b_end)), depth - 1)
+
+
+def _exact(
+    before: Sequence[Hashable], after: Sequence[Hashable], at_before: int, at_after: int
+) -> Iterator[tuple[int, int]]:
+    for block in SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks():
+        yield from ((at_before + block.a + n, at_after + block.b + n) for n in range(block.size))
+
+
+def _anchors(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Words that stand once in both, as many as ascend in both.
+
+    >>> _anchors("abcxc", "bacdc")
+    [(1, 0)]
+    """
+    once = {word for word, count in Counter(before).items() if count == 1}
+    once &= {word for word, count in Counter(after).items() if count == 1}
+    place = {word: number for number, word in enumerate(after) if word in once}
+    return _ascending([(number, place[word]) for number, word in enumerate(before) if word in once])
+
+
+def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A longest part of pairs, ordered by the first, whose second ascends."""
+    tops: list[int] = []  # the smallest second that ends a sequence of each length
+    ends: list[int] = []  # its pair
+    earlier: list[int | None] = []
+    for number, (_, second) in enumerate(pairs):
+        length = bisect_left(tops, second)
+        earlier.append(ends[length - 1] if length else None)
+        tops[length : length + 1], ends[length : length + 1] = [second], [number]
+    chosen: list[tuple[int, int]] = []
+    at = ends[-1] if ends else None
+    while at is not None:
+        chosen.append(pairs[at])
+        at = earlier[at]
+    return chosen[::-1]
+
+
+# ---- What a memory has of the one before, what it took from where, and what is in nothing that was in sight --
+
+
+class Origin(StrEnum):
+    """Where words of a memory are from."""
+
+    KEPT = "kept"
+    SECTION = "section"
+    RECALLED = "recalled"
+    MEMORY = "memory"
+    QUESTION = "question"
+    NOWHERE = "nowhere"
+    UNKNOWN = "unknown"
+
+
+_RANK = {origin: place for place, origin in enumerate(Origin)}
+"""Of equal sources the one with the lowest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A named piece of the prompt."""
+
+    name: str
+    words: Words
+
+    @property
+    def origin(self) -> Origin:
+        """What words are that stand in it.
+
+        >>> none = Words((), (), (0,))
+        >>> Source("result:a", none).origin.value, Source("notes", none).origin.value
+        ('section', 'recalled')
+        """
+        if self.name in ("section", "document") or self.name.startswith(RESULT):
+            return Origin.SECTION
+        return {"memory": Origin.MEMORY, "question": Origin.QUESTION}.get(self.name, Origin.RECALLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where words stand in a source."""
+
+    name: str
+    words: Span
+    tokens: Span
+    characters: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Words in a row of the memory after that have one origin."""
+
+    origin: Origin
+    words: Span
+    tokens: Span
+    characters: Span
+    ids: Tokens
+    text: str
+    source: Place | None
+    """None from nowhere and unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Words in a row of the memory before that were not kept."""
+
+    words: Span
+    tokens: Span
+    characters: Span
+    text: str
+    at: int
+    """Words of the memory after before which they stood."""
+    evidence: tuple[int, ...]
+    """Which of the lost evidence they are part of."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDiff:
+    """In the order of the memory after; what was dropped in the order of the memory before."""
+
+    pieces: tuple[Piece, ...]
+    dropped: tuple[Dropped, ...]
+
+    def applied(self, before: Sequence[int]) -> Tokens:
+        """[T] the ids of the memory after, of those of the memory before and of what is new."""
+        ids: list[int] = []
+        for piece in self.pieces:
+            if piece.origin is Origin.KEPT and piece.source is not None:
+                ids += before[slice(*piece.source.tokens)]
+            else:
+                ids += piece.ids
+        return tuple(ids)
+
+    @property
+    def in_order(self) -> Iterator[Piece | Dropped]:
+        """Pieces, and what was dropped where it stood: before what took its place."""
+        dropped = list(self.dropped)
+        for piece in self.pieces:
+            while dropped and dropped[0].at <= piece.words[0]:
+                yield dropped.pop(0)
+            yield piece
+        yield from dropped
+
+
+def memory_diff(
+    before: Words,
+    after: Words,
+    sources: Sequence[Source] | None,
+    lost: Mapping[int, Span] | None = None,
+    kept: Sequence[Run] | None = None,
+) -> MemoryDiff:
+    """The difference of two memories of one `Spelling`.
+
+    `sources`: what was in sight beside the memory before, None where that isn't known; `lost`: where evidence that the
+    memory after lacks stands in the memory before, in characters; `kept`: what `aligned` says, where it is known.
+    """
+    runs = aligned(before.words, after.words) if kept is None else kept
+    held = Source("memory", before)
+    stretches = list(_stretches(runs, len(after)))
+    wanted = {key for start, end, run in stretches if run is None for key in after.keys[start:end]}
+    known = sorted((*(sources or ()), held), key=lambda source: _RANK[source.origin])
+    found = [_Places(source, wanted) for source in known] if wanted else []
+    rest = Origin.UNKNOWN if sources is None else Origin.NOWHERE
+    pieces: list[Piece] = []
+    for start, end, run in stretches:
+        if run is None:
+            pieces += _new(after, (start, end), found, rest)
+        else:
+            at = (run.before, run.before + run.length)
+            pieces.append(_piece(after, (start, end), Origin.KEPT, _place(held, at)))
+    return MemoryDiff(tuple(pieces), tuple(_dropped(before, runs, len(after), lost or {})))
+
+
+def _stretches(runs: Sequence[Run], size: int) -> Iterator[tuple[int, int, Run | None]]:
+    """[start, end) of each run, and of what is between."""
+    done = 0
+    for run in runs:
+        if done < run.after:
+            yield done, run.after, None
+        done = run.after + run.length
+        yield run.after, done, run
+    if done < size:
+        yield done, size, None
+
+
+def _new(after: Words, stretch: Span, found: Sequence[_Places], rest: Origin) -> Iterator[Piece]:
+    """Pieces of words that aren't kept."""
+    place, left = stretch[0], stretch[0]
+    while place < stretch[1]:
+        length, _, start, source = max(
+            (each.longest(after.keys, place, stretch[1]) for each in found),
+            key=lambda it: (it[0], -_RANK[it[3].origin], it[1]),
+        )
+        if length:
+            if left < place:
+                yield _piece(after, (left, place), rest, None)
+            yield _piece(after, (place, place + length), source.origin, _place(source, (start, start + length)))
+            left = place + length
+        place += length or 1
+    if left < place:
+        yield _piece(after, (left, place), rest, None)
+
+
+class _Places:
+    """Where words that are looked for stand in a source."""
+
+    def __init__(self, source: Source, wanted: set[str]) -> None:
+        self.source = source
+        self.keys = source.words.keys
+        self._at: dict[str, list[int]] = {}
+        for place, key in enumerate(self.keys):
+            if key in wanted:
+                self._at.setdefault(key, []).append(place)
+
+    def longest(self, keys: Sequence[str], start: int, end: int) -> tuple[int, bool, int, Source]:
+        """(words, whether the word before matches too, where it begins, source) of the longest run from `start` on."""
+        places, length = self._at.get(keys[start], []), 1
+        if not places:
+            return 0, False, 0, self.source
+        while start + length < end:
+            following = keys[start + length]
+            further = [at for at in places if at + length < len(self.keys) and self.keys[at + length] == following]
+            if not further:
+                break
+            places, length = further, length + 1
+        near = [at for at in places if start and at and self.keys[at - 1] == keys[start - 1]]
+        return length, bool(near), (near or places)[0], self.source
+
+
+def part_of(piece: Piece, words: Span, before: Words, after: Words) -> Piece:
+    """Some words of a piece that is kept or moved."""
+    if piece.source is None:
+        return _piece(after, words, piece.origin, None)
+    moved = piece.source.words[0] - piece.words[0]
+    place = _place(Source(piece.source.name, before), (words[0] + moved, words[1] + moved))
+    return _piece(after, words, piece.origin, place)
+
+
+def _dropped(before: Words, runs: Sequence[Run], size: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
+    done = [0, 0]
+    for run in [*runs, Run(len(before), size, 0)]:
+        yield from _parts(before, (done[0], run.before), done[1], lost)
+        done = [run.before + run.length, run.after + run.length]
+
+
+def _parts(before: Words, words: Span, at: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
+    """Dropped words in a row, cut where evidence begins or ends."""
+    if words[0] == words[1]:
+        return
+    evidence = [_lost_at(before, word, lost) for word in range(*words)]
+    edges = [words[0] + n for n in range(1, len(evidence)) if evidence[n] != evidence[n - 1]]
+    for start, end in pairwise([words[0], *edges, words[1]]):
+        characters = before.characters((start, end))
+        tokens, text = before.tokens((start, end)), before.text[slice(*characters)]
+        yield Dropped((start, end), tokens, characters, text, at, evidence[start - words[0]])
+
+
+def _lost_at(before: Words, word: int, lost: Mapping[int, Span]) -> tuple[int, ...]:
+    start, end = before.characters((word, word + 1))
+    return tuple(number for number, span in lost.items() if start < span[1] and span[0] < end)
+
+
+def _piece(after: Words, words: Span, origin: Origin, source: Place | None) -> Piece:
+    tokens, characters = after.tokens(words), after.characters(words)
+    return Piece(origin, words, tokens, characters, after.ids[slice(*tokens)], after.text[slice(*characters)], source)
+
+
+def _place(source: Source, words: Span) -> Place:
+    return Place(source.name, words, source.words.tokens(words), source.words.characters(words))

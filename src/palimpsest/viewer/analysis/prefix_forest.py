@@ -1,0 +1,262 @@
+"""The prefix forest of a group, and the advantages of its rollouts, turns and tokens.
+
+    segments    1 2 3 4     1 2 5     1 2 3 6        nodes    1 2 (3 segments)
+                                                                ├ 3 (2)
+                                                                │ ├ 4 (1)   └ 6 (1)
+                                                                └ 5 (1)
+
+Guaranteed: every token of every segment is in exactly one node on its way from the root; a node comes before those
+that hang below it.
+Not covered: which of them training computes (`computed`); how a step's micro-batches cut a forest
+(engines/embedded/forest/layout.py): this is a group by itself.
+
+The advantages of a group's rollouts, turns and tokens.
+
+They are those that training gave (credit/assign.py) where the run's `credit` section is known and its rule is one of
+the library's. A rule of the user's own is not run for a look: then, where nothing is known of the run, and for groups
+of very many tokens they are the reward less the mean of the group's, and `what` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from palimpsest.config.schema import CreditConfig
+from palimpsest.credit.assign import credit_group
+from palimpsest.credit.dapo import has_signal
+from palimpsest.errors import PalimpsestError
+from palimpsest.plugins import is_own
+from palimpsest.rollout.segments import segments_of
+from palimpsest.types import Group, Segment, Trajectory
+from palimpsest.viewer.analysis.token_words import Tokens
+
+_BLOCK = 256  # tokens compared at once
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens without a branch."""
+
+    parent: int | None
+    start: int
+    """Tokens before it, from the root."""
+    end: int
+    rows: tuple[int, int]
+    """[first, last) of `Forest.rows` that share it."""
+    trained: int
+    """Of its tokens, those that one of the rows is trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A segment."""
+
+    rollout: int
+    """Place in the group."""
+    segment: int
+    """Number in its trajectory."""
+    turns: tuple[int, int]
+    """The first and the last turn it trains."""
+    tokens: Tokens
+    trained: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Of a group."""
+
+    rows: tuple[Row, ...]
+    """Segments in lexicographic order, so that those that share a beginning are neighbours."""
+    nodes: tuple[Node, ...]
+
+    @property
+    def logical_tokens(self) -> int:
+        """Of the segments on their own."""
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def physical_tokens(self) -> int:
+        """Of the nodes: the distinct ones."""
+        return sum(node.end - node.start for node in self.nodes)
+
+    def tokens(self, node: Node) -> Tokens:
+        """Those of a node."""
+        return self.rows[node.rows[0]].tokens[node.start : node.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What training computes of a group by itself."""
+
+    segments: int
+    """With a token whose advantage isn't 0; the gradient of the others is 0, and they are left out."""
+    logical_tokens: int
+    """Of these segments on their own, each without its last trained token, which is predicted and never read."""
+    physical_tokens: int
+    """The distinct ones of them."""
+
+
+def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
+    """Of segments with the advantage of each token: what engines/embedded/forest/layout.py leaves of them.
+
+    >>> long = Segment((1, 2, 3, 4), (False, False, True, True), (0.0,) * 4, (-1, -1, 0, 0))
+    >>> other = Segment((1, 2, 5), (False, False, True), (0.0,) * 3, (-1, -1, 0))
+    >>> computed([(long, (0.0, 0.0, 0.5, 0.5)), (other, (0.0, 0.0, -0.5)), (other, (0.0, 0.0, 0.0))])
+    Computed(segments=2, logical_tokens=5, physical_tokens=3)
+    """
+    rows: list[Tokens] = []
+    for segment, advantages in segments:
+        trained = [at for at, mask in enumerate(segment.loss_mask) if mask]
+        if any(advantages[at] for at in trained):
+            rows.append(tuple(segment.token_ids[: trained[-1]]))
+    rows.sort()
+    shared = sum(common_length(a, b) for a, b in pairwise(rows))
+    total = sum(map(len, rows))
+    return Computed(len(rows), total, total - shared)
+
+
+def prefix_forest(trajectories: Sequence[Trajectory]) -> Forest:
+    """The forest of all segments of some trajectories."""
+    rows = [
+        _row(rollout, number, segment)
+        for rollout, trajectory in enumerate(trajectories)
+        for number, segment in enumerate(segments_of(trajectory))
+    ]
+    rows.sort(key=lambda row: (row.tokens, row.rollout, row.segment))
+    shared = [0, *(common_length(a.tokens, b.tokens) for a, b in pairwise(rows)), 0]
+    nodes: list[Node] = []
+    _grow(nodes, rows, shared, (0, len(rows)), 0, None)
+    return Forest(tuple(rows), tuple(nodes))
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the start.
+
+    >>> common_length((1, 2, 3), (1, 2, 4, 5)), common_length((), (1,))
+    (2, 0)
+    """
+    start, size = 0, min(len(a), len(b))
+    while start < size and a[start : start + _BLOCK] == b[start : start + _BLOCK]:
+        start += _BLOCK
+    while start < size and a[start] == b[start]:
+        start += 1
+    return min(start, size)
+
+
+def _row(rollout: int, number: int, segment: Segment) -> Row:
+    turns = [index for index in segment.turn_index if index >= 0]
+    return Row(rollout, number, (min(turns), max(turns)), segment.token_ids, segment.loss_mask)
+
+
+def _grow(
+    nodes: list[Node], rows: Sequence[Row], shared: Sequence[int], part: tuple[int, int], depth: int, parent: int | None
+) -> None:
+    """Add the nodes of rows [first, last), which share `depth` tokens; by a stack, as a forest may be very deep."""
+    stack = [(part, depth, parent)]
+    while stack:
+        (first, last), depth, parent = stack.pop()
+        begins = [first, *(at for at in range(first + 1, last) if shared[at] <= depth), last]
+        below = []
+        for start, end in pairwise(begins):
+            if start == end or len(rows[end - 1].tokens) <= depth:
+                continue
+            until = min((shared[at] for at in range(start + 1, end)), default=len(rows[start].tokens))
+            until = min(until, len(rows[start].tokens))
+            trained = sum(
+                any(mask) for mask in zip(*(row.trained[depth:until] for row in rows[start:end]), strict=True)
+            )
+            below.append(Node(parent, depth, until, (start, end), trained))
+        for node in below:
+            nodes.append(node)
+            if node.rows[1] - node.rows[0] > 1:
+                stack.append((node.rows, node.end, len(nodes) - 1))
+
+
+# ---- The advantages of a group's rollouts, turns and tokens --------------------------------------------------
+
+
+_MOST = 5_000_000  # tokens of prompts and completions: some seconds
+_DIFFERENCE = "reward less the mean of its group's"
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Of a group."""
+
+    what: str
+    """How they were taken, in words."""
+    of_rollouts: tuple[float | None, ...]
+    """[G] None where ungraded."""
+    of_tokens: dict[tuple[int, int], tuple[float, ...]]
+    """(rollout, turn) to [T] of each sampled token; missing where all are the rollout's."""
+
+    def of_turn(self, rollout: int, turn: int, size: int) -> list[float | None]:
+        """[T] of each token that a turn sampled."""
+        known = self.of_tokens.get((rollout, turn))
+        return list(known) if known is not None else [self.of_rollouts[rollout]] * size
+
+
+def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
+    """What training learns from each rollout of a group."""
+    if credit is None:
+        return _difference(group, f"{_DIFFERENCE}: the run's credit section isn't known here")
+    if (why := _why_not(group, credit)) is not None:
+        return _difference(group, f"{_DIFFERENCE}: {why}")
+    if credit.dynamic_sampling and not has_signal(group):
+        nothing = tuple(None if grade.value is None else 0.0 for grade in group.grades)
+        return Advantages(
+            f"by credit.rule={credit.rule}: all rewards are equal, so the group was left out", nothing, {}
+        )
+    plain = credit.model_copy(update={"segments": None, "final_segment": "new_only"})  # every token once
+    try:
+        given = credit_group(group, plain)
+    except (PalimpsestError, ValueError) as error:
+        return _difference(group, f"{_DIFFERENCE}: credit.rule={credit.rule} can't be taken ({error})")
+    of_tokens: dict[tuple[int, int], list[float]] = {}
+    places = [place for place, segments in enumerate(given.segments) for _ in range(segments)]
+    for place, row in zip(places, given.rows, strict=True):
+        for turn, advantage in zip(row.segment.turn_index, row.advantages, strict=True):
+            if turn >= 0:
+                of_tokens.setdefault((place, turn), []).append(advantage)
+    tokens = {key: tuple(values) for key, values in of_tokens.items()}
+    return Advantages(f"by credit.rule={credit.rule}", given.advantages, tokens)
+
+
+def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
+    """The segments that training is given of a group, each with the advantage of each token [T].
+
+    None where that isn't known: without the run's credit section, under a rule of the user's own, and under
+    `credit.segments`, which draws some by the step they are of.
+    """
+    if credit is None or credit.segments is not None or _why_not(group, credit) is not None:
+        return None
+    if credit.dynamic_sampling and not has_signal(group):
+        return []
+    try:
+        given = credit_group(group, credit)
+    except (PalimpsestError, ValueError):
+        return None
+    return [(row.segment, tuple(row.advantages)) for row in given.rows]
+
+
+def _why_not(group: Group, credit: CreditConfig) -> str | None:
+    """Why credit isn't given again for a look; None where it is."""
+    if sum(_tokens(trajectory) for trajectory in group.trajectories) > _MOST:
+        return "the group is too long to give credit to again for a look"
+    if is_own(credit.rule) or any(is_own(str(value)) for value in credit.options.values()):
+        return f"credit.rule={credit.rule} is your own, and is not run for a look"
+    return None
+
+
+def _difference(group: Group, what: str) -> Advantages:
+    rewards = [grade.value for grade in group.grades]
+    known = [reward for reward in rewards if reward is not None]
+    mean = fmean(known) if known else 0.0
+    return Advantages(what, tuple(None if reward is None else reward - mean for reward in rewards), {})
+
+
+def _tokens(trajectory: Trajectory) -> int:
+    return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)

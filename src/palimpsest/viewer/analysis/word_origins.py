@@ -1,0 +1,251 @@
+"""Where the words of a memory first came from, and which of them came from nowhere.
+
+Words are followed back from the memory through what each step kept (or brought from another place of the memory before)
+to the step that took them from somewhere else:
+
+    after turn 2    "Anna lives in Rome. Bob is 9."
+                     turn 0, kept twice  turn 2, section
+
+Guaranteed: every id of the memory has exactly one origin; the cost is linear in the memories up to this one, whatever
+the episode's sections are: a section is looked at only where words entered.
+Not covered: words that a record lost sight of, where a memory doesn't begin as the one before it ended. They come from
+`unknown` there.
+
+What a memory holds that was invented at an earlier turn and kept: words from nowhere, sentences that nothing said.
+
+    turn 3    "Anna lives in Oslo."                nothing in sight says Oslo
+    turn 4    "Anna lives in Oslo. Bob is 9."      the difference alone calls "Oslo." kept
+
+Guaranteed: a word is marked with the turn that wrote it from nowhere for as long as memories keep or move it; a
+sentence for as long as it stands in them. Words cost what blame costs; sentences are looked for once an episode.
+Not covered: whether a later section says the same; memories put in by hand; what an unknown sight hides.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from palimpsest.text.sentences import flat
+from palimpsest.types import Span
+from palimpsest.viewer.analysis.episode_timeline import Story
+from palimpsest.viewer.analysis.memory_diff import MemoryDiff, Origin, Piece, Place, Run, aligned, part_of
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """Words in a row of a memory that came in together."""
+
+    words: Span
+    tokens: Span
+    characters: Span
+    text: str
+    turn: int
+    """Index of the turn that wrote them; -1: they were held before the first."""
+    age: int
+    """Turns since; of the whole episode if they were held before it."""
+    origin: Origin
+    """`memory` for words that were held before the first turn."""
+    offset: int | None
+    """Tokens of the document read before them; None where they are from no section."""
+    source: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """Words of the memory that is asked about, and where they stand in the memory looked at."""
+
+    at: int
+    length: int
+    last: int
+    """Where they stand in the memory asked about."""
+
+    def part(self, start: int, end: int) -> _Followed:
+        """Those that stand in [start, end) of the memory looked at."""
+        start, end = max(start, self.at), min(end, self.at + self.length)
+        return _Followed(start, end - start, self.last + start - self.at)
+
+    def moved(self, by: int) -> _Followed:
+        return _Followed(self.at + by, self.length, self.last)
+
+
+_Found = tuple[_Followed, int, Piece | None]
+"""Words, the number of the step they came in at, the piece they were then."""
+
+
+def blame(story: Story, number: int) -> tuple[Blamed, ...]:
+    """Of the memory after a step, in its order."""
+    memory = story.words(story.steps[number].after)
+    followed = [_Followed(0, len(memory), 0)] if len(memory) else []
+    found: list[_Found] = []
+    for at in range(number, -1, -1):
+        if not followed:
+            break
+        followed = list(_through_step(story, at, followed, found))
+        if at:
+            followed = list(_between_steps(story, at, followed, found))
+    found += [(words, -1, None) for words in followed]
+    return tuple(_blamed(story, number, each) for each in _merged(story, found))
+
+
+def _through_step(story: Story, at: int, followed: Sequence[_Followed], found: list[_Found]) -> Iterator[_Followed]:
+    """The words as they stood in the memory before the step; those it brought in are `found`."""
+    step = story.steps[at]
+    if step.before.ids and step.before.ids == step.after.ids:
+        yield from followed
+        return
+    kept, new = _carried(story.runs(at), followed)
+    yield from kept
+    for words in new:
+        for piece in _pieces(story, at, words):
+            part = words.part(*piece.words)
+            if piece.origin in (Origin.MEMORY, Origin.KEPT) and piece.source is not None:
+                yield part.moved(piece.source.words[0] - piece.words[0])
+            else:
+                found.append((part, at, piece))
+
+
+def _pieces(story: Story, at: int, words: _Followed) -> Iterator[Piece]:
+    """The pieces of a step's difference that hold some of the words."""
+    pieces = story.diff(at).pieces
+    first = bisect_right(pieces, words.at, key=lambda piece: piece.words[0]) - 1
+    for piece in pieces[first:]:
+        if piece.words[0] >= words.at + words.length:
+            return
+        yield piece
+
+
+def _between_steps(story: Story, at: int, followed: Sequence[_Followed], found: list[_Found]) -> Iterator[_Followed]:
+    """From the memory before a step to the one after the step before it: the same, but where the record has a gap."""
+    before, after = story.steps[at].before, story.steps[at - 1].after
+    if before is after or (before.ids and before.ids == after.ids) or before.text == after.text:
+        yield from followed
+        return
+    runs = aligned(story.words(after).words, story.words(before).words)
+    kept, lost = _carried(runs, followed)
+    yield from kept
+    found += [(words, at, None) for words in lost]
+
+
+def _carried(runs: Sequence[Run], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
+    """Words that runs carry back, and those that they don't."""
+    kept, new = [], []
+    for words in followed:
+        done, end = words.at, words.at + words.length
+        first = max(0, bisect_right(runs, words.at, key=lambda run: run.after) - 1)
+        for run in runs[first:]:
+            if run.after >= end:
+                break
+            part = words.part(run.after, run.after + run.length)
+            if part.length <= 0:
+                continue
+            if done < part.at:
+                new.append(words.part(done, part.at))
+            kept.append(part.moved(run.before - run.after))
+            done = part.at + part.length
+        if done < end:
+            new.append(words.part(done, end))
+    return kept, new
+
+
+def _merged(story: Story, found: Sequence[_Found]) -> Iterator[_Found]:
+    """In the order of the memory, neighbours that came in together as one."""
+    last: _Found | None = None
+    for words, at, piece in sorted(found, key=lambda each: each[0].last):
+        if last is not None and _together(last, (words, at, piece)):
+            last = (_Followed(last[0].at, last[0].length + words.length, last[0].last), at, last[2])
+            continue
+        if last is not None:
+            yield last
+        last = (words, at, piece)
+    if last is not None:
+        yield last
+
+
+def _together(a: _Found, b: _Found) -> bool:
+    same = a[1] == b[1] and a[2] is b[2]
+    return same and a[0].last + a[0].length == b[0].last and (a[2] is None or a[0].at + a[0].length == b[0].at)
+
+
+def _blamed(story: Story, number: int, found: _Found) -> Blamed:
+    words, at, piece = found
+    memory, span = story.words(story.steps[number].after), (words.last, words.last + words.length)
+    characters = memory.characters(span)
+    turn = story.steps[at].turn if at >= 0 else -1
+    origin = piece.origin if piece else (Origin.MEMORY if at < 0 else Origin.UNKNOWN)
+    source = _source(story, at, words, piece) if piece and piece.source else None
+    offset = story.steps[at].offset if at >= 0 else None
+    return Blamed(
+        words=span,
+        tokens=memory.tokens(span),
+        characters=characters,
+        text=memory.text[slice(*characters)],
+        turn=turn,
+        age=story.steps[number].turn - max(turn, 0),
+        origin=origin,
+        offset=offset + source.tokens[0] if source and source.name == "section" and offset is not None else None,
+        source=source,
+    )
+
+
+def _source(story: Story, at: int, words: _Followed, piece: Piece) -> Place | None:
+    """Where these words of a piece stand in its source."""
+    assert piece.source is not None
+    text = next((text for name, text in story.sight(at) if name == piece.source.name), None)
+    if text is None:
+        return None
+    start = piece.source.words[0] + words.at - piece.words[0]
+    span, held = (start, start + words.length), story.words(text)
+    return Place(piece.source.name, span, held.tokens(span), held.characters(span))
+
+
+# ---- What a memory holds that was invented at an earlier turn and kept ---------------------------------------
+
+
+class Unfounded:
+    """Of one episode."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._sentences: list[Mapping[str, tuple[str, int]]] = []
+
+    def sentences(self, number: int) -> tuple[tuple[str, int], ...]:
+        """Sentences of the memory after a step that an earlier turn invented, each with the index of that turn."""
+        while len(self._sentences) <= number:
+            at = len(self._sentences)
+            step = self._story.steps[at]
+            held = frozenset(step.after.flat_sentences) if self._sentences and self._sentences[-1] else frozenset()
+            kept = {form: each for form, each in (self._sentences[-1].items() if held else ()) if form in held}
+            new = {flat(sentence): (sentence, step.turn) for sentence in self._story.invented(at) or ()}
+            self._sentences.append({**new, **kept})
+        now = self._story.steps[number].turn
+        return tuple(each for each in self._sentences[number].values() if each[1] < now)
+
+    def words(self, number: int) -> Mapping[int, int]:
+        """Words of the memory after a step that are from nowhere, each with the index of the turn that wrote it."""
+        if not self._story.readable:
+            return {}
+        found = [one for one in blame(self._story, number) if one.origin is Origin.NOWHERE]
+        return {word: one.turn for one in found if one.turn != self._story.edited for word in range(*one.words)}
+
+    def marked(self, number: int) -> tuple[MemoryDiff, tuple[int | None, ...]]:
+        """The difference of a step, its kept and moved pieces cut where unfounded words begin or end; and for each
+        piece the turn that wrote it from nowhere, where that is an earlier one."""
+        diff, since = self._story.diff(number), self.words(number)
+        pieces, turns = list[Piece](), list[int | None]()
+        for piece in diff.pieces:
+            carried = piece.origin in (Origin.KEPT, Origin.MEMORY) and any(
+                word in since for word in range(*piece.words)
+            )
+            for part in self._cut(number, piece, since) if carried else (piece,):
+                pieces.append(part)
+                turns.append(since.get(part.words[0]) if carried else None)
+        return replace(diff, pieces=tuple(pieces)), tuple(turns)
+
+    def _cut(self, number: int, piece: Piece, since: Mapping[int, int]) -> list[Piece]:
+        step, (start, end) = self._story.steps[number], piece.words
+        edges = [word for word in range(start + 1, end) if since.get(word) != since.get(word - 1)]
+        before, after = self._story.words(step.before), self._story.words(step.after)
+        return [part_of(piece, words, before, after) for words in pairwise([start, *edges, end])]

@@ -1,0 +1,323 @@
+"""The episodes of sources: their files, who played them, and the tokenizer that decodes them.
+
+Guaranteed: measures are of the episodes that are asked for, never of a whole file at once.
+
+Which tokenizer decodes a record: the newest checkpoint's of its run, else the model's that its configuration names.
+
+Guaranteed: nothing is downloaded; a hub's model counts where it is in the local cache. Where there is no tokenizer,
+ids are shown, and `why` says what to give.
+
+Who played the episodes of an evaluation, and which of them were recorded.
+
+samples.jsonl holds every episode of the agent and of the baselines; the record holds those that `evaluation.record`
+keeps, by default the wrong ones. A score over the record alone is no score of the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.model import SHIPPED, named
+from palimpsest.errors import DataError, PalimpsestError
+from palimpsest.evaluation.episode_files import EPISODES, EpisodeKey
+from palimpsest.evaluation.pairing import cell_of
+from palimpsest.evaluation.sample_log import SUMMARY, Sample, logs_below
+from palimpsest.metrics.memory_metrics import memory_metrics
+from palimpsest.metrics.reading_trace import Texts
+from palimpsest.models.model_folder import cached_tokenizer
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
+from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES
+from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import counted
+from palimpsest.types import Group
+from palimpsest.viewer.records.record_index import RecordIndex, RowCache
+from palimpsest.viewer.records.run_facts import Facts, read_object
+from palimpsest.viewer.records.sources import Kind, NotThere, Source, gone, kept_inside
+
+# ---- Which tokenizer decodes a record ------------------------------------------------------------------------
+
+
+class IdsCodec:
+    """Stands in for a tokenizer that isn't there: ids as numbers."""
+
+    control_ids: frozenset[int] = frozenset()
+    thinking_ids: frozenset[int] = frozenset()
+    stop_ids: tuple[int, ...] = ()
+
+    def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
+        """
+        >>> IdsCodec().decode([7, 12])
+        '7 12 '
+        """
+        return "".join(f"{each} " for each in ids)
+
+    def encode(self, text: str) -> list[int]:
+        """One id, whatever the text is: nothing can be looked up without a tokenizer."""
+        return [0] if text else []
+
+    def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """What turns ids into text."""
+
+    codec: Any
+    """A `Codec`, or an `IdsCodec`."""
+    why: str | None
+    """Why ids are shown instead of text; None where text is."""
+
+
+class Decoders:
+    """The tokenizers of sources, each opened once. Threads may share it."""
+
+    def __init__(self, facts: Facts, tokenizer: str | None = None) -> None:
+        """`tokenizer`: a folder or hub id that decodes everything, in place of what the files name."""
+        self._facts, self._given = facts, tokenizer
+        self._lock = threading.Lock()
+        self._opened: dict[str, Decoder] = {}
+
+    def of(self, source: Source) -> Decoder:
+        """What decodes a source's episodes."""
+        tried: list[str] = []
+        with self._lock:
+            for name in self._names(source):
+                if name not in self._opened:
+                    self._opened[name] = _open(name)
+                if self._opened[name].why is None:
+                    return self._opened[name]
+                tried.append(str(self._opened[name].why))
+        why = tried[0] if tried else f"{source.name} doesn't say which model it is of"
+        return Decoder(IdsCodec(), f"Token ids are shown instead of text: {why}; give --tokenizer FOLDER")
+
+    def _names(self, source: Source) -> Iterator[str]:
+        if self._given is not None:
+            yield self._given
+            return
+        run = run_of(source)
+        if run is not None:
+            newest = next(reversed(checkpoint_paths(run / CHECKPOINTS)), None)
+            if newest is not None:
+                yield str(newest)
+            model = self._facts.config(Source("", Kind.RUN, run, "")).get("model")
+            if isinstance(model, dict) and isinstance(model.get("path"), str):
+                yield model["path"]
+        elif source.kind is Kind.EVALUATION:
+            model = (read_object(source.path / SUMMARY) or {}).get("model")
+            if isinstance(model, str):
+                yield from _of_model(model)
+
+
+def _of_model(name: str) -> Iterator[str]:
+    """A model's own name, or the newest checkpoint of the run that it names."""
+    if os.path.isfile(Path(name) / CONFIG):  # False too for a name that no file can have
+        yield from (str(path) for path in reversed(checkpoint_paths(Path(name) / CHECKPOINTS)))
+    yield name
+
+
+def run_of(source: Source) -> Path | None:
+    """The run that a source is, or that its file lies in."""
+    places = (source.path, *list(source.path.parents)[: 0 if source.kind is Kind.RUN else 4])
+    return next((place for place in places if (place / CONFIG).is_file()), None)
+
+
+def _open(name: str) -> Decoder:
+    """Raises nothing: a tokenizer that can't be opened says why."""
+    here = Path(named(name))
+    folder = here if name in SHIPPED or os.path.isdir(here) else cached_tokenizer(name)
+    if folder is None:
+        return Decoder(None, f"the model {name:.200} is neither a folder here nor in the local cache of the hub")
+    try:
+        bare = (folder / "tokenizer.json").is_file()
+        return Decoder(Codec.for_reading(folder) if bare else Codec.load(str(folder)), None)
+    except PalimpsestError as error:
+        return Decoder(None, str(error))
+
+
+MOST_TURNS = 20_000
+"""Of an episode that is told turn by turn: what is worked out of one is held, and has a row of its own on the page."""
+
+
+# ---- The episodes of sources ---------------------------------------------------------------------------------
+
+
+ALL = "all"
+"""The step of a source that has one file of episodes."""
+SECONDS = 0.6
+"""For rows in one answer; the page asks again for the rest."""
+_INDEXES = 64
+MOST_MEASURED = 32
+"""Groups in one answer."""
+_STEP = re.compile(r"step-(\d{6,})\.jsonl\.zst")
+
+
+class Records:
+    """Files of episodes, each with its index. Threads may share it."""
+
+    def __init__(self, decoders: Decoders, cache: RowCache | None = None) -> None:
+        self._decoders, self._cache = decoders, cache
+        self._lock = threading.Lock()
+        self._indexes: OrderedDict[Path, RecordIndex] = OrderedDict()
+
+    def index(self, source: Source, step: str) -> RecordIndex:
+        """Raises NotThere for a step without a record."""
+        path = record_path(source, step)
+        with self._lock:
+            index = self._indexes.pop(path, None) or RecordIndex(path, self._cache)
+            self._indexes[path] = index
+            while len(self._indexes) > _INDEXES:
+                self._indexes.popitem(last=False)
+            return index
+
+    def episodes(self, source: Source, step: str, after: int) -> dict[str, Any]:
+        """Rows behind the first `after`; `more`: whether to ask again."""
+        found = self.index(source, step).rows(SECONDS)
+        return {
+            "rows": found.rows[after:],
+            "next": len(found.rows),
+            "groups": found.groups,
+            "torn": found.torn,
+            "more": found.more,
+            "share": found.share,
+        }
+
+    def measures(self, source: Source, step: str, places: Sequence[int]) -> dict[str, Any]:
+        """`GROUP/ROLLOUT` to what a memory kept and invented: None where there is nothing to measure."""
+        decoder = self._decoders.of(source)
+        if decoder.why is not None:
+            return {}
+        index = self.index(source, step)
+        found: dict[str, Any] = {}
+        for place in dict.fromkeys(places[:MOST_MEASURED]):
+            try:
+                found |= _measured(index.group(place), place, decoder.codec)
+            except DataError:
+                continue  # told where the group is looked at
+        return found
+
+
+def steps_of(source: Source) -> list[int | str]:
+    """The steps that have a record, or `all`."""
+    if source.kind is Kind.RUN:
+        return sorted(int(match[1]) for name in _names(source.path / TRAJECTORIES) if (match := _STEP.fullmatch(name)))
+    return [ALL] if _single(source) is not None else []
+
+
+def record_path(source: Source, step: str) -> Path:
+    """The file of a step: a number, `all`, or `NAME.SHARD` of a quickstart's evaluation. Raises NotThere."""
+    path = None
+    if source.kind is not Kind.RUN:
+        path = _single(source) if step == ALL else None
+    elif step.isascii() and step.isdigit() and len(step) < 12:
+        path = source.path / TRAJECTORIES / f"step-{int(step):06d}.jsonl.zst"
+    else:
+        path = logs_below(source.path, EPISODES).get(step)
+    if path is None or not path.is_file():
+        if not source.path.exists():
+            raise gone(source)
+        raise NotThere(
+            f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_every says of which)"
+        )
+    return path if source.kind is Kind.RECORD else kept_inside(source, path)
+
+
+def _single(source: Source) -> Path | None:
+    if source.kind is Kind.RECORD:
+        return source.path
+    path = source.path / EPISODES
+    return path if source.kind is Kind.EVALUATION and path.is_file() else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
+    found, texts = {}, Texts(codec)
+    for rollout, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
+        if len(trajectory.turns) > MOST_TURNS:
+            continue
+        values = memory_metrics(Group(group.problem, (trajectory,), (grade,)), texts)
+        fidelity = values.get("copy_fidelity")
+        found[f"{place}/{rollout}"] = {
+            "retention": values.get("evidence_retention"),
+            "invention": None if fidelity is None else 1 - fidelity,
+            "overwritten": values.get("overwrite_rate"),
+        }
+    return found
+
+
+# ---- Who played the episodes of an evaluation, and which of them were recorded -------------------------------
+
+
+AGENT = "agent"
+
+
+def player_of(baseline: str | None, policy: str | None = None) -> str:
+    """Who played an episode, in words; `policy`: the agent's, where several were played.
+
+    >>> player_of(None), player_of(None, "recall"), player_of("closed book")
+    ('agent', 'agent: recall', 'baseline: closed book')
+    """
+    if baseline is not None:
+        return f"baseline: {baseline}"
+    return AGENT if policy is None else f"{AGENT}: {policy}"
+
+
+def policy_of(sample: Sample, policies: Sequence[str]) -> str | None:
+    """The policy of an agent's episode, which begins the name of its set where several were played
+    (app/evaluate/evaluation_plan.py);
+    None where there is one, and of a baseline."""
+    if sample.baseline is not None or len(policies) < 2:
+        return None
+    return next((name for name in policies if sample.name.startswith(f"{name}, ")), None)
+
+
+def episode_key(sample: Sample) -> EpisodeKey:
+    """Group id and rollout of the sample's episode in the record."""
+    return f"{sample.name}/{sample.id}", sample.draw
+
+
+def keys_of(groups: Iterable[Group]) -> set[EpisodeKey]:
+    """Of the episodes in a record."""
+    return {(each.group_id, each.rollout) for group in groups for each in group.trajectories}
+
+
+def by_key(samples: Iterable[Sample]) -> dict[EpisodeKey, Sample]:
+    """Samples by the key of their episode."""
+    return {episode_key(sample): sample for sample in samples}
+
+
+def played_row(row: Mapping[str, Any], sample: Sample | None, titles: Mapping[str, str]) -> dict[str, Any]:
+    """A row of an evaluation's record with its player, its part and the score of its sample; `sample` is None for an
+    episode that the last call did not ask for."""
+    if sample is None:
+        return {**row, "player": "an earlier call", "part": None}
+    return {**row, "reward": sample.value, "reason": sample.reason, **played_by(sample, titles)}
+
+
+def played_by(sample: Sample, titles: Mapping[str, str]) -> dict[str, str]:
+    """The player of an episode, and the part of the evaluation that it belongs to."""
+    return {"player": player_of(sample.baseline), "part": cell_of(sample).label_by(titles)}
+
+
+def unrecorded(samples: Sequence[Sample], recorded: Collection[EpisodeKey], consequence: str) -> list[str]:
+    """A sentence for each player some of whose episodes are not in the record."""
+    told = []
+    for baseline in sorted({sample.baseline for sample in samples}, key=lambda name: (name is not None, name or "")):
+        own = [sample for sample in samples if sample.baseline == baseline]
+        if missing := sum(episode_key(sample) not in recorded for sample in own):
+            what = f"{missing} of {counted(len(own), 'episode')} of the {player_of(baseline)}"
+            told.append(f"{what} were not recorded {consequence}; evaluation.record=all records every episode")
+    return told

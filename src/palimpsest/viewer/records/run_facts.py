@@ -1,0 +1,286 @@
+"""What is said of a run, an evaluation or a file as a whole: status, configuration, how far it is.
+
+Guaranteed: a configuration of another version, a damaged summary and a folder that is gone give fewer facts, told in
+`trouble`, never an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from palimpsest.config.yaml_text import first_line, read
+from palimpsest.evaluation.comparison import settings_of_evaluation, settings_of_run
+from palimpsest.evaluation.episode_files import EPISODES
+from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, SUMMARY, leaves
+from palimpsest.files import read_regular
+from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
+from palimpsest.runs.jsonl_rows import is_number, whole
+from palimpsest.runs.resume_rules import EVENTS, resume_command
+from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
+from palimpsest.viewer.records.alarms import Alarm, Watched, alarms
+from palimpsest.viewer.records.run_status import (
+    Status,
+    Tails,
+    events_since,
+    names_of,
+    rows_since,
+    seconds_left,
+    spark,
+    status_of_run,
+)
+from palimpsest.viewer.records.sources import Kind, Source, gone, last_change, leads_out, updated
+
+REWARD = "reward/mean"
+_DEPTH, _VALUES = 32, 20_000
+"""Levels and values of a configuration that is shown."""
+_MOST_BYTES = {".json": 4 << 20, ".yaml": 256 << 10}
+"""Of its file, by suffix: YAML is read with about a megabyte a second."""
+_READ = (CONFIG, METRICS, TIMINGS, EVENTS, TRAJECTORIES, IDENTITY, SAMPLES, ASKED, SUMMARY, EPISODES)
+"""What is read of a run or an evaluation."""
+_ALIVE_SECONDS = 120.0
+"""An evaluation without a summary whose log has grown since counts as running."""
+
+
+class Facts:
+    """Facts of sources, with their rows remembered. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.tails = Tails()
+        self._configs: dict[Path, tuple[int, dict[str, Any], str | None]] = {}
+        self._lock = threading.Lock()
+
+    def row(self, source: Source) -> dict[str, Any]:
+        """A line of the list of runs."""
+        known = {
+            "key": source.key,
+            "kind": source.kind,
+            "name": source.name,
+            "updated": updated(source),
+            "alarm": None,
+            "accuracy": _accuracy(source) if source.kind is Kind.EVALUATION else [],
+        }
+        if source.kind is not Kind.RUN:
+            return {
+                **known,
+                "status": _status_of_files(source),
+                "recipe": None,
+                "step": None,
+                "steps": None,
+                "reward": [],
+                "reward_now": None,
+            }
+        metrics, config = self.tails.rows(source.path / METRICS), self.config(source)
+        worst = next((alarm for alarm in self.alarms(source) if alarm.severity != "advice"), None)
+        return {
+            **known,
+            "alarm": None if worst is None else {"severity": worst.severity, "key": worst.key, "text": worst.text},
+            "status": self.status(source),
+            "recipe": config.get("recipe"),
+            "step": whole(metrics[-1], "step", 0) if metrics else 0,
+            "steps": steps_of(config),
+            "reward": spark(metrics, REWARD),
+            "reward_now": next((row[REWARD] for row in reversed(metrics) if is_number(row.get(REWARD))), None),
+        }
+
+    def all(self, source: Source) -> dict[str, Any]:
+        """Everything that is said of a source as a whole."""
+        if not source.path.exists():
+            raise gone(source)
+        row = self.row(source)
+        config, trouble = self._configured(source)
+        trouble = "; ".join(each for each in (trouble, _linked_out(source)) if each) or None
+        known = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
+        known |= {"model": self.model(source), "policies": self.policies(source)}
+        known["summary"] = read_object(source.path / SUMMARY) if source.path.is_dir() else None
+        if source.kind is not Kind.RUN:
+            return known
+        timings = self.tails.rows(source.path / TIMINGS)
+        return {
+            **known,
+            "metrics": names_of(self.tails.rows(source.path / METRICS)),
+            "checkpoints": [path.name for path in checkpoint_paths(source.path / CHECKPOINTS)],
+            "seconds_left": seconds_left(timings, row["step"], row["steps"]),
+            "records": (source.path / TRAJECTORIES).is_dir(),
+        }
+
+    def alarms(self, source: Source) -> list[Alarm]:
+        """Of a run, the worst first."""
+        timings = self.tails.rows(source.path / TIMINGS)
+        status = self.status(source)
+        return alarms(
+            Watched(
+                self.tails.rows(source.path / METRICS),
+                timings,
+                status,
+                last_change([source.path / METRICS, source.path / EVENTS]),
+                resume_command(source.path) if status is Status.DEAD else "",
+                _memory_tokens(self.config(source)),
+            )
+        )
+
+    def status(self, source: Source) -> Status:
+        """Of a run."""
+        steps = steps_of(self.config(source))
+        rows = [self.tails.rows(source.path / name) for name in (METRICS, EVENTS)]
+        return status_of_run(source.path, rows[0], rows[1], steps)
+
+    def config(self, source: Source) -> dict[str, Any]:
+        """A run's configuration, or an evaluation's identity, as its file says; empty where that can't be read."""
+        return self._configured(source)[0]
+
+    def settings(self, source: Source) -> dict[str, Any]:
+        """What a source is compared by: as `palimpsest compare` has it, and so far as configurations are shown."""
+        if source.kind is Kind.RUN:
+            return settings_of_run(self.config(source))
+        if source.kind is Kind.RECORD:
+            return {}
+        return settings_of_evaluation(self.config(source), _summary_of(source).get("model"), self._run_config)
+
+    def model(self, source: Source) -> str | None:
+        """Folder or hub id of the model; None where no file names it."""
+        if source.kind is Kind.EVALUATION:
+            return _text(_summary_of(source).get("model"))
+        model = self.config(source).get("model")
+        return _text(model.get("path")) if isinstance(model, dict) else None
+
+    def policies(self, source: Source) -> tuple[str, ...]:
+        """Names of the memory policies that were played or trained; empty where no file names one."""
+        named = self.config(source).get("policies") if source.kind is Kind.EVALUATION else None
+        if isinstance(named, dict) and named:
+            return tuple(map(str, named))
+        policy = (_summary_of(source) if source.kind is Kind.EVALUATION else self.config(source)).get("policy")
+        name = policy.get("name") if isinstance(policy, dict) else None
+        return (name,) if isinstance(name, str) else ()
+
+    def _run_config(self, folder: Path) -> dict[str, Any] | None:
+        return self.config(Source("", Kind.RUN, folder, "")) if (folder / CONFIG).is_file() else None
+
+    def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
+        """A configuration, and in words why it can't be read."""
+        path = source.path / (CONFIG if source.kind is Kind.RUN else IDENTITY)
+        if leads_out(source.path, path):
+            return {}, None  # `_linked_out` names it
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return {}, None if source.kind is not Kind.RUN else f"{path.name} isn't there"
+        with self._lock:
+            if self._configs.get(path, (None,))[0] != changed:
+                self._configs[path] = changed, *_config_in(path)
+            return self._configs[path][1:]
+
+    def metrics(self, source: Source, since: int, keys: Collection[str] | None) -> dict[str, Any]:
+        path = self._there(source) / METRICS
+        return {**rows_since(self.tails.rows(path), since, keys), "file": self.tails.identity(path)}
+
+    def timings(self, source: Source, since: int) -> dict[str, Any]:
+        path = self._there(source) / TIMINGS
+        return {**rows_since(self.tails.rows(path), since), "file": self.tails.identity(path)}
+
+    def events(self, source: Source, since: int) -> dict[str, Any]:
+        path = self._there(source) / EVENTS
+        return {**events_since(self.tails.rows(path), since), "file": self.tails.identity(path)}
+
+    def _there(self, source: Source) -> Path:
+        if not source.path.exists():
+            raise gone(source)
+        return source.path
+
+
+def _linked_out(source: Source) -> str | None:
+    """The files and folders of a run or evaluation that are elsewhere, in words; None where there are none."""
+    if source.kind is Kind.RECORD:
+        return None
+    names = [name for name in _READ if leads_out(source.path, source.path / name)]
+    return f"not shown, as links out of the folder are not followed: {', '.join(names)}" if names else None
+
+
+def steps_of(config: Mapping[str, Any]) -> int | None:
+    """How many steps a run is to have; None where its configuration doesn't say."""
+    train = config.get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
+    return steps if type(steps) is int else None
+
+
+def _memory_tokens(config: Mapping[str, Any]) -> int | None:
+    policy = config.get("policy")
+    options = policy.get("options") if isinstance(policy, dict) else None
+    tokens = options.get("memory_tokens") if isinstance(options, dict) else None
+    return tokens if type(tokens) is int else None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object in a file; None where there is none, or where a link leads out of the file's folder."""
+    try:
+        found = None if leads_out(path.parent, path) else orjson.loads(read_regular(path))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _summary_of(source: Source) -> dict[str, Any]:
+    """Of an evaluation, or of that which was rescored; empty until it ends."""
+    summary = read_object(source.path / SUMMARY) or {}
+    return read_object(source.path.parent.parent / SUMMARY) or {} if "rescored_from" in summary else summary
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _accuracy(source: Source) -> list[float]:
+    """Of each part, as the evaluation wrote it down at its end."""
+    found = (read_object(source.path / SUMMARY) or {}).get("evaluations")
+    parts = [each.get("accuracy") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [float(part["mean"]) for part in parts if isinstance(part, dict) and is_number(part.get("mean"))]
+
+
+def _status_of_files(source: Source) -> Status:
+    if not source.path.exists():
+        return Status.GONE
+    if source.kind is Kind.RECORD:
+        return Status.FILE
+    if (source.path / SUMMARY).is_file():
+        return Status.FINISHED
+    changed = last_change([source.path / SAMPLES]) or 0.0
+    return Status.RUNNING if time.time() - changed < _ALIVE_SECONDS else Status.STOPPED
+
+
+def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
+    """What a configuration's file holds, and in words why nothing is shown of it."""
+    most = _MOST_BYTES[path.suffix]
+    try:
+        text = read_regular(path, most + 1)
+        if len(text) > most:
+            return {}, f"{path.name} isn't shown: it has more than {most >> 10:,} KiB"
+        found = orjson.loads(text) if path.suffix == ".json" else read(text.decode("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join((first_line(error) if isinstance(error, yaml.YAMLError) else str(error)).split())
+        return {}, f"{path.name} can't be read: {reason[:200] or type(error).__name__}"
+    if not isinstance(found, dict):
+        return {}, f"{path.name} can't be read: it holds no keys"
+    if not _is_bounded(found):
+        return {}, f"{path.name} isn't shown: it has more than {_DEPTH} levels or {_VALUES:,} values, aliases unrolled"
+    return found, None
+
+
+def _is_bounded(value: object) -> bool:
+    """Whether a value has few levels and few values; of an alias each use counts, and one of itself never ends."""
+    level, count = list[object]([value]), 0
+    for _ in range(_DEPTH):
+        inner = list[object]()
+        for each in level:
+            count += 1
+            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list | set | tuple) else ()
+            if count + len(inner) > _VALUES:
+                return False
+        if not (level := inner):
+            return True
+    return False

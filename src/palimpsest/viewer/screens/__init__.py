@@ -1,0 +1,1 @@
+"""One module per screen of the viewer's page, as values that JSON can hold."""

@@ -1,0 +1,166 @@
+"""A group as its page shows it: rollouts side by side by what they read, where memories part, what training shares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from palimpsest.types import Grade, Problem
+from palimpsest.viewer.analysis.episode_timeline import Story
+from palimpsest.viewer.analysis.event_labels import marks, replayed_in_words
+from palimpsest.viewer.analysis.prefix_forest import Forest, prefix_forest
+from palimpsest.viewer.screens.open_groups import Opened
+
+_MOST = 5_000_000  # tokens of prompts and completions of which a forest is made: some seconds
+_SHOWN = 400  # nodes
+_HEAD = 24  # tokens of a node that are shown as its text
+_TEXT = 400  # characters of a memory in a cell
+
+
+def group_view(opened: Opened) -> dict[str, Any]:
+    """What the API says of a group.
+
+    `rollouts` has a row for each with `cells`, one a step of its memory, in the order of reading; equal memories after
+    the same step have the same `memory_id`. `parts` says for each step how many different memories there are, and
+    `first_parting` the first at which there is more than one (None: never).
+    """
+    group = opened.group
+    stories = [opened.story(rollout) for rollout in range(len(group.trajectories))]
+    rollouts = [_rollout(opened, place, story) for place, story in enumerate(stories)]
+    parts = _parts([row["cells"] for row in rollouts])
+    return {
+        "group": group.trajectories[0].group_id if group.trajectories else group.problem.id,
+        "problem": problem_value(group.problem),
+        "evidence": [one.text for one in stories[0].evidence] if stories else [],
+        "advantage_is": opened.advantages.what,
+        "rollouts": rollouts,
+        "parts": parts,
+        "first_parting": next((part["step"] for part in parts if part["memories"] > 1), None),
+        "forest": _forest(opened),
+    }
+
+
+def problem_value(problem: Problem) -> dict[str, Any]:
+    """A problem without its document."""
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "answers": list(problem.answers),
+        "questions": [{"question": one.text, "answers": list(one.answers)} for one in problem.questions],
+        "facts": {name: value for name, value in problem.metadata.items() if isinstance(value, str | int | float)},
+    }
+
+
+def grade_value(grade: Grade) -> dict[str, Any]:
+    """A grade."""
+    return {
+        "value": grade.value,
+        "reason": grade.reason,
+        "breakdown": dict(grade.breakdown),
+        "per_turn": None if grade.per_turn is None else list(grade.per_turn),
+    }
+
+
+def _rollout(opened: Opened, place: int, story: Story) -> dict[str, Any]:
+    trajectory = story.trajectory
+    return {
+        "rollout": place,
+        "number": trajectory.rollout,
+        "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
+        "outcome": trajectory.outcome.value,
+        "answer": trajectory.answer,
+        "answers": list(trajectory.answers),
+        "grade": grade_value(opened.group.grades[place]),
+        "advantage": opened.advantages.of_rollouts[place],
+        "turns": len(trajectory.turns),
+        "tokens": sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns),
+        "cells": [_cell(story, number) for number in range(len(story.steps))],
+    }
+
+
+def _cell(story: Story, number: int) -> dict[str, Any]:
+    step, turns = story.steps[number], story.trajectory.turns
+    turn = turns[step.turn]
+    invented = bool(story.invented(number))
+    last, edited = step.turn == len(turns) - 1, step.turn == story.edited
+    found = marks(turn, story.events_after[step.turn + 1], step, invented, last, edited)
+    text = step.after.text
+    return {
+        "step": number,
+        "turn": step.turn,
+        "chunk": turn.notes.get("chunk"),
+        "state": found[0],
+        "marks": found,
+        "memory_id": hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest(),
+        "memory": text[:_TEXT],
+        "tokens": len(story.words(step.after).ids) if not step.after.ids else len(step.after.ids),
+        "held": [at for at, one in enumerate(story.evidence) if one.in_text(step.after)],
+        "seen": [at for at, one in enumerate(story.evidence) if step.section is not None and one.in_text(step.section)],
+    }
+
+
+def _parts(rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """For each step the different memories, the most frequent first, and the rollouts that have no such step."""
+    parts = []
+    for step in range(max(map(len, rows), default=0)):
+        counts = Counter(row[step]["memory_id"] for row in rows if step < len(row))
+        parts.append({"step": step, "memories": len(counts), "counts": dict(counts.most_common())})
+    return parts
+
+
+def _forest(opened: Opened) -> dict[str, Any]:
+    trajectories = opened.group.trajectories
+    tokens = sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for one in trajectories for turn in one.turns)
+    if tokens > _MOST:
+        return {"left_out": f"{tokens} tokens: a forest is drawn of up to {_MOST}"}
+    try:
+        forest = prefix_forest(trajectories)
+    except ValueError as error:
+        return {"left_out": str(error)}
+    shown = _largest(forest)
+    number = {place: at for at, place in enumerate(shown)}
+    return {
+        "logical_tokens": forest.logical_tokens,
+        "physical_tokens": forest.physical_tokens,
+        "computed": None if opened.computed is None else asdict(opened.computed),
+        "rows": [
+            {"rollout": row.rollout, "segment": row.segment, "turns": list(row.turns), "tokens": len(row.tokens)}
+            for row in forest.rows
+        ],
+        "nodes": [_node(opened, forest, place, number) for place in shown],
+        "nodes_left_out": len(forest.nodes) - len(shown),
+    }
+
+
+def _largest(forest: Forest) -> list[int]:
+    """The nodes that are shown: those that most is saved by, with all above them, in their order."""
+
+    def saved(place: int) -> int:
+        node = forest.nodes[place]
+        return (node.rows[1] - node.rows[0]) * (node.end - node.start)
+
+    chosen = set[int]()
+    for place in sorted(range(len(forest.nodes)), key=saved, reverse=True):
+        if len(chosen) >= _SHOWN:
+            break
+        above: int | None = place
+        while above is not None and above not in chosen:
+            chosen.add(above)
+            above = forest.nodes[above].parent
+    return sorted(chosen)
+
+
+def _node(opened: Opened, forest: Forest, place: int, number: dict[int, int]) -> dict[str, Any]:
+    node = forest.nodes[place]
+    ids = forest.tokens(node)
+    return {
+        "parent": None if node.parent is None else number[node.parent],
+        "start": node.start,
+        "end": node.end,
+        "rows": list(node.rows),
+        "rollouts": sorted({row.rollout for row in forest.rows[slice(*node.rows)]}),
+        "trained": node.trained,
+        "text": opened.texts.spelling.text(ids[:_HEAD]) + ("…" if len(ids) > _HEAD else ""),
+    }

@@ -1,0 +1,277 @@
+"""One turn as its page shows it: the memory as a difference, what was in sight, the sampled tokens.
+
+Characters are counted in the text beside them, in Unicode code points. Nothing but this turn's pieces is decoded.
+
+The tokens that a turn sampled: text, log-probability, whether they are trained, advantage.
+
+The record holds the sampler's log-probability of each token that was drawn, nothing of those that weren't. So there is
+no entropy here; `-logprob` is the surprise of a token, whose mean over many tokens estimates it. What the advantages
+are, `advantage_is` says (viewer/analysis/prefix_forest.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from palimpsest.events import Event, MemoryUngrounded, of_type
+from palimpsest.metrics.reading_trace import Text
+from palimpsest.types import RESULT, Span, Turn
+from palimpsest.viewer.analysis.episode_timeline import Step, Story, place_of
+from palimpsest.viewer.analysis.event_labels import in_words, marks
+from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, Origin, Piece
+from palimpsest.viewer.screens.open_groups import Opened
+
+# ---- The tokens that a turn sampled --------------------------------------------------------------------------
+
+
+def token_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
+    """What one turn sampled. Raises IndexError.
+
+    `tokens` has a row for each: text ("" for a part of a character but the last), log-probability in nats, trained,
+    advantage (None: ungraded, or not trained).
+    """
+    story = opened.story(rollout)
+    sampled = turn_at(story.trajectory.turns, turn)
+    given, grade = opened.advantages, opened.group.grades[rollout]
+    completion = sampled.completion
+    values = given.of_turn(rollout, turn, len(completion.token_ids))
+    rows = zip(_texts(opened, completion.token_ids), completion.token_ids, completion.logprobs, values, strict=True)
+    controls = opened.codec.control_ids
+    return {
+        "turn": turn,
+        "tokens": [
+            {
+                "text": text,
+                "id": id_,
+                "logprob": logprob,
+                "trained": sampled.trained,
+                "advantage": value if sampled.trained else None,
+                "control": id_ in controls,
+            }
+            for text, id_, logprob, value in rows
+        ],
+        "mean_logprob": fmean(completion.logprobs) if completion.logprobs else None,
+        "advantage_is": given.what,
+        "reward": grade.value,
+        "reward_of_turn": grade.per_turn[turn] if grade.per_turn and turn < len(grade.per_turn) else None,
+        "reward_of_spans": [
+            {"start": one.start, "end": one.end, "value": one.value} for one in grade.spans if one.turn == turn
+        ],
+        "entropy": None,
+        "note": "entropy is not recorded; the surprise of a token is -logprob",
+    }
+
+
+def turn_at(turns: tuple[Turn, ...], turn: int) -> Turn:
+    """The turn of an index. Raises IndexError."""
+    if not 0 <= turn < len(turns):
+        raise IndexError(f"turn {turn}: the episode has {len(turns)}, counted from 0")
+    return turns[turn]
+
+
+def _texts(opened: Opened, ids: tuple[int, ...]) -> list[str]:
+    """[T] text of each token; a character of several tokens stands at the last of them."""
+    texts: list[str] = []
+    open_ids: list[int] = []
+    for id_ in ids:
+        if id_ in opened.codec.control_ids:
+            texts.append(opened.codec.decode([id_]))
+            continue
+        open_ids.append(id_)
+        text = opened.texts.spelling.text(open_ids) if len(open_ids) > 1 else opened.texts.spelling.piece(id_)
+        if text.endswith("\ufffd") and len(open_ids) < 4:
+            texts.append("")
+            continue
+        texts.append(text)
+        open_ids = []
+    if open_ids and texts and not texts[-1]:
+        texts[-1] = opened.texts.spelling.text(open_ids)
+    return texts
+
+
+# ---- One turn as its page shows it ---------------------------------------------------------------------------
+
+
+UNFOUNDED = "unfounded"
+"""Origin of words that an earlier turn wrote from nowhere, and that are kept or moved."""
+_LONGEST = 20_000  # tokens of a prompt without named pieces that are shown
+
+
+def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
+    """What the API says of a turn. Raises IndexError.
+
+    `diff` (None where the turn may write no memory) has the pieces in the order of reading, dropped ones among them; a
+    kept or moved one has the origin `unfounded` where the turn `since` wrote it from nowhere. `pieces` are the named
+    pieces of the prompt, each with the `spans` of it that the memory took, by the place in `diff`, and the evidence in
+    it. `invented` are the sentences of this turn that nothing in sight says, `unfounded` those of earlier turns that
+    the memory still holds, `kept_out` what the policy's rule kept out of it, with the reason.
+    """
+    story = opened.story(rollout)
+    this = turn_at(story.trajectory.turns, turn)
+    number, last = story.step_at.get(turn), turn == len(story.trajectory.turns) - 1
+    step = None if number is None else story.steps[number]
+    unfounded = opened.unfounded(rollout)
+    diff, since = (None, ()) if number is None else unfounded.marked(number)
+    invented = None if number is None else story.invented(number)
+    return {
+        "turn": turn,
+        "turns": len(story.trajectory.turns),
+        "name": this.name,
+        "role": this.role,
+        "trained": this.trained,
+        "notes": {name: value for name, value in this.notes.items() if isinstance(value, str | int | float)},
+        "marks": marks(this, story.events_after[turn + 1], step, bool(invented), last, turn == story.edited),
+        "stop_reason": this.completion.stop_reason.value,
+        "policy_version": this.completion.policy_version,
+        "prompt_tokens": len(this.prompt_ids),
+        "sampled_tokens": len(this.completion.token_ids),
+        "events": [_event_value(event) for event in story.events_after[turn + 1]],
+        "memory": None if step is None else _memory_value(story, step),
+        "diff": None if diff is None else _parts(diff, since),
+        "counts": None if diff is None else _counts(diff, since),
+        "invented": None if invented is None or step is None else _places(story.words(step.after).text, invented),
+        "kept_out": _kept_out(story.events_after[turn + 1]),
+        "unfounded": [] if number is None else _held(story, number, unfounded.sentences(number)),
+        "evidence": [] if step is None else _evidence(story, step.after),
+        "pieces": list(_pieces(story, this, number, diff)),
+        "reply": _reply(opened, this),
+    }
+
+
+def _kept_out(happened: Sequence[Event]) -> list[dict[str, str]]:
+    found = of_type(happened, MemoryUngrounded)
+    return [
+        {"text": unit, "reason": why} for each in found for unit, why in zip(each.dropped, each.reasons, strict=True)
+    ]
+
+
+def _memory_value(story: Story, step: Step) -> dict[str, Any]:
+    return {
+        "before": story.words(step.before).text,
+        "after": story.words(step.after).text,
+        "before_tokens": len(story.words(step.before).ids),
+        "after_tokens": len(story.words(step.after).ids),
+        "changed": step.changed,
+        "offset": step.offset,
+        "sight_known": step.sight_known,
+    }
+
+
+def _parts(diff: MemoryDiff, since: Sequence[int | None]) -> list[dict[str, Any]]:
+    turns = {id(piece): turn for piece, turn in zip(diff.pieces, since, strict=True)}
+    return [_part_value(part, turns.get(id(part))) for part in diff.in_order]
+
+
+def _part_value(part: Piece | Dropped, since: int | None) -> dict[str, Any]:
+    if isinstance(part, Dropped):
+        return {"origin": "dropped", "text": part.text, "tokens": list(part.tokens), "evidence": list(part.evidence)}
+    source = part.source
+    return {
+        "origin": part.origin.value if since is None else UNFOUNDED,
+        "since": since,
+        "text": part.text,
+        "tokens": list(part.tokens),
+        "characters": list(part.characters),
+        "source": None
+        if source is None
+        else {"name": source.name, "tokens": list(source.tokens), "characters": list(source.characters)},
+    }
+
+
+def _counts(diff: MemoryDiff, since: Sequence[int | None]) -> dict[str, int]:
+    """Words by origin, and how many were dropped."""
+    counts = Counter({UNFOUNDED: 0, **{origin.value: 0 for origin in Origin}})
+    for piece, turn in zip(diff.pieces, since, strict=True):
+        counts[piece.origin.value if turn is None else UNFOUNDED] += piece.words[1] - piece.words[0]
+    return {**counts, "dropped": sum(each.words[1] - each.words[0] for each in diff.dropped)}
+
+
+def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
+    """Sentences with where they stand in a text, one after the other."""
+    found, at = [], 0
+    for sentence in sentences:
+        start = text.find(sentence, at)
+        at = max(at, start + len(sentence))
+        found.append({"text": sentence, "characters": [start, start + len(sentence)] if start >= 0 else None})
+    return found
+
+
+def _held(story: Story, number: int, sentences: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Sentences that earlier turns invented, where they stand in the memory, and since which turn."""
+    text = story.words(story.steps[number].after).text
+    return [{**_places(text, [sentence])[0], "turn": turn} for sentence, turn in sentences]
+
+
+def _evidence(story: Story, text: Text) -> list[dict[str, Any]]:
+    """Evidence that a text holds, and where."""
+    shown = story.words(text).text
+    found: list[dict[str, Any]] = []
+    for number, one in enumerate(story.evidence):
+        places = [place_of(form, shown) for form in one.forms] if one.in_text(text) else []
+        found += [{"number": number, "characters": list(place)} for place in places[:1] if place is not None]
+    return found
+
+
+def _pieces(story: Story, turn: Turn, number: int | None, diff: MemoryDiff | None) -> Iterator[dict[str, Any]]:
+    """The named pieces of a prompt but the memory before; or what there is of the prompt, where it names none."""
+    sight = dict(story.sight(number)) if number is not None else {}
+    if "memory" in turn.spans and number is None:
+        sight["memory"] = story.texts.of(turn.piece("memory") or ())
+    for name, (start, end) in turn.spans.items():
+        if name != "memory":
+            sight.setdefault(name, story.texts.of(turn.prompt_ids[start:end]))
+    if not turn.spans and "section" not in sight:
+        sight["prompt"] = story.texts.of(turn.prompt_ids[:_LONGEST])
+    for name, text in sorted(sight.items(), key=lambda it: _rank(it[0], turn)):
+        words = story.words(text)
+        yield {
+            "name": name,
+            "label": _label(name, turn),
+            "text": words.text,
+            "tokens": len(words.ids),
+            "at": list(turn.spans[name]) if name in turn.spans else None,
+            "spans": [] if diff is None else _taken(diff, name),
+            "evidence": _evidence(story, text),
+            "whole": name != "prompt" or len(turn.prompt_ids) <= _LONGEST,
+        }
+
+
+def _rank(name: str, turn: Turn) -> tuple[int, int]:
+    """What was read comes first, the question last; tool results with the newest first."""
+    order = {"section": 0, "document": 1, "memory": 2, "recalled": 3, "question": 9}
+    start: Span = turn.spans.get(name, (0, 0))
+    return (order.get(name, 4), -start[0])
+
+
+def _label(name: str, turn: Turn) -> str:
+    """What a piece is called on the page."""
+    if name.startswith(RESULT):
+        return f"Result {name.removeprefix(RESULT)}"
+    chunk = turn.notes.get("chunk")
+    if name == "section":
+        return "Section" if chunk is None else f"Section {chunk}"
+    return {"recalled": "Recalled memory", "other_heads": "The other heads", "prompt": "Prompt"}.get(
+        name, name.replace("_", " ").capitalize()
+    )
+
+
+def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:
+    """Where in a piece words of the memory stand, with their number in `diff`; in the order of the piece."""
+    found = [
+        {"characters": list(part.source.characters), "tokens": list(part.source.tokens), "part": number}
+        for number, part in enumerate(diff.in_order)
+        if isinstance(part, Piece) and part.source is not None and part.source.name == name
+    ]
+    return sorted(found, key=lambda it: it["characters"])
+
+
+def _reply(opened: Opened, turn: Turn) -> dict[str, Any]:
+    ids = turn.completion.token_ids
+    return {"text": opened.codec.decode(ids), "tokens": len(ids)}
+
+
+def _event_value(event: Event) -> dict[str, Any]:
+    return {"kind": event.kind, "text": in_words(event)}

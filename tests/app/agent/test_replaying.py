@@ -1,0 +1,478 @@
+"""An episode is played on from any of its turns: as it was, token for token, or with another memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import zstandard
+
+import palimpsest
+from palimpsest import train
+from palimpsest.app.agent import replay_run
+from palimpsest.app.agent.recorded_origin import Place, place_of
+from palimpsest.app.agent.replay_run import Replay, replay
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.evaluation.episode_files import EPISODES, read_episodes
+from palimpsest.events import Recalled, Replayed, of_type
+from palimpsest.metrics.memory_metrics import copy_fidelity
+from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
+from palimpsest.text.codec import Codec
+from palimpsest.types import Grade, Group, Trajectory
+from palimpsest.viewer.screens.open_groups import Opened
+from support.command import Run
+from support.small_run import small_run
+
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+SHORT = {"policy.options.prompts": "short"}
+EVERY_SECOND = "support.rewards:every_second"
+TAGGED = {**BUDGETS, "reply_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A run of two steps, all of whose weights are there."""
+    folder = tmp_path_factory.mktemp("replayed") / "run"
+    signal = {"reward.name": EVERY_SECOND, "reward.unsupported_penalty": 0.0}
+    settings = {**small_run(tiny_model_folder), **signal, "credit.overlong": None}
+    palimpsest.train("memagent-quickstart", settings, seed=1, out=folder, quiet=True)
+    return folder
+
+
+def evaluated(model: Path, out: Path, policy: str, options: dict[str, Any], **more: Any) -> Path:
+    overrides = {**options, "evaluation.record": "all", "eval_sampling.temperature": 1.0}
+    given = {"data": "synthetic", "limit": 1, "chunks": 3, "samples": 2, "baselines": False, "quiet": True, **more}
+    palimpsest.evaluate(str(model), policy=policy, out=out, overrides=overrides, **given)
+    return out
+
+
+def record(step: int) -> str:
+    return f"trajectories/step-{step:06d}.jsonl.zst"
+
+
+def played(path: Path) -> tuple[Trajectory, Trajectory]:
+    """The two episodes of a replay's file."""
+    (group,) = read_groups(path).groups
+    recorded, replayed = group.trajectories
+    return recorded, replayed
+
+
+def sampled(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    return [turn.completion.token_ids for turn in trajectory.turns]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_with_the_same_weights_an_episode_ends_in_the_tokens_that_were_recorded(
+    run: Path, tmp_path: Path, step: int
+) -> None:
+    file = run / record(step)
+    before = file.read_bytes()
+    original = read_groups(file).groups[0].trajectories[1]
+    for turn in range(len(original.turns)):
+        result = replay(f"{file}#0/1", turn=turn, out=tmp_path)
+        recorded, again = played(result.path)
+        assert (result.parts_at, result.turn) == (None, turn)
+        assert sampled(again) == sampled(recorded) == sampled(original)
+        assert [each.completion.logprobs for each in again.turns[:turn]] == [
+            each.completion.logprobs for each in original.turns[:turn]
+        ]
+        assert result.recorded == result.replayed
+        assert "which sampled it" in result.weights
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("overwrite", BUDGETS),
+        ("recall", TAGGED),
+        ("gated", TAGGED),
+        ("retrieval", BUDGETS),
+        ("heads", {**BUDGETS, "heads": 2}),
+    ],
+)
+def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_reads(
+    policy: str, options: dict[str, Any], tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, **SHORT})
+    unchanged = replay(str(folder), group=0, rollout=1, turn=1, out=tmp_path)
+    assert unchanged.parts_at is None
+    last = len(played(unchanged.path)[0].turns) - 1
+    for turn in (1, last):
+        result = replay(str(folder), group=0, rollout=1, turn=turn, memory="Anna", out=tmp_path)
+        recorded, again = played(result.path)
+        assert sampled(again)[: turn - 1] == sampled(recorded)[: turn - 1]
+        (event,) = [event for event in again.events if isinstance(event.what, Replayed)]
+        assert event.detail["memory"].strip() == "Anna"
+        ids = again.turns[turn].piece("memory")
+        assert ids is not None
+        if policy != "heads":  # which shows the other head there, or both
+            assert len(ids) == len(again.turns[turn - 1].completion.token_ids) or policy in ("recall", "gated")
+        assert again.turns[turn].prompt_ids != recorded.turns[turn].prompt_ids or policy == "heads"
+
+
+def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    given = "Zyx"  # in no section
+    penalised = {**small_run(tiny_model_folder), "reward.unsupported_penalty": 1.0, "reward.name": EVERY_SECOND}
+    folder = tmp_path / "run"
+    train("memagent-quickstart", penalised, seed=1, out=folder, quiet=True)
+    place = f"{folder / record(1)}#0/1"
+    turn = len(read_groups(folder / record(1)).groups[0].trajectories[1].turns) - 1
+    result = replay(place, turn=turn, memory=given, out=tmp_path)
+    (group,) = read_groups(result.path).groups
+    recorded, again = (readings(each, Texts(Codec.load(result.model))) for each in group.trajectories)
+    assert [each.given for each in again] == [False] * (turn - 1) + [True]
+    wrote = recorded[: turn - 1]  # all that is the agent's own in both
+    share = copy_fidelity(wrote)
+    assert result.replayed.value == pytest.approx(1.0 if share is None else share)
+    assert (result.given, result.to_json()["given"]) == (True, True)
+    assert replay(place, turn=turn, out=tmp_path).given is False
+    done = palimpsest("replay", place, "--turn", str(turn), "--memory", given, "--out", str(tmp_path))
+    assert "the given memory counts as input: rewards and measures count only what the agent wrote" in done.stdout
+
+
+def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: Path) -> None:
+    result = replay(f"{run / record(1)}#0/0", turn=0, memory="Anna", out=tmp_path)
+    recorded, again = played(result.path)
+    assert again.turns[0].piece("memory") != recorded.turns[0].piece("memory")
+    assert again.turns[0].piece("section") == recorded.turns[0].piece("section")
+    (group,) = read_groups(result.path).groups
+    shown = Opened(group, Codec.load(result.model))
+    assert [shown.story(at).steps[0].before.text.strip() for at in (0, 1)] == ["", "Anna"]
+
+
+def test_the_turn_that_first_shows_a_head_is_told(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "heads", {**BUDGETS, **SHORT, "heads": 2, "shown": "own"})
+    result = replay(f"{folder}#0/0", turn=2, memory="Anna", out=tmp_path)
+    _, again = played(result.path)
+    written = again.turns[1].completion.token_ids
+    assert [at for at, turn in enumerate(again.turns) if turn.piece("memory") == written] == [3]
+    assert result.to_json()["first_seen"] == result.first_seen == 3
+    done = palimpsest("replay", f"{folder}#0/0", "--turn", "2", "--memory", "Anna", "--out", str(tmp_path))
+    first = done.stdout.splitlines()[0]
+    assert first == "played on from turn 2; from turn 3 on, the first that shows it, it remembers: Anna"
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "gated", "retrieval", "heads"])
+def test_a_memory_that_says_what_was_remembered_changes_nothing(
+    policy: str, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    options = {**(TAGGED if policy in ("recall", "gated") else BUDGETS), **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
+    edited = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path)
+    _, again = played(edited.path)
+    assert replay(f"{folder}#0/0", turn=0, memory="none", out=tmp_path / "start").parts_at is None
+    (folder / "episodes.jsonl.zst").write_bytes(
+        encode_groups([_as_recorded(folder, again, Codec.load(str(tiny_model_folder)).stop_ids[0])])
+    )
+    for text in ("Anna lives in Rome.", " Anna lives in Rome. "):
+        same = replay(f"{folder}#0/0", turn=1, memory=text, out=tmp_path / "again")
+        assert (same.parts_at, same.first_seen) == (None, 1 if policy != "heads" else same.first_seen)
+        before, after = played(same.path)
+        assert sampled(after) == sampled(before) != sampled(again)  # which lacks the end token
+
+
+def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
+    """The group of an evaluation whose episode ended as it was played on, with the reply as a model gives it."""
+    group = read_episodes(folder / EPISODES).groups[0]
+    first = again.turns[0].completion
+    ids = (*first.token_ids, stop)
+    ended = replace(again.turns[0], completion=replace(first, token_ids=ids, logprobs=(0.0,) * len(ids)))
+    events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
+    changed = replace(again, turns=(ended, *again.turns[1:]), events=events, rollout=0)
+    return Group(group.problem, (changed,), group.grades[:1])
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "gated", "heads"])
+def test_an_episode_can_be_played_on_as_if_it_had_remembered_nothing(
+    policy: str, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    options = {**(TAGGED if policy in ("recall", "gated") else BUDGETS), **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
+    result = replay(f"{folder}#0/0", turn=1, memory="", out=tmp_path)
+    recorded, again = played(result.path)
+    assert result.memory == ""
+    assert again.turns[1].piece("memory") == recorded.turns[0].piece("memory")
+    begun = replay(f"{folder}#0/0", turn=0, memory=" ", out=tmp_path)
+    assert begun.parts_at is None
+    done = palimpsest("replay", f"{folder}#0/0", "--turn", "1", "--memory", "", "--out", str(tmp_path))
+    assert done.stdout.splitlines()[0].startswith("played on from turn 1")
+    assert "nothing" in done.stdout.splitlines()[0]
+
+
+def test_a_document_that_was_not_read_to_its_end_is_drawn_again(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    (copy / "trajectories").mkdir(parents=True)
+    (copy / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (copy / "checkpoints").symlink_to(run / "checkpoints")
+    (group,) = read_groups(run / record(1)).groups
+    cut = tuple(replace(each, turns=each.turns[:2]) for each in group.trajectories)
+    (copy / record(1)).write_bytes(encode_groups([Group(group.problem, cut, group.grades)]))
+    result = replay(f"{copy / record(1)}#0/0", turn=1, out=tmp_path)
+    assert "from the data that it was played on" in result.document
+    assert sampled(played(result.path)[1]) == sampled(group.trajectories[0])
+
+
+def test_the_weights_nearest_to_those_that_sampled_it_are_named(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    (copy / "trajectories").mkdir(parents=True)
+    (copy / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (copy / record(2)).write_bytes((run / record(2)).read_bytes())
+    result = replay(f"{copy / record(2)}#0/0", turn=0, out=tmp_path)
+    assert result.weights == (
+        "the weights that training began with, the nearest: those after step 1, which sampled it, weren't kept"
+    )
+
+
+def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path, tmp_path: Path) -> None:
+    first, again = (replay(f"{run / record(1)}#0/0", turn=1, memory="Anna", out=tmp_path / name) for name in "ab")
+    assert first.path.read_bytes() == again.path.read_bytes()
+    (group,) = read_groups(first.path).groups
+    assert [each.rollout for each in group.trajectories] == [0, 1]
+    with pytest.raises(ConfigError, match="holds a replay already"):
+        replay(f"{first.path}#0/1", turn=1, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("episode", "options", "place"),
+    [
+        ("a.jsonl.zst#3/2", {"turn": 5}, Place(Path("a.jsonl.zst"), 3, 2, 5)),
+        ("a.jsonl.zst", {"group": 3, "rollout": 2}, Place(Path("a.jsonl.zst"), 3, 2)),
+        ("RUN#/r/q/s/7/e/3/2/t/5", {}, Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
+        (
+            "RUN#/r/q/s/7/e/3/2/t/5?sort=reward",
+            {"turn": 1},
+            Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
+        ),
+        ("RUN", {"step": 7, "group": 0, "rollout": 1}, Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1)),
+        ("EVAL#/e/3/2/t/5", {}, Place(Path("EVAL") / EPISODES, 3, 2, 5)),
+        ("EVAL#/r/eval/s/all/e/3/2", {}, Place(Path("EVAL") / EPISODES, 3, 2)),
+    ],
+)
+def test_an_episode_is_named_in_the_forms_people_have_it_in(
+    episode: str, options: dict[str, int], place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN" / "trajectories").mkdir(parents=True)
+    (tmp_path / "EVAL").mkdir()
+    (tmp_path / "EVAL" / EPISODES).touch()
+    assert place_of(episode, **options) == place
+
+
+def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
+    file = run / record(1)
+    stray = tmp_path / "step-000001.jsonl.zst"
+    stray.write_bytes(file.read_bytes())
+    cases: list[tuple[type[PalimpsestError], str, str, dict[str, Any]]] = [
+        (ConfigError, "give --turn", f"{file}#0/0", {}),
+        (ConfigError, "--turn 99: the episode has", f"{file}#0/0", {"turn": 99}),
+        (ConfigError, "which group is not said", str(file), {"turn": 0}),
+        (ConfigError, "#here names no episode", f"{file}#here", {"turn": 0}),
+        (ConfigError, "give --step", f"{run}#/e/0/0/t/0", {}),
+        (DataError, "--group 9 is not one of its 1 groups", f"{file}#9/0", {"turn": 0}),
+        (DataError, "--rollout 9 is not one of the 2", f"{file}#0/9", {"turn": 0}),
+        (ConfigError, "shorten it", f"{file}#0/0", {"turn": 1, "memory": "word " * 40}),
+        (RunError, "lies in no run", f"{stray}#0/0", {"turn": 0}),
+        (DataError, "can't be read", f"{tmp_path / 'none.jsonl.zst'}#0/0", {"turn": 0}),
+    ]
+    for kind, told, episode, options in cases:
+        with pytest.raises(kind, match=told) as refused:
+            replay(episode, out=tmp_path / "out", **options)
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda line: line.update(group_id=0.5),
+        lambda line: line["problem"].update(id=7),
+        lambda line: line["problem"].update(metadata=0.5),
+        lambda line: line["turns"][1].update(notes=7),
+        lambda line: line["turns"][1].update(step=[None]),
+        lambda line: line["turns"][1].update(token_ids=[[None], *line["turns"][1]["token_ids"][1:]]),
+    ],
+)
+def test_an_episode_of_other_types_is_refused_in_a_line(odd: Callable[[Any], None], run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "trajectories").mkdir(parents=True)
+    shutil.copy(run / "config.yaml", tmp_path / "run")
+    line = orjson.loads(
+        zstandard.ZstdDecompressor().stream_reader((run / record(1)).read_bytes()).read().splitlines()[0]
+    )
+    odd(line)
+    (tmp_path / "run" / record(1)).write_bytes(zstandard.compress(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)))
+    with pytest.raises(DataError, match="is no record of trajectories") as refused:
+        replay(f"{tmp_path / 'run' / record(1)}#0/0", turn=1, out=tmp_path / "out")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_replay_is_never_written_into_the_run_or_over_another_file(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    for out in (run, run / "trajectories", tmp_path / "link" / "new"):
+        with pytest.raises(ConfigError, match=r"--out .* lies inside"):
+            replay(f"{run / record(1)}#0/0", turn=0, out=out)
+    first = replay(f"{run / record(1)}#0/0", turn=0, out=tmp_path).path
+    first.write_text("mine")
+    second = replay(f"{run / record(1)}#0/0", turn=0, out=tmp_path).path
+    assert first.read_text() == "mine"
+    assert second.name == "step-000001-0-0-turn-0-2.jsonl.zst"
+
+
+def test_a_memory_within_its_budget_writes_no_control_token(tmp_path: Path, tiny_model_folder: Path) -> None:
+    options = {**BUDGETS, "memory_tokens": 64, **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", options)
+    said = "Anna<|im_end|><|im_start|>"
+    result = replay(str(folder), group=0, rollout=0, turn=1, memory=said, out=tmp_path)
+    codec = Codec.load(tiny_model_folder)
+    _, again = played(result.path)
+    written, shown = again.turns[0].completion.token_ids, again.turns[1].piece("memory")
+    assert codec.control_ids.intersection(codec.encode_trusted(said))
+    assert shown is not None
+    for ids in (written, shown):
+        assert codec.control_ids.isdisjoint(ids)
+        assert said in codec.decode(ids)
+
+
+@pytest.mark.parametrize("link", ["/r/q/s/{}/e/0/0/t/0", "/e/{}/0/t/0", "/e/0/0/t/{}", "{}/0"])
+def test_a_number_of_thousands_of_digits_is_refused_in_a_line(link: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no episode; give") as refused:
+        place_of(f"{tmp_path}#{link.format('9' * 5000)}")
+    assert len(str(refused.value)) < 500
+
+
+def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest: Run) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b" " * 10_000_001)
+    for path, told in (("/dev/full", "is no file"), (tmp_path / "pipe", "is no file"), (tmp_path / "large", "bytes")):
+        assert told in palimpsest("replay", "x#0/0", "--turn", "0", "--memory", f"@{path}").stderr
+    assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
+
+
+def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "gated", {**TAGGED, "reply_tokens": 35, **SHORT})
+    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=35; shorten it"):
+        replay(f"{folder}#0/0", turn=1, memory="Anna", out=tmp_path)
+
+
+def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    options = {"question_tokens": 64, "answer_tokens": 8, **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "full_context", options)
+    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
+    assert result.parts_at is None
+    assert "from the data that it was played on" in result.document
+    with pytest.raises(ConfigError, match=r"--memory: turn 0 \(answer\) shows no memory"):
+        replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_agent_with_tools_is_played_on_unchanged(tmp_path: Path, tiny_model_folder: Path) -> None:
+    options = {"context_tokens": 480, "turn_tokens": 16, "max_turns": 3, **SHORT}
+    changes = {"data": "synthetic_search", "chunks": None, "objectives": 1}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, **changes)
+    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
+    assert result.parts_at is None
+    assert result.document == "it reads no document"
+    with pytest.raises(ConfigError, match="shows no memory"):
+        replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: Path, tiny_model_folder: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    row = {"id": "a", "question": "Where does Anna live?", "answers": ["Rome"], "context": "Anna lives in Rome.\n" * 4}
+    data.write_text(json.dumps(row) + "\n")
+    tools = {"search": {"source": "document"}}
+    options = {"context_tokens": 480, "turn_tokens": 16, "max_turns": 3, "tools": tools, **SHORT}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, data=str(data), chunks=None)
+    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
+    assert result.parts_at is None
+    assert result.document == "the document is from the data that it was played on"
+    data.rename(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(DataError, match=r"its document isn't in the record whole.*put the data where it was"):
+        replay(f"{folder}#0/1", turn=0, out=tmp_path)
+
+
+def test_what_was_recalled_is_recalled_again_and_asked_for_under_another_memory(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**TAGGED, **SHORT, "memory_tokens": 24}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", options, samples=1)
+    codec = Codec.load(tiny_model_folder)
+    first = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path / "first")
+    _keep(folder, played(first.path)[1])
+    with monkeypatch.context() as asking:  # a random model asks for nothing by itself
+        asking.setattr(
+            replay_run, "_reply", lambda policy, ids, *_: policy.reply(codec, ids, codec.encode("Where is Anna?"))
+        )
+        second = replay(f"{folder}#0/0", turn=2, memory="Bo has a cat.", out=tmp_path / "second")
+    _keep(folder, played(second.path)[1])
+    unchanged = replay(f"{folder}#0/0", turn=2, out=tmp_path)
+    assert unchanged.parts_at is None
+    edited = replay(f"{folder}#0/0", turn=2, memory="Bo has a dog.", out=tmp_path)
+    for again in (played(unchanged.path)[1], played(edited.path)[1]):
+        (recalled,) = of_type(again.events, Recalled)
+        assert (recalled.query.strip(), recalled.chunk) == ("Where is Anna?", 0)
+        shown = again.turns[2].piece("recalled")
+        assert shown is not None
+        assert "Anna lives in Rome." in codec.decode(shown)
+    assert edited.first_seen == 2
+
+
+def _keep(folder: Path, again: Trajectory) -> None:
+    """Make what was played on the record of an evaluation."""
+    problem = read_episodes(folder / EPISODES).groups[0].problem
+    events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
+    group = Group(problem, (replace(again, rollout=0, events=events),), (Grade(0.0),))
+    (folder / EPISODES).write_bytes(encode_groups([group]))
+
+
+def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is_refused(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", BUDGETS, baselines=True)
+    groups = read_episodes(folder / EPISODES).groups
+    names = [group.trajectories[0].group_id.rpartition("/")[0] for group in groups]
+    agent, closed = names.index("3 chunks"), names.index("3 chunks, closed book")
+    with pytest.raises(ConfigError, match=f"closed book' is a baseline's.* the first is --group {agent}$"):
+        replay(f"{folder}#{closed}/0", turn=0, out=tmp_path)
+    by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
+    assert replay(str(folder), turn=1, out=tmp_path).path == by_place.path
+    assert by_place.parts_at is None
+
+
+def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    (tmp_path / "memory.txt").write_text("Anna\n")
+    command = ["replay", f"{run / record(2)}#/e/0/1/t/1", "--memory", f"@{tmp_path / 'memory.txt'}"]
+    done = palimpsest(*command, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "played on from turn 1, where it remembers: Anna"
+    assert [line.partition(" ")[0] for line in lines[1:3]] == ["recorded", "replayed"]
+    assert "the checkpoint step-000001, which sampled it" in done.stderr
+    told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
+    assert told.keys() >= {"recorded", "replayed", "weights", "document", "path"}
+    assert lines[-1] == f"palimpsest view {told['path']} --tokenizer {told['model']}"
+    one, other = (sampled(each) for each in played(Path(told["path"])))
+    assert one[0] != other[0]  # what was put in is no reply that was played on
+    assert told["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
+    assert lines[3] == f"turn {told['parts_at']} is the first whose reply isn't the recorded one"
+    same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
+    assert same[3] == "from turn 1 on every reply is the recorded one, token for token"
+    assert told["model"].endswith("checkpoints/step-000001")
+
+
+def test_the_result_of_a_replay_is_plain_json(run: Path, tmp_path: Path) -> None:
+    result: Replay = replay(f"{run / record(1)}#0/0", turn=1, out=tmp_path)
+    assert json.loads(json.dumps(result.to_json()))["recorded"]["answer"] == result.recorded.answer

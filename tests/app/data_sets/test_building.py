@@ -1,0 +1,329 @@
+"""`palimpsest data build`: long contexts in splits that share nothing, the same bytes from the same seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.app.datasets import dataset_builder
+from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+from palimpsest.app.datasets.question_splits import Filters, Split, read_splits
+from palimpsest.data.assemble import arrange
+from palimpsest.data.fingerprints import MANIFEST
+from palimpsest.data.formats.problem_files import DOCUMENTS, read_problems
+from palimpsest.errors import ConfigError, DataError, RunError
+
+
+def questions(path: Path, count: int = 60, *, name: str = "q", shared: int = 0) -> Path:
+    """HotpotQA rows; each `shared` questions after another have one gold paragraph in common."""
+    rows = []
+    for i in range(count):
+        common = f"{name} common {i // shared}" if shared else f"{name}{i} 1"
+        rows.append(
+            {
+                "_id": f"{name}{i}",
+                "question": f"Who is {name} {i}?",
+                "answer": "yes" if i % 10 == 0 else f"answer {i}",
+                "type": "comparison" if i % 4 == 0 else "bridge",
+                "level": "hard",
+                "supporting_facts": [[f"{name}{i} 3", 0], [common, 0]],
+                "context": [
+                    *([f"{name}{i} {j}", [f"Text {j} of {name} {i}."]] for j in range(10) if j != 1),
+                    [common, ["Known."]],
+                ],
+            }
+        )
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def gold(path: Path) -> dict[str, set[str]]:
+    """Gold paragraphs of each row of an official file, by the published description alone."""
+    found = {}
+    for row in json.loads(path.read_text()):
+        titles = {title for title, _ in row["supporting_facts"]}
+        found[row["_id"]] = {f"{title}\n{''.join(text)}" for title, text in row["context"] if title in titles}
+    return found
+
+
+def documents(context: str) -> list[str]:
+    return re.split(r"(?:^|\n\n)Document \d+:\n", context)[1:]
+
+
+@pytest.mark.parametrize("layout", ["text", "indices"])
+def test_every_gold_paragraph_is_in_every_context_of_every_length(tmp_path: Path, layout: Any) -> None:
+    source = questions(tmp_path / "a.json")
+    built = build_contexts([source], Contexts((12, 100), seed=1, layout=layout), out=tmp_path / "set")
+    assert built.problems == {"eval_12.jsonl": 60, "eval_100.jsonl": 60}
+    golds = gold(source)
+    for size in (12, 100):
+        for problem in read_problems(tmp_path / "set" / f"eval_{size}.jsonl"):
+            found = documents(problem.context or "")
+            assert len(found) == len(set(found)) == size == problem.metadata["num_docs"]
+            assert golds[problem.id] <= set(found)
+            assert {found[at - 1] for at in problem.metadata["evidence_positions"]} == golds[problem.id]
+            assert set(problem.metadata["evidence"]) == golds[problem.id]
+
+
+def test_contexts_of_numbers_read_back_as_those_of_text(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json")
+    for layout in ("text", "indices"):
+        build_contexts([source], Contexts((40,), seed=3, layout=layout), out=tmp_path / layout)
+    text, numbers = (list(read_problems(tmp_path / layout / "eval_40.jsonl")) for layout in ("text", "indices"))
+    assert [(p.id, p.question, p.answers, p.context) for p in text] == [
+        (p.id, p.question, p.answers, p.context) for p in numbers
+    ]
+    assert [list(p.metadata["evidence"]) for p in text] == [list(p.metadata["evidence"]) for p in numbers]
+    assert (tmp_path / "indices" / DOCUMENTS).exists()
+    assert not (tmp_path / "text" / DOCUMENTS).exists()
+    (tmp_path / "indices" / DOCUMENTS).unlink()
+    with pytest.raises(DataError, match=r"holds document indices.*put the documents.jsonl"):
+        next(read_problems(tmp_path / "indices" / "eval_40.jsonl"))
+
+
+def test_the_smaller_layout_is_chosen(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json")
+    few = build_contexts([source], Contexts((2,), splits=(Split("eval", 5),)), out=tmp_path / "few")
+    many = build_contexts([source], Contexts((400,)), out=tmp_path / "many")
+    assert (few.layout, many.layout) == ("text", "indices")
+
+
+@pytest.mark.parametrize(("layout", "made"), [("text", 10), ("indices", 20)])
+def test_contexts_of_text_are_made_once(
+    layout: Any, made: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*args: Any, **options: Any) -> tuple[str, ...]:
+        calls.append(args)
+        return arrange(*args, **options)
+
+    monkeypatch.setattr(dataset_builder, "arrange", counted)
+    source = questions(tmp_path / "a.json", 10)
+    build_contexts([source], Contexts((12,), layout=layout), out=tmp_path / "set")
+    assert len(calls) == made
+
+
+def chi_square(counts: Counter[int], cells: int) -> float:
+    expected = counts.total() / cells
+    return sum((counts[cell] - expected) ** 2 / expected for cell in range(cells))
+
+
+def test_evidence_positions_are_uniform_over_2000_contexts(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json", 2000)
+    build_contexts([source], Contexts((50,), seed=5, layout="indices"), out=tmp_path / "set")
+    places = [row["metadata"]["evidence_positions"] for row in rows(tmp_path / "set" / "eval_50.jsonl")]
+    assert len(places) == 2000
+    for piece in (0, 1):
+        assert chi_square(Counter((at[piece] - 1) // 5 for at in places), 10) < 33.7  # once in 10,000
+    gaps = Counter((a[0] - b[1]) % 50 // 5 for a, b in zip(places[::2], places[1::2], strict=True))
+    assert chi_square(gaps, 10) < 33.7
+
+
+def test_splits_share_no_question_nor_with_a_gold_document_in_common(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json", 90, shared=3)
+    splits = (Split("train", None), Split("dev", 0.1), Split("test", 10))
+    for disjoint in (False, True):
+        out = tmp_path / f"set-{disjoint}"
+        built = build_contexts([source], Contexts((12,), splits=splits, disjoint_gold=disjoint), out=out)
+        assert built.problems["test_12.jsonl"] == 10
+        assert built.problems["dev_12.jsonl"] == 9
+        found = {name: {row["id"] for row in rows(out / f"{name}_12.jsonl")} for name in ("train", "dev", "test")}
+        assert sum(map(len, found.values())) + sum(built.left_out.values()) == 90
+        assert len(set.union(*found.values())) == sum(map(len, found.values()))
+        golds = gold(source)
+        used = {name: {text for each in ids for text in golds[each]} for name, ids in found.items()}
+        shared = (used["train"] & used["dev"]) | (used["train"] & used["test"]) | (used["dev"] & used["test"])
+        assert bool(shared) is not disjoint
+        assert bool(built.left_out) is disjoint
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_no_context_holds_a_gold_document_of_another_split_or_of_an_excluded_question(
+    tmp_path: Path, apart: bool
+) -> None:
+    """Questions share gold documents, and every document may be a distractor, where nobody asks for more."""
+    source, test = questions(tmp_path / "a.json", shared=3), questions(tmp_path / "t.json", 6, name="t")
+    contexts = Contexts((60,), splits=read_splits("train=rest,dev=20"), disjoint_documents=apart)
+    build_contexts([source], contexts, corpora=[test], exclude=[test], out=tmp_path / "set")
+    golds = gold(source)
+    read = {name: list(read_problems(tmp_path / "set" / f"{name}_60.jsonl")) for name in ("train", "dev")}
+    own = {name: set[str]().union(*(golds[problem.id] for problem in problems)) for name, problems in read.items()}
+    others = {"train": own["dev"], "dev": own["train"]}
+    excluded = set[str]().union(*gold(test).values())
+    met = {
+        name: {text for problem in problems for text in documents(problem.context or "")}
+        for name, problems in read.items()
+    }
+    assert all(len(documents(problem.context or "")) == 60 for problems in read.values() for problem in problems)
+    for name in ("train", "dev"):
+        foreign = met[name] & (others[name] | excluded)
+        assert bool(foreign) is not apart
+
+
+def test_no_question_of_an_excluded_file_is_used_whatever_its_case(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json", 20)
+    taken = [{"question": f"  who IS q {i}", "answers": ["x"], "context": "c"} for i in range(8)]
+    exclude = tmp_path / "dev.jsonl"
+    exclude.write_text("\n".join(json.dumps(row) for row in taken))
+    built = build_contexts([source, source], Contexts((12,)), exclude=[exclude], out=tmp_path / "set")
+    assert {row["id"] for row in rows(tmp_path / "set" / "eval_12.jsonl")} == {f"q{i}" for i in range(8, 20)}
+    assert built.left_out == {"excluded": 16, "asked before": 12}
+
+
+def test_filters_leave_out_and_count(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json", 40)
+    filters = Filters({"type": frozenset({"bridge"})}, without_yes_no=True)
+    built = build_contexts([source], Contexts((12,)), filters=filters, out=tmp_path / "set")
+    assert built.left_out == {"another type": 10, "answered by yes or no": 2}
+    with pytest.raises(DataError, match=r"no question is left \(another typ: 40\)"):
+        build_contexts([source], Contexts((12,)), filters=Filters({"typ": frozenset({"b"})}), out=tmp_path / "none")
+
+
+def test_gold_documents_stand_where_they_are_wanted(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json")
+    build_contexts([source], Contexts((11, 101), positions=(0.9, 0.1)), out=tmp_path / "at")
+    for size in (11, 101):
+        places = {tuple(row["metadata"]["evidence_positions"]) for row in rows(tmp_path / "at" / f"eval_{size}.jsonl")}
+        assert places == {(1 + round(0.9 * (size - 1)), 1 + round(0.1 * (size - 1)))}
+    build_contexts([source], Contexts((12, 100), min_distance=0.5), out=tmp_path / "far")
+    for size in (12, 100):
+        pairs = [row["metadata"]["evidence_positions"] for row in rows(tmp_path / "far" / f"eval_{size}.jsonl")]
+        assert all(abs(a - b) >= size // 2 for a, b in pairs)
+    with pytest.raises(DataError, match=r"no question is left \(not 3 gold documents: 60\)"):
+        build_contexts([source], Contexts((12,), positions=(0, 0.5, 1)), out=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"order": "up"}, "--order up"),
+        ({"layout": "zip"}, "--layout zip"),
+        ({"positions": (0.1, 1.5)}, "--positions"),
+        ({"positions": (0.1, 0.2), "order": "reverse"}, "leave out --order"),
+        ({"min_distance": 2.5}, "--min-distance 2.5"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Contexts((10,), **settings)
+
+
+@pytest.mark.slow
+def test_the_same_files_and_seed_give_the_same_bytes_in_any_process(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json", 30)
+    other = questions(tmp_path / "b.json", 30, name="r")
+    for hash_seed in ("0", "12345"):
+        command = ["data", "build", "--source", str(source), "--source", str(other), "--documents", "20,60"]
+        command += ["--split", "train=rest,test=10", "--disjoint-gold", "--seed", "7", "--out", f"set-{hash_seed}"]
+        subprocess.run(
+            [sys.executable, "-m", "palimpsest", *command],
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+        )
+    first, second = (sorted((tmp_path / f"set-{seed}").iterdir()) for seed in ("0", "12345"))
+    assert [path.name for path in first] == [path.name for path in second]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_the_manifest_names_files_by_their_hashes_licences_and_counts(tmp_path: Path) -> None:
+    source = questions(tmp_path / "a.json")
+    built = build_contexts([source], Contexts((20,), seed=2), out=tmp_path / "set")
+    manifest = json.loads((tmp_path / "set" / MANIFEST).read_text())
+    sums = subprocess.run(
+        ["sha256sum", *sorted(manifest["files"])], cwd=tmp_path / "set", check=True, capture_output=True, text=True
+    ).stdout
+    assert {line.split()[1]: line.split()[0] for line in sums.splitlines()} == {
+        name: told["sha256"] for name, told in manifest["files"].items()
+    }
+    piped = subprocess.run(["sha256sum"], input=sums, check=True, capture_output=True, text=True).stdout
+    assert manifest["edition"] == built.edition == piped.split()[0]
+    assert manifest["files"]["eval_20.jsonl"]["problems"] == 60
+    (told,) = manifest["sources"]
+    assert (told["file"], told["format"], told["questions"]) == ("a.json", "hotpotqa", 60)
+    assert "CC BY-SA 4.0" in told["licences"][0]
+    assert str(tmp_path) not in (tmp_path / "set" / MANIFEST).read_text()
+
+
+def test_a_folder_that_holds_something_is_refused_or_moved_aside_and_a_failure_leaves_nothing(
+    tmp_path: Path, palimpsest: Any, refused: Any
+) -> None:
+    source = questions(tmp_path / "a.json", 12)
+    command = ["data", "build", "--source", str(source), "--documents", "12", "--out", str(tmp_path / "set")]
+    assert palimpsest(*command).returncode == 0
+    assert "is not empty: give another --out, or --force" in refused(*command)
+    done = palimpsest(*command, "--force")
+    assert done.returncode == 0
+    assert "edition " in done.stdout
+    assert (tmp_path / "set.old-1" / MANIFEST).exists()
+    with pytest.raises(DataError, match="needs 4990 distractors"):
+        build_contexts([source], Contexts((5000,)), out=tmp_path / "none")
+    with pytest.raises(RunError, match="is a file"):
+        build_contexts([source], Contexts((12,)), out=source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "set", "set.old-1"]
+
+
+def test_a_file_of_finished_contexts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "done.jsonl"
+    path.write_text(json.dumps({"question": "Who?", "answers": ["x"], "context": "c"}))
+    with pytest.raises(DataError, match="has no paragraphs of its own"):
+        build_contexts([path], Contexts((12,)), out=tmp_path / "set")
+
+
+def test_the_published_files_are_built_of(real_data: Path, tmp_path: Path) -> None:
+    sources = [real_data / "hotpotqa_train_100.json", real_data / "hotpotqa_dev_50.json"]
+    contexts = Contexts((50, 200), seed=1, splits=(Split("train", None), Split("test", 30)), disjoint_gold=True)
+    corpora = [real_data / "2wiki_corpus_6119.json"]
+    built = build_contexts(sources, contexts, corpora=corpora, out=tmp_path / "set")
+    assert sum(built.problems.values()) / 2 + sum(built.left_out.values()) == 150
+    for problem in read_problems(tmp_path / "set" / "test_200.jsonl"):
+        found = documents(problem.context or "")
+        assert len(set(found)) == 200
+        assert set(problem.metadata["evidence"]) <= set(found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+def test_contexts_of_6400_documents_need_no_memory_of_their_own(tmp_path: Path) -> None:
+    """100 contexts of 6,400 documents of 600 characters are 357 MB of text."""
+    text = "word " * 120
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("\n".join(json.dumps({"title": f"t{i}", "text": f"{i} {text}"}) for i in range(7000)))
+    source = questions(tmp_path / "a.json", 100)
+    script = f"""
+import re, sys
+from pathlib import Path
+from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+from palimpsest.data.formats.problem_files import read_problems
+peak = lambda: int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+before = peak()
+contexts = Contexts((6400,), layout=sys.argv[1])
+build_contexts([{str(source)!r}], contexts, corpora=[{str(corpus)!r}], out=Path(sys.argv[2]))
+count = sum(len(p.context) > 3_000_000 for p in read_problems(sys.argv[2] + "/eval_6400.jsonl"))
+print(count, peak() - before)
+"""
+    for layout in ("text", "indices"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, layout, str(tmp_path / layout)], check=True, capture_output=True, text=True
+        )
+        count, grown = map(int, done.stdout.split())
+        assert count == 100
+        print(layout, grown, "MiB")
+        assert grown < 100
+    assert (tmp_path / "text" / "eval_6400.jsonl").stat().st_size > 350_000_000
+    size = sum(path.stat().st_size for path in (tmp_path / "indices").iterdir())
+    assert size < 12_000_000

@@ -1,0 +1,355 @@
+"""Evaluations side by side: only the same problems are compared, and nothing is left unsaid."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.app.evaluate.comparison_report import _lines, write_folder, write_plots
+from palimpsest.config.load import dump_config, parse_config
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.sample_log import SAMPLES
+from palimpsest.evaluation.statistics import paired
+from support.command import Run
+from support.evaluations import sample, write_evaluation
+
+BEFORE = [1.0] * 4 + [0.0] * 8
+AFTER = [0.0] + [1.0] * 9 + [0.0] * 2
+
+
+def folder(path: Path, values: Sequence[float | None], identity: dict[str, Any] | None = None, **fields: Any) -> Path:
+    return write_evaluation(path, [sample(f"p{at}", value, **fields) for at, value in enumerate(values)], identity)
+
+
+def test_differences_are_those_of_the_paired_problems(tmp_path: Path) -> None:
+    comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER))
+    pairing = comparison.pairings["b"]
+    assert pairing.difference == paired(BEFORE, AFTER)
+    assert (pairing.problems, pairing.warning) == (12, None)
+    assert [flip.id for flip in pairing.flips] == ["p0", "p4", "p5", "p6", "p7", "p8", "p9"]  # what was lost first
+    assert pairing.flips[0].first == "\\boxed{Rome}"
+    assert pairing.flips[0].second == "\\boxed{Oslo}"
+    assert comparison.notes == ()
+    assert comparison.table.column("difference") == [None, 0.4166666666666667]
+
+
+def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path: Path) -> None:
+    """Two editions of a data set: same ids, one gold corrected, one question reworded."""
+    a = [sample(f"p{n}", 1.0) for n in range(4)]
+    b = [sample("p0", 0.0, gold="Paris"), sample("p1", 0.0, question="What?"), sample("p2", 0.0), sample("p9", 1.0)]
+    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    pairing = comparison.pairings["b"]
+    assert (pairing.problems, pairing.other_question, pairing.only_first, pairing.only_second) == (1, 2, 1, 1)
+    assert "2 episodes of problems that ask something else there" in comparison.notes[0]
+
+
+def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several_times(tmp_path: Path) -> None:
+    a = [sample(f"p{n}", 1.0, draw=draw) for n in range(2) for draw in range(3)]
+    b = [sample(f"p{n}", 1.0, draw=0) for n in range(2)]
+    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    assert comparison.pairings["b"].problems == 2
+    assert "4 episodes only on the first side" in comparison.notes[0]
+
+
+def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_path: Path) -> None:
+    other = folder(tmp_path / "b", AFTER, name="4 chunks", size=4)
+    comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), other)
+    assert comparison.pairings["b"].difference is None
+    assert "no graded problem in common" in comparison.notes[0]
+    assert all("difference" not in row for row in comparison.table)
+
+
+def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Path) -> None:
+    a = [sample("p0", None), sample("p1", 1.0), sample("p2", 0.0)]
+    b = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", None)]
+    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    assert (comparison.pairings["b"].problems, comparison.pairings["b"].ungraded) == (1, 2)
+    assert "a: 1 ungraded of 3; not in its accuracy" in comparison.notes
+    told = {side["name"]: side for side in comparison.to_json()["sides"]}
+    assert (told["a"]["graded"], told["a"]["ungraded"], told["a"]["without_gold"]) == (2, 1, 0)
+
+
+def test_questions_without_a_gold_are_counted_apart(tmp_path: Path) -> None:
+    rows = [sample("p0", None, answers=(), outcome="answered"), sample("p1", 1.0)]
+    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", rows), write_evaluation(tmp_path / "b", rows))
+    (side, _) = comparison.to_json()["sides"]
+    assert (side["ungraded"], side["without_gold"]) == (0, 1)
+
+
+def test_several_draws_of_a_problem_are_paired_each_and_count_as_one_cluster(tmp_path: Path) -> None:
+    drawn = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
+    paths = [
+        write_evaluation(
+            tmp_path / name, [sample(f"p{n}", values[draw], draw=draw) for n in range(4) for draw in range(3)]
+        )
+        for name, values in zip("ab", drawn, strict=True)
+    ]
+    comparison = palimpsest.compare(*paths)
+    pairing = comparison.pairings["b"]
+    assert (pairing.problems, pairing.difference.test if pairing.difference else None) == (4, "sign_flip")
+    assert pairing.counted == "4 problems (12 episodes)"
+    (figures,) = comparison.figures.values()
+    assert (figures["a"].problems, figures["a"].samples, figures["a"].clusters) == (4, 3, 4)
+    side = comparison.to_json()["sides"][0]
+    assert (side["problems"], side["episodes"]) == (4, 12)
+
+
+def test_a_question_at_two_lengths_and_three_draws_is_counted_as_what_it_is(tmp_path: Path, palimpsest: Run) -> None:
+    rows = [
+        sample(f"p{n}", float(draw == 0), draw=draw, size=size, name=f"{size} chunks")
+        for n in range(4)
+        for size in (2, 4)
+        for draw in range(3)
+    ]
+    paths = [str(write_evaluation(tmp_path / name, rows)) for name in "ab"]
+    done = palimpsest("compare", *paths)
+    assert "over 8 problems (24 episodes, 4 independent), p" in done.stdout
+    (pairs,) = json.loads(palimpsest("compare", *paths, "--json").stdout)["pairs"]
+    assert (pairs["problems"], pairs["episodes"], pairs["independent"]) == (8, 24, 4)
+
+
+def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: Path) -> None:
+    paths = []
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        rows = [sample("p0", 1.0), sample("p0", value, name="2 chunks, closed book", baseline="closed book")]
+        paths.append(write_evaluation(tmp_path / name, rows))
+    comparison = palimpsest.compare(*paths)
+    assert comparison.pairings["b"].problems == 1
+    assert not comparison.pairings["b"].flips
+    (closed,) = [cell for cell in comparison.cells if "closed" in cell.set]
+    assert comparison.cell_pairings[closed]["b"].difference is not None
+
+
+def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
+    tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "e"
+    words = ["eval", "--model", str(tiny_model_folder), "--no-baselines", "--out", str(out)]
+    for setting in ("chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"):
+        words += ["--set", setting]
+    sampled = ("--set", "eval_sampling.temperature=0.7")
+    palimpsest(*words, *sampled, "--chunks", "1,2", "--limit", "3", "--samples", "2")
+    narrower = palimpsest(*words, *sampled, "--chunks", "1", "--limit", "2")
+    assert narrower.returncode == 0, narrower.stderr
+    told = "10 episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them"
+    assert told in narrower.stderr
+    rescored = palimpsest("rescore", str(out))
+    assert told in rescored.stdout
+    (row,) = json.loads((out / "summary.json").read_text())["evaluations"]
+    (again,) = json.loads((out / "rescored" / "boxed" / "summary.json").read_text())["evaluations"]
+    compared = json.loads(palimpsest("compare", str(out), str(out / "rescored" / "boxed"), "--json").stdout)
+    (cell,) = compared["cells"]
+    for figures in (row, again, *cell["sides"].values()):
+        assert (figures["name"], figures["problems"], figures["samples"]) == ("1 chunk", 2, 1)
+        assert figures["accuracy"] == row["accuracy"]
+    assert [(side["episodes"], side["not_asked"]) for side in compared["sides"]] == [(2, 10), (2, 0)]
+    assert any(told in note for note in compared["notes"])
+    palimpsest(*words, *sampled, "--chunks", "1,2", "--limit", "3", "--samples", "2")
+    assert palimpsest("rescore", str(out)).stdout.count("earlier calls") == 0
+
+
+def test_a_damaged_line_is_counted(tmp_path: Path) -> None:
+    a, b = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER)
+    text = (b / SAMPLES).read_text("utf-8")
+    (b / SAMPLES).write_text(text.replace('"value": 1.0', '"value": 0.0', 1), "utf-8")  # its checksum no longer holds
+    comparison = palimpsest.compare(a, b)
+    assert comparison.to_json()["sides"][1]["unreadable_lines"] == 1
+    assert comparison.pairings["b"].problems == 11
+
+
+def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> None:
+    same = {"policies": {"overwrite": {"options": {"chunk_size": 36, "memory_tokens": 8}}}}
+    other = {"policies": {"overwrite": {"options": {"chunk_size": 72, "memory_tokens": 8}}}}
+    comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE, same), folder(tmp_path / "b", AFTER, other))
+    assert comparison.differs == {"policy.options.chunk_size": (36, 72)}
+    assert comparison.bands == ()
+
+
+@pytest.mark.parametrize(("source", "told"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
+def test_settings_that_bear_on_nothing_played_are_not_told(source: Any, told: Any, tmp_path: Path) -> None:
+    """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
+    sides = []
+    for hops, penalty in ((1, 2.0), (2, 0.5)):
+        data = {"source": source, "eval_source": None, "synthetic": {"hops": hops}}
+        identity = {"data": data, "reward": {"name": "sub_em", "unsupported_penalty": penalty, "layers": [penalty]}}
+        sides.append(folder(tmp_path / str(hops), BEFORE, identity))
+    assert palimpsest.compare(*sides).differs == told
+
+
+def test_a_run_beside_an_evaluation_differs_by_what_was_set_alone(tmp_path: Path) -> None:
+    """The evaluation says nothing of a run: its keys would be dozens of lines with None."""
+    run, evaluation = tmp_path / "run", folder(tmp_path / "e", AFTER, {"reward": {"name": "sub_em"}})
+    folder(run / "evaluations" / "after" / "shard-1-of-1", BEFORE)
+    (run / "config.yaml").write_text(dump_config(parse_config("", overrides={"train.steps": 7, "seed": 3})), "utf-8")
+    differs = palimpsest.compare(run, evaluation).differs
+    assert differs["run.train.steps"] == (7, None)
+    assert differs["run.seed"] == (3, None)
+    assert {key for key in differs if key.startswith("run.")} == {"run.train.steps", "run.seed"}
+
+
+def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> None:
+    paths = []
+    for seed, right in enumerate((2, 4, 9)):
+        run = tmp_path / f"run-{seed}"
+        run.mkdir()
+        (run / "config.yaml").write_text(
+            dump_config(parse_config("", overrides={"seed": seed, "data.seed": seed})), "utf-8"
+        )
+        path = folder(tmp_path / f"s{seed}", [1.0] * right + [0.0] * (10 - right), {"weights": f"w{seed}"})
+        (path / "summary.json").write_text(json.dumps({"model": str(run / "checkpoints" / "step-000002")}), "utf-8")
+        paths.append(path)
+    (band,) = palimpsest.compare(*paths).bands
+    assert (band.sides, band.low, band.high) == (("s0", "s1", "s2"), 0.2, 0.9)
+    assert band.mean == pytest.approx(0.5)
+    assert band.deviation == pytest.approx(0.36055512754639896)  # statistics.stdev([.2, .4, .9]) by hand
+    lines, _ = _lines(palimpsest.compare(*paths))
+    ((label, (point,)),) = lines.items()
+    assert (label, point.low, point.high) == ("chunks, 3 seeds", 0.2, 0.9)
+    write_evaluation(tmp_path / "other", [sample("p0", 1.0)], {"weights": "another"})
+    assert len(palimpsest.compare(*paths, tmp_path / "other").bands) == 1
+
+
+def test_a_quickstarts_shards_are_one_side(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        run = tmp_path / side
+        for shard in (1, 2):
+            place = run / "evaluations" / "after" / f"shard-{shard}-of-2"
+            write_evaluation(place, [sample(f"p{shard}", 1.0, name="agent@2")])
+        write_evaluation(run / "evaluations" / "after" / "shard-1-of-2.old-1", [sample("p7", 1.0, name="agent@2")])
+        (run / "config.yaml").write_text(dump_config(RunConfig(seed=3)), "utf-8")
+    comparison = palimpsest.compare(tmp_path / "a", tmp_path / "b")
+    assert comparison.pairings["b"].problems == 2
+    assert comparison.sides[0].seeds["run.seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: [path / "nothing", path / "a"], "no such folder"),
+        (lambda path: [path, path / "a"], "holds neither samples.jsonl nor"),
+        (lambda path: [path / "a"], "two or more"),
+        (lambda path: [path / "a", path / "a"], "given twice"),
+    ],
+)
+def test_folders_that_cannot_be_compared_are_refused_in_words(make: Any, message: str, tmp_path: Path) -> None:
+    folder(tmp_path / "a", BEFORE)
+    with pytest.raises((ConfigError, RunError), match=message):
+        palimpsest.compare(*make(tmp_path))
+
+
+def test_the_table_names_its_sets_however_long_the_names_of_its_sides_are(tmp_path: Path, palimpsest: Run) -> None:
+    folders = [str(folder(tmp_path / name / ("long-name-" * 5), BEFORE, name="a set")) for name in "ab"]
+    done = palimpsest("compare", *folders)
+    assert len([line for line in done.stdout.splitlines() if line.startswith("a set")]) == 2
+
+
+def test_errata_give_both_figures_and_both_differences(tmp_path: Path, palimpsest: Run) -> None:
+    """Of 4 problems one is left out and one gets the gold that only the second side answered."""
+    a = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", 0.0), sample("p3", 0.0)]
+    b = [sample("p0", 1.0), sample("p1", 0.0), sample("p2", 0.0), sample("p3", 0.0)]
+    write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b)
+    errata = [
+        {"item": "p0", "reason": "r", "source": "s", "excluded": True},
+        {"item": "p1", "reason": "r", "source": "s", "answers": ["Oslo"]},
+        {"item": "p7", "reason": "r", "source": "s", "excluded": True},
+    ]
+    (tmp_path / "errata.json").write_text(json.dumps(errata), "utf-8")
+    folders = str(tmp_path / "a"), str(tmp_path / "b")
+    done = palimpsest("compare", *folders, "--errata", str(tmp_path / "errata.json"))
+    assert done.returncode == 0, done.stderr
+    assert "1 items left out, 1 with corrected golds; no side has p7" in done.stdout
+    assert "b compared with a: -25.0 points" in done.stdout
+    assert "corrected: b compared with a: +33.3 points" in done.stdout
+    told = json.loads(palimpsest("compare", *folders, "--errata", str(tmp_path / "errata.json"), "--json").stdout)
+    means = [{name: cell["sides"][name]["accuracy"]["mean"] for name in ("a", "b")} for cell in told["cells"]]
+    fixed = [{name: cell["sides"][name]["accuracy"]["mean"] for name in "ab"} for cell in told["corrected"]["cells"]]
+    assert (means, fixed) == ([{"a": 0.5, "b": 0.25}], [{"a": 0.0, "b": 1 / 3}])
+    assert told["corrected"]["errata"]["unknown"] == ["p7"]
+
+
+def test_golds_that_only_a_judge_could_compare_leave_their_item_ungraded(tmp_path: Path) -> None:
+    judged = {"reward": {"name": "final_answer", "final_answer": {"match": "judge"}, "judge": {"model": "m"}}}
+    for name in "ab":
+        write_evaluation(tmp_path / name, [sample("p0", 1.0), sample("p1", 1.0)], judged)
+    (tmp_path / "e.json").write_text(
+        json.dumps([{"item": "p0", "reason": "r", "source": "s", "answers": ["x"]}]), "utf-8"
+    )
+    fixed = palimpsest.compare(tmp_path / "a", tmp_path / "b", errata=tmp_path / "e.json").corrected
+    assert fixed is not None
+    assert fixed.pairings["b"].problems == 1
+    assert "a: 1 ungraded of 2; not in its accuracy" in fixed.notes
+
+
+# ---- what is written and printed --------------------------------------------------------------------------------
+
+
+def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
+    paths = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER)
+    first, again = palimpsest.compare(*paths).to_json(2), palimpsest.compare(*paths).to_json(2)
+    assert json.dumps(first) == json.dumps(again)
+    assert first["format"] == 2
+    assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes", "published", "corrected"]
+    (pair,) = first["pairs"]
+    assert (pair["first"], pair["second"], pair["flipped"], len(pair["flips"])) == ("a", "b", 7, 2)
+    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
+    for key in {*first, *pair, *pair["difference"], *pair["flips"][0], *first["sides"][0], *first["cells"][0]}:
+        assert f"`{key}`" in page, f"docs/compare.md doesn't tell {key}"
+
+
+def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None:
+    sizes = [sample(f"p{n}", n % 2, name=f"eval_{size}", size=size) for size in (50, 100) for n in range(4)]
+    comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), write_evaluation(tmp_path / "b", sizes))
+    for name in ("p.svg", "p.png"):
+        paths = write_plots(comparison, tmp_path / name)
+        written = [path.read_bytes() for path in paths]
+        assert [path.read_bytes() for path in write_plots(comparison, tmp_path / name)] == written
+        assert written[0] != written[1]
+    root = xml.etree.ElementTree.parse(tmp_path / "p.svg").getroot()
+    assert root.tag.endswith("svg")
+    with pytest.raises(ConfigError, match=r"ends in \.svg or \.png"):
+        write_plots(comparison, tmp_path / "p.pdf")
+
+
+def test_many_lines_have_room_in_a_figure(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    rows = [sample("p", 1.0, name=f"task-{letter}@{size}", size=4 * size) for letter in "abcdefgh" for size in (1, 16)]
+    paths = [write_evaluation(tmp_path / name, rows) for name in "xyz"]
+    comparison = palimpsest.compare(*paths)
+    assert [cell.set for cell in comparison.cells[:3]] == ["task-a@1", "task-a@16", "task-b@1"]
+    write_plots(comparison, tmp_path / "p.png")
+    assert not [str(warning.message) for warning in recwarn if "layout" in str(warning.message)]
+
+
+def test_the_page_escapes_what_models_wrote(tmp_path: Path) -> None:
+    hostile = sample("p0", 0.0, answer="<script>alert(1)</script>\u202e")
+    a = write_evaluation(tmp_path / "a", [sample("p0", 1.0)])
+    out = tmp_path / "out"
+    write_folder(palimpsest.compare(a, write_evaluation(tmp_path / "b", [hostile])), out)
+    page = (out / "compare.html").read_text("utf-8")
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert {path.name for path in out.iterdir()} == {
+        "compare.html",
+        "compare.json",
+        "accuracy.svg",
+        "accuracy-cost.svg",
+    }
+
+
+def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(tmp_path: Path, palimpsest: Run) -> None:
+    a, b = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER, {"seed": 1})
+    done = palimpsest("compare", str(a), str(b), "--flips", "1")
+    assert done.returncode == 0, done.stderr
+    assert "b compared with a: +41.7 points" in done.stdout
+    assert "McNemar's exact test" in done.stdout
+    assert "6 better, 1 worse" in done.stdout
+    assert "configured otherwise" in done.stdout
+    assert "b: 7 flipped, 1 shown" in done.stdout
+    told = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
+    assert told["pairs"][0]["difference"]["better"] == 6

@@ -1,0 +1,202 @@
+"""Evaluations whose model is behind an address: every mode, every kind of policy, killed, down and moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest import evaluate
+from palimpsest.engines.endpoint import client as client_module
+from palimpsest.evaluation.sample_log import read_samples
+from support.command import Run
+from support.endpoint_server import Server, endpoint_server, reply
+from support.interrupting import killed_at
+from support.small_run import small_evaluation
+
+LIMIT = ("--set", "engine.concurrency=2")
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
+
+
+def command(server: Server, tokenizer: Path, out: Path, *more: str) -> list[str]:
+    """Four documents, read with small budgets."""
+    asked = small_evaluation(Path("served"), out)
+    return [*asked, "--base-url", server.url, "--tokenizer", str(tokenizer), *more]
+
+
+def summary(out: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return read
+
+
+@pytest.mark.parametrize("mode", ["tokens", "completions", "chat"])
+def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
+    mode: str, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_ENDPOINT", "s3cret")
+    out = tmp_path / "out"
+    with endpoint_server(Server(takes=mode)) as server:
+        done = palimpsest(*command(server, tiny_model_folder, out, "--api-key-env", "OF_THE_ENDPOINT"))
+    assert done.returncode == 0, done.stderr
+    told = summary(out)["model_endpoint"]
+    assert (told["url"], told["model"], told["mode"]) == (server.url, "served", mode)
+    assert told["exact_ids"] is told["exact_prompt_ids"] is told["logprobs"] is (mode == "tokens")
+    assert done.stderr.count(f"mode {mode}: ") == 1
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert len(samples) == 4
+    assert {sample.outcome for sample in samples} <= {"answered", "answer_truncated"}
+    usage = json.loads((out / "usage.jsonl").read_text())
+    turns = sum(sample.turns for sample in samples)
+    assert (usage["requests"], usage["cached_tokens"], usage["sampled_tokens"]) == (turns, 2 * turns, 3 * turns)
+    assert not [file for file in out.iterdir() if b"s3cret" in file.read_bytes()]
+
+
+def test_the_same_from_python(tiny_model_folder: Path) -> None:
+    with endpoint_server() as server:
+        options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+        evaluation = evaluate(
+            "served",
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            overrides=options,
+            chunks=2,
+            limit=2,
+            quiet=True,
+        )
+    assert len(evaluation) == 2
+    assert evaluation.endpoint is not None
+    assert evaluation.endpoint.mode == "tokens"
+
+
+def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    with endpoint_server() as first:
+        assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
+    with endpoint_server() as second:
+        assert palimpsest(*command(second, tiny_model_folder, out, "--limit", "4")).returncode == 0
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert len(samples) == 4
+    assert sum(sample.turns for sample in samples) == len(first.asked) - 1 + len(second.asked) - 1  # and a probe each
+    with endpoint_server(Server(takes="chat")) as other:
+        ended = palimpsest(*command(other, tiny_model_folder, out))
+    assert "holds another evaluation (endpoint" in ended.stderr
+    assert ended.returncode == 2
+
+
+def test_an_evaluation_does_not_go_on_with_another_model_of_the_same_name(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    with endpoint_server(Server(root="/a/Qwen3-8B", name="served-1")) as first:
+        assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
+    assert summary(out)["model_endpoint"]["served"] == "root=Qwen3-8B, model=served-1"
+    with endpoint_server(Server(root="/b/Qwen3-8B", name="served-1")) as moved:
+        assert palimpsest(*command(moved, tiny_model_folder, out, "--limit", "3")).returncode == 0
+    with endpoint_server(Server(root="/b/Qwen3-4B", name="served-1")) as other:
+        ended = palimpsest(*command(other, tiny_model_folder, out, "--limit", "4"))
+    assert ended.returncode == 2
+    assert "endpoint.served was" in ended.stderr
+    assert "Qwen3-4B" in ended.stderr
+    assert len(read_samples(out / "samples.jsonl")[0]) == 3
+
+
+def test_replies_of_another_model_end_an_evaluation_which_keeps_what_was_played(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    with endpoint_server(Server(name="served-1")) as server:
+
+        def renamed(number: int) -> None:
+            server.name = "served-2" if number > 9 else "served-1"
+
+        server.fault = renamed
+        ended = palimpsest(*command(server, tiny_model_folder, out, "--set", "engine.concurrency=1"))
+    assert ended.returncode == 2
+    assert f"error: {server.url}: replies are by model 'served-2' now, by 'served-1' when it was" in ended.stderr
+    kept, _ = read_samples(out / "samples.jsonl")
+    assert sum(sample.value is not None for sample in kept) >= 1
+
+
+@pytest.mark.parametrize("option", ["--api-key-env", "--tokenizer"])
+def test_what_only_an_endpoint_has_is_refused_without_one(option: str, refused: Callable[..., str]) -> None:
+    assert f"{option} X: belongs to an endpoint; give --base-url too" in refused("eval", option, "X")
+
+
+def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is_back(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    settings = (*LIMIT, "--set", "engine.attempts=2", "--set", "engine.patience_s=0")
+    with endpoint_server() as server:
+        assert palimpsest(*command(server, tiny_model_folder, whole, *settings)).returncode == 0
+        everything = len(server.asked)
+        down = everything + 1 + (everything - 1) // 2  # half-way through the second time
+        server.fault = lambda number: reply(503) if number >= down else None
+        said = palimpsest(*command(server, tiny_model_folder, out, *settings)).stderr.splitlines()
+        assert said[-1].startswith(f"error: {server.url}: down: 8 attempts in a row failed")
+        kept, _ = read_samples(out / "samples.jsonl")
+        assert 0 < sum(sample.value is not None for sample in kept) < 4
+        assert all(sample.outcome == "sampler_failed" for sample in kept if sample.value is None)
+        assert len(server.asked) < down + 12
+        server.fault = lambda number: None
+        assert palimpsest(*command(server, tiny_model_folder, out, *settings)).returncode == 0
+    assert finished(out) == finished(whole)
+
+
+def finished(out: Path) -> list[bytes]:
+    """Lines of graded episodes."""
+    lines = (out / "samples.jsonl").read_bytes().splitlines()
+    return sorted(line for line in lines if json.loads(line)["value"] is not None)
+
+
+def calling(request: dict[str, Any]) -> str:
+    """Search, prune, answer, in the form of the neutral template's calls."""
+    turn = sum(message["role"] == "assistant" for message in request["messages"])
+    search = {"name": "search", "arguments": {"query": "Anna"}}
+    if turn < 2:
+        return f"<tool_call>\n{json.dumps(search)}\n</tool_call>"
+    return "FINAL_ANSWER: tea"
+
+
+@pytest.mark.parametrize("policy", ["prune", "summary", "tool_window"])
+def test_agents_with_tools_play_on_chat_endpoints(policy: str, tmp_path: Path, palimpsest: Run) -> None:
+    out = tmp_path / "out"
+    budgets = ["--set", "context_tokens=3072", "--set", "turn_tokens=256"]
+    budgets += ["--set", "window_tokens=1024"] if policy == "tool_window" else []
+    with endpoint_server(Server(takes="chat", speak=calling)) as server:
+        done = palimpsest(
+            *("eval", "--model", "served", "--no-baselines", "--base-url", server.url, "--policy", policy, *budgets),
+            *("--data", "synthetic_search", "--objectives", "1", "--limit", "2", "--out", str(out)),
+        )
+    assert done.returncode == 0, done.stderr
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert [(sample.outcome, sample.turns) for sample in samples] == [("answered", 3)] * 2
+    longest = max((body["messages"] for body in server.asked), key=len)
+    assert [message["role"] for message in longest][-5:] == ["user", "assistant", "user", "assistant", "user"]
+    assert "[" in longest[-1]["content"]  # a result under its id
+
+
+@pytest.mark.slow
+def test_an_evaluation_killed_three_times_is_the_same_as_undisturbed(
+    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    with endpoint_server() as server:
+        assert palimpsest(*command(server, tiny_model_folder, whole, "--limit", "12", *LIMIT)).returncode == 0
+        server.delay = 0.05
+        for kills in range(1, 4):
+            killed_at(command(server, tiny_model_folder, out, "--limit", "12", *LIMIT), out, 3 * kills)
+        server.delay = 0.0
+        assert palimpsest(*command(server, tiny_model_folder, out, "--limit", "12", *LIMIT)).returncode == 0
+    assert sorted((out / "samples.jsonl").read_bytes().splitlines()) == finished(whole)
+    of_the_last_call = {"seconds": 0.0, "episodes_played": 0}
+    assert summary(out) | of_the_last_call == summary(whole) | of_the_last_call

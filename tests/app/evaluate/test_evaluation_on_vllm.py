@@ -1,0 +1,90 @@
+"""Evaluations against the real vLLM, from the Python that $PALIMPSEST_VLLM_PYTHON names: a preset on published
+questions, killed and continued, and a judge that answers rubbish."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest as library
+from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+from palimpsest.app.datasets.question_splits import read_splits
+from palimpsest.evaluation.sample_log import read_samples
+from support.command import Run
+from support.evaluations import sample, write_evaluation
+from support.interrupting import killed_at
+from support.vllm_server import random_model, vllm_server
+
+PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_VLLM_PYTHON, a Python with vLLM"),
+]
+WINDOW = 2048
+PROBLEMS = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("served"), WINDOW)
+
+
+@pytest.fixture(scope="module")
+def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    assert PYTHON is not None
+    with vllm_server(PYTHON, model, tmp_path_factory.mktemp("log") / "vllm.log", window=WINDOW) as address:
+        yield address
+
+
+def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
+    real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path
+) -> None:
+    """64 questions among 50 documents of HotpotQA, sampled as the preset says."""
+    contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
+    build_contexts([real_data / "hotpotqa_train_100.json"], contexts, out=tmp_path / "set")
+    budgets = ("chunk_size=1200", "memory_tokens=16", "answer_tokens=16")
+
+    def words(out: Path) -> list[str]:
+        sets = [word for budget in budgets for word in ("--set", budget)]
+        asked = ("--preset", "ruler-hqa", "--data", str(tmp_path / "set"), "--base-url", url, "--model", str(model))
+        return ["eval", *asked, *sets, "--out", str(out)]
+
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    done = palimpsest(*words(whole))
+    assert done.returncode == 0, done.stderr
+    for episodes in (8, 40, 80):
+        killed_at(words(out), out, episodes)
+    done = palimpsest(*words(out))
+    assert done.returncode == 0, done.stderr
+    assert " episodes are there already" in done.stderr
+    lines = [sorted((folder / "samples.jsonl").read_bytes().splitlines()) for folder in (whole, out)]
+    assert lines[0] == lines[1]
+    samples, _ = read_samples(out / "samples.jsonl")
+    assert len([each for each in samples if each.baseline is None]) == PROBLEMS
+    assert min(each.turns for each in samples if each.baseline is None) > 3
+    of_the_last_call: dict[str, Any] = {"seconds": 0.0, "episodes_played": 0}
+    figures = [json.loads((folder / "summary.json").read_text()) | of_the_last_call for folder in (whole, out)]
+    assert figures[0] == figures[1]
+
+
+def test_a_judge_that_answers_rubbish_grades_nothing_and_its_card_says_so(
+    model: Path, url: str, tmp_path: Path
+) -> None:
+    rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("Rome", "Oslo", ""))]
+    folder = write_evaluation(tmp_path / "e", rows)
+    judge = {"url": url, "model": str(model), "max_tokens": 48}
+    settings = {"reward.name": "final_answer", "reward.final_answer.match": "judge"}
+    done = library.rescore(folder, {**settings, **{f"reward.judge.{key}": value for key, value in judge.items()}})
+    (summary,) = done.summaries
+    assert (summary.problems, summary.ungraded, summary.graded) == (3, 2, 1), "nobody has to judge an empty answer"
+    assert all("judge: " in reason for reason in summary.ungraded_reasons)
+    told = json.loads((done.out / "summary.json").read_text())["judge"]
+    assert told["ungraded"] == {"default": 2, "lenient": 2, "strict": 2}
+    for prompt in told["card"]["prompts"]:
+        assert prompt["without_verdict"] == 110
+        assert prompt["false_accepts"]["share"] is None

@@ -1,0 +1,82 @@
+"""What would harm an evaluation is refused in a line, and foreign names reach no terminal and no figure as they are."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import palimpsest
+from palimpsest.app.evaluate.evaluation_result import Prices
+from palimpsest.cli.output import stdout, table
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.sample_log import IDENTITY
+from palimpsest.progress.displays import Terminal
+from palimpsest.progress.reporter import Overall, Stage
+from support.command import Run
+from support.evaluations import sample, write_evaluation
+
+HOSTILE = "a\x1b[31m\x01[red]$x_$ $b"
+BUDGETS = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
+
+
+def test_samples_without_end_are_refused_before_they_are_counted(tiny_model_folder: Path) -> None:
+    hot = [*BUDGETS, "eval_sampling.temperature=1"]
+    with pytest.raises(ConfigError, match=r"evaluate\(samples=1000000000\): expected at most 10,000 of a problem"):
+        palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, samples=10**9, overrides=hot, quiet=True)
+
+
+@pytest.mark.parametrize("price", [float("inf"), float("nan"), -1.0, 1e300])
+def test_a_price_that_json_has_no_number_for_is_refused_by_name(price: float) -> None:
+    with pytest.raises(ConfigError, match=r"--price-in\) is .*expected from 0"):
+        Prices(read=price)
+    with pytest.raises(ConfigError, match=r"--price-out\) is .*expected from 0"):
+        Prices(sampled=price)
+
+
+def test_foreign_names_steer_no_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path, palimpsest: Run) -> None:
+    stdout().print(table(HOSTILE, [HOSTILE, HOSTILE], [[HOSTILE, HOSTILE]]))
+    Terminal(live=False).message(f"{HOSTILE}\nsecond line")
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+    assert shown.out.count("\\x1b[31m\\x01[red]") == 5  # no markup either
+    assert len(shown.err.splitlines()) == 2
+    rows = [sample("p0", 1.0, name=HOSTILE), sample("p1", 0.0, name=HOSTILE)]
+    sides = [write_evaluation(tmp_path / side, rows) for side in ("one", f"two{HOSTILE}")]
+    done = palimpsest("compare", *map(str, sides), "--flips", "2", "--out", str(tmp_path / "figures"))
+    assert done.returncode == 0, done.stderr
+    assert not {"\x1b", "\x01"} & set(done.stdout)
+    for figure in ("accuracy.svg", "accuracy-cost.svg"):
+        ElementTree.parse(tmp_path / "figures" / figure)
+    done = palimpsest("rescore", str(sides[1]))
+    assert not {"\x1b", "\x01"} & set(done.stdout)
+
+
+def test_an_identity_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    folders = [write_evaluation(tmp_path / side, [sample("p0", 1.0)]) for side in ("one", "two")]
+    (folders[0] / IDENTITY).write_text("{torn")
+    with pytest.raises(RunError, match=r"one/evaluation\.json: can't be read as JSON"):
+        palimpsest.compare(*folders)
+    with pytest.raises(RunError, match=r"one/evaluation\.json: can't be read as JSON"):
+        palimpsest.rescore(folders[0])
+
+
+def test_a_resume_tells_what_is_there_and_no_documents_that_it_will_not_read(
+    tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
+) -> None:
+    settings = [word for each in BUDGETS for word in ("--set", each)]
+    command = ["eval", "--model", str(tiny_model_folder), "--chunks", "1", "--out", str(tmp_path / "e"), *settings]
+    first = palimpsest(*command, "--limit", "2")
+    assert "there already" not in first.stderr
+    assert "tokens of documents to read" in first.stderr
+    again = palimpsest(*command, "--limit", "2")
+    assert "8 of 8 episodes are there already" in again.stderr
+    assert "tokens of documents to read" not in again.stderr
+    assert "ETA ?" not in again.stderr
+
+
+def test_work_that_was_done_before_has_no_time_left() -> None:
+    work = Overall([Stage("episodes", 4)])
+    work.begin("episodes", 4, 4)
+    assert "ETA 0:00:00" in work.words()

@@ -1,0 +1,93 @@
+"""Presets of benchmarks with protocols of their own, played to the end against scripted endpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest as library
+from palimpsest.app.datasets.data_files import convert
+from palimpsest.reward.judge.model_judge import system_prompt
+from support.endpoint_server import Server, endpoint_server
+from support.judge_server import case_of, judge_server, verdict
+
+CHAT = [
+    [
+        {"role": "user", "content": "I bought a car.", "time_anchor": "March-15-2024"},
+        {"role": "assistant", "content": "Which one?"},
+    ],
+    [{"role": "user", "content": "A red one.", "time_anchor": "May-02-2024"}],
+]
+PROBING = {
+    "information_extraction": [{"question": "What did I buy?", "rubric": ["says: car", "says: red"]}],
+    "summarization": [{"question": "Sum it up.", "rubric": ["says: red", "says: blue", "says: reddish"]}],
+}
+
+
+def by_point(request: dict[str, Any], _: int = 0) -> str:
+    """Correct where the answer has the point's last word, partial where it begins with a word of the answer."""
+    case = case_of(request)
+    wanted = case["references"][0].split()[-1]
+    if wanted in case["answer"]:
+        return verdict(request, "correct")
+    return verdict(request, "partial" if any(map(wanted.startswith, case["answer"].split())) else "incorrect")
+
+
+def test_beam_is_worth_the_mean_over_the_points_of_its_rubrics(tiny_model_folder: Path, tmp_path: Path) -> None:
+    row = {"conversation_id": "1", "chat": CHAT, "probing_questions": repr(PROBING)}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "100K.jsonl").write_text(json.dumps(row))
+    said = Server(takes="chat", speak=lambda body: "FINAL_ANSWER: a red car")
+    with endpoint_server(said) as server, judge_server(by_point) as judge:
+        evaluation = library.evaluate(
+            "served",
+            tmp_path / "data",
+            preset="beam",
+            overrides={"reward.judge.url": judge.url, "reward.judge.model": "m", "reward.judge.card": False},
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            baselines=False,
+            quiet=True,
+        )
+    (sample,) = evaluation
+    assert [each["value"] for each in sample.questions] == [1.0, pytest.approx(0.5)]  # (1 + 0 + 0.5) / 3 of the second
+    assert sample.value == pytest.approx(0.75)
+    assert [len(case_of(each)["references"]) for each in judge.requests] == [1] * 5
+    assert {each["messages"][0]["content"] for each in judge.requests} == {system_prompt("rubric")}
+
+
+def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_whole_reply(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    events = ["Ann leaves.", "Bob sings."]
+    row = {
+        "context": "Ann was there. Ann leaves.",
+        "questions": [f"Which event is next?\n1. {events[0]}\n2. {events[1]}\n({number})" for number in (1, 2)],
+        "answers": [[events[0]], [events[1]]],
+        "metadata": {"source": "eventqa_65536", "previous_events": ["Ann was there."]},
+    }
+    other = row | {"metadata": {"source": "ruler_qa1_197K"}}
+    (tmp_path / "Accurate_Retrieval.json").write_text(json.dumps([other, row]))
+    file = tmp_path / "data" / "eventqa_65536.jsonl"
+    convert(tmp_path / "Accurate_Retrieval.json", "palimpsest", out=file, where=["source=eventqa_65536"])
+    with endpoint_server(Server(takes="chat", speak=lambda body: "Then ann LEAVES. That is it.")) as server:
+        evaluation = library.evaluate(
+            "served",
+            tmp_path / "data",
+            preset="eventqa",
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            baselines=False,
+            quiet=True,
+        )
+    assert [sample.value for sample in evaluation] == [1.0, 0.0]
+    assert [sample.answers for sample in evaluation] == [(events[0],), (events[1],)]
+    (summary,) = evaluation.summaries
+    assert (summary.name, summary.problems, summary.clusters) == ("eventqa_65536", 2, 1)
+    assert evaluation.preset is not None
+    assert evaluation.preset["missing"] == ["eventqa_131072.jsonl", "eventqa_full.jsonl"]
+    read = [body for body in server.asked if "Ann was there" in json.dumps(body)]
+    assert len(read) == 2, "each question reads the text anew"

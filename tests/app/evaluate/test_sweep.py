@@ -1,0 +1,160 @@
+"""Several policies, files, folders and numbers of documents in one evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest as library
+from palimpsest.app.evaluate.evaluation_plan import Agents, policy_names
+from palimpsest.data.fingerprints import write_manifest
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.sample_log import read_samples
+from support.command import Run
+
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
+
+
+def rows(number: int) -> list[dict[str, Any]]:
+    """As HotpotQA's."""
+    return [
+        {
+            "_id": f"q{at}",
+            "question": "Who ran?",
+            "answer": "Ann",
+            "context": [[f"T{at}", ["Ann ran. "]], [f"U{at}", ["Bob sat. "]]],
+            "supporting_facts": [[f"T{at}", 0]],
+        }
+        for at in range(number)
+    ]
+
+
+def save(path: Path, values: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in values))
+    return path
+
+
+def evaluated(model: Path, data: Any, **options: Any) -> library.Evaluation:
+    return library.evaluate(model, data, overrides=BUDGETS, baselines=False, quiet=True, **options)
+
+
+def test_every_policy_plays_every_file_at_every_number_of_documents(tiny_model_folder: Path, tmp_path: Path) -> None:
+    files = [save(tmp_path / "a.jsonl", rows(2)), save(tmp_path / "b.jsonl", rows(3))]
+    evaluation = evaluated(tiny_model_folder, files, policy=["overwrite", "full_context"], documents=[2, 3])
+    assert [(row.policy, row.data, row.summary.problems) for row in sorted(evaluation.rows, key=str)] == sorted(
+        (policy, f"{name}, {size} documents", number)
+        for policy in ("overwrite", "full_context")
+        for name, number in (("a", 2), ("b", 3))
+        for size in (2, 3)
+    )
+    assert evaluation["overwrite, a, 3 documents"].sizes[0].size == 3
+    assert evaluation.policies == ("overwrite", "full_context")
+    assert [row.policy for row in evaluation.rows] == ["overwrite"] * 4 + ["full_context"] * 4
+    assert len({sample.key for sample in evaluation}) == 20
+
+
+def test_a_set_in_a_sweep_is_what_it_is_alone(tiny_model_folder: Path, tmp_path: Path) -> None:
+    files = [save(tmp_path / "a.jsonl", rows(2)), save(tmp_path / "b.jsonl", rows(2))]
+    sampled = {**BUDGETS, "eval_sampling.temperature": 1.0}
+    (a, b) = (library.evaluate(tiny_model_folder, [each], overrides=sampled, quiet=True) for each in files)
+    both = library.evaluate(tiny_model_folder, files, overrides=sampled, quiet=True)
+    assert both.samples == a.samples + b.samples
+
+
+def test_a_folder_stands_for_every_set_that_its_manifest_names(tiny_model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sets"
+    for name in ("eval_2.jsonl", "eval_3.jsonl", "documents.jsonl"):
+        save(folder / name, rows(1))
+    described = {name: {"problems": 1} for name in ("eval_2.jsonl", "eval_3.jsonl")}
+    write_manifest(folder, made_by="a test", seed=0, described=described)
+    evaluation = evaluated(tiny_model_folder, folder, out=tmp_path / "out")
+    assert sorted(row.data for row in evaluation.rows) == ["eval_2", "eval_3"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["data"] == str(folder)
+    (folder / "eval_3.jsonl").unlink()
+    with pytest.raises(DataError, match=r"eval_3\.jsonl: is not there, and .*manifest\.json names it"):
+        evaluated(tiny_model_folder, folder)
+    (folder / "manifest.json").write_text('{"files": {"../x": {"problems": 1}}}')
+    with pytest.raises(DataError, match="names a file outside its folder"):
+        evaluated(tiny_model_folder, folder)
+
+
+def test_a_log_grows_by_further_numbers_of_documents(tiny_model_folder: Path, tmp_path: Path) -> None:
+    path, out = save(tmp_path / "a.jsonl", rows(2)), tmp_path / "out"
+    assert evaluated(tiny_model_folder, path, documents=[2, 3], out=out).played == 4
+    assert evaluated(tiny_model_folder, path, documents=[2, 3, 4], out=out).played == 2
+    assert len(read_samples(out / "samples.jsonl")[0]) == 6
+
+
+def test_several_samples_of_a_problem_begin_with_the_one(tiny_model_folder: Path, tmp_path: Path) -> None:
+    path, out = save(tmp_path / "a.jsonl", rows(2)), tmp_path / "out"
+    options: Any = {"overrides": {**BUDGETS, "eval_sampling.temperature": 1.0}, "baselines": False, "quiet": True}
+    once = library.evaluate(tiny_model_folder, path, out=out, **options)
+    more = library.evaluate(tiny_model_folder, path, out=out, samples=3, **options)
+    assert more.played == 4  # the first of each was there
+    assert [sample for sample in more if sample.draw == 0] == list(once)
+    assert len({sample.answer for sample in more if sample.id == "q0"}) > 1
+    assert (more["a"].samples, more["a"].problems, more["a"].graded) == (3, 2, 6)
+    assert set(more["a"].pass_at) == {"1", "2", "3"}
+    assert (f"pass@{3}" in more.table.columns, "pass@1" in once.table.columns) == (True, False)
+
+
+def test_options_go_to_the_policies_that_have_them() -> None:
+    agents = Agents("embedded", ("overwrite", "full_context"), overrides=["chunk_size=48", "answer_tokens=8"])
+    overwrite, full = agents.sweep(data="synthetic").policies
+    assert (overwrite.options["chunk_size"], overwrite.options["answer_tokens"]) == (48, 8)
+    assert full.options == {"answer_tokens": 8}
+    wrong = Agents("embedded", ("overwrite", "full_context"), overrides=["chunksize=48"])
+    with pytest.raises(ConfigError, match=r"policy\.options\.chunksize: none of overwrite, full_context has"):
+        wrong.sweep(data="synthetic")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"policies": ("overwrite", "prune")},
+            "policy=overwrite,prune: overwrite answers for reward.name=boxed, prune",
+        ),
+        ({"policies": ("overwrite", "overwrite")}, "overwrite is named twice"),
+        ({"data": ("a.jsonl", "synthetic")}, "data=synthetic: drawn problems stand alone"),
+        ({"samples": 2}, "samples=2: at temperature 0 every sample of a problem is the same"),
+        ({"samples": 0}, "samples=0: expected a whole number from 1"),
+    ],
+)
+def test_what_one_evaluation_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    given = {"policies": ("overwrite",), "data": "synthetic"} | change
+    with pytest.raises(ConfigError, match=message):
+        Agents("embedded", given.pop("policies")).sweep(**given)
+
+
+def test_names_of_policies() -> None:
+    assert policy_names(["a", "b"]) == policy_names("a, b") == ("a", "b")
+    with pytest.raises(ConfigError, match="name one policy, or several"):
+        policy_names("a,,b")
+
+
+def test_the_command_sweeps_and_says_what_it_costs(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
+    files = [str(save(tmp_path / f"{name}.jsonl", rows(2))) for name in "ab"]
+    words = [word for name, value in BUDGETS.items() for word in ("--set", f"{name}={value}")]
+    data = ("--data", files[0], "--data", files[1], "--documents", "2,3")
+    prices = ("--price-in", "1000000", "--price-out", "0")
+    out = ("--no-baselines", "--out", str(tmp_path / "out"))
+    done = palimpsest(
+        "eval", "--policy", "overwrite,sliding_window", "--model", str(tiny_model_folder), *data, *words,
+        "--set", "window_tokens=64", *prices, *out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "overwrite, a, 2 documents" in done.stdout
+    assert "sliding_window, b, 3 documents" in done.stdout
+    assert "cost" in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["documents"], summary["episodes_played"]) == ([2, 3], 16)
+    read = {row["name"]: row["cost"] for row in summary["evaluations"]}
+    for sample_name in read:
+        samples = [each for each in read_samples(tmp_path / "out" / "samples.jsonl")[0] if each.name == sample_name]
+        assert read[sample_name] == sum(each.prompt_tokens for each in samples)
+    assert all(row["answer_chars"] is not None for row in summary["evaluations"])

@@ -1,0 +1,187 @@
+"""What a quickstart compares and says, method by method, and the recipes behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from palimpsest.app.composition import fitted, longest_first
+from palimpsest.app.quickstart.quickstart_results import quickstart_config
+from palimpsest.app.quickstart_methods import METHODS, Objectives
+from palimpsest.config.load import load_recipe, parse_config, quickstart_names, recipe_names
+from palimpsest.config.schema import PolicyConfig
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.runner import EvalSet
+from palimpsest.evaluation.summary import EvalSummary, score, summarise
+from palimpsest.memory.policy_check import check_policy
+from palimpsest.memory.registry import build_policy
+from palimpsest.report.axis_labels import QUESTIONS
+from palimpsest.report.quickstart_report import Cell, Results, lead, render
+from palimpsest.reward.compose import check_reward
+
+from support.agents import base_codec  # isort: skip
+
+POLICIES = ("prune", "prune_before", "no_prune", "full_history", "sliding_window", "summary")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds_its_policies_and_its_grader(name: str) -> None:
+    config = load_recipe(name)
+    for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.rivals.values()):
+        build_policy(policy)
+    check_reward(config.reward)
+
+
+def test_the_command_offers_every_method_and_each_has_its_recipe_and_labels() -> None:
+    assert set(METHODS) == set(quickstart_names())
+    for name, method in METHODS.items():
+        config = quickstart_config(name, (), 3)
+        assert (config.seed, config.data.seed) == (3, 3)
+        assert set(method.labels) == set(method.names(config))
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "message"),
+    [
+        ("memagent", "data={source: synthetic_search}", "quickstart grows its documents, so it needs synthetic;"),
+        ("memagent", "data={source: a.json}", "quickstart grows its documents, so it needs synthetic;"),
+        ("memact", "data={source: synthetic}", "quickstart asks more and more questions, so it needs synthetic_search"),
+        ("memact", "evaluation.objectives=[2, 25]", r"evaluation.objectives=\[2, 25\].* at most 24"),
+        ("memact", "evaluation.objectives=[]", r"evaluation.objectives=\[\]"),
+        ("memact", "evaluation.objectives=[2, 2]", "give each number once"),
+        ("memagent", "evaluation.multiples=[]", r"evaluation.multiples=\[\]: give numbers from 1 to 25,000"),
+        ("memagent", "evaluation.multiples=[0, 1]", r"evaluation.multiples=\[0, 1\]"),
+        ("memagent", "evaluation.multiples=[1, 1]", "give each number once"),
+        ("rememr1", "evaluation.multiples=[12501]", "100,000 chunks at the most, and training comes to 8 chunks"),
+        ("memagent", "data.curriculum.chunks=[4, 100001]", "data.curriculum.chunks.* 100,000 at the most"),
+    ],
+)
+def test_data_that_does_not_grow_along_the_methods_axis_is_refused(method: str, setting: str, message: str) -> None:
+    gone = ["data.curriculum=null", "data.search=null", "cold_start=null"] if setting.startswith("data=") else []
+    with pytest.raises(ConfigError, match=message):
+        quickstart_config(method, [*gone, setting], 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "message"),
+    [
+        ("memact", "evaluation.baselines.prune={name: tool_window}", "baselines.prune: the agent has this name"),
+        ("memact", "evaluation.rivals.prune_before={name: prune}", "the agent before training has this name"),
+        ("rememr1", "evaluation.baselines.overwrite={name: recall}", "evaluation.rivals.overwrite has this name"),
+        ("memagent", "evaluation.rivals.after={name: overwrite}", "rivals.after: can't be the name of its folder"),
+        ("memagent", 'evaluation.rivals={"../x": {name: overwrite}}', "can't be the name of its folder"),
+    ],
+)
+def test_a_name_stands_for_one_policy_and_a_rivals_for_a_folder(method: str, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quickstart_config(method, [setting], 0)
+
+
+def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
+    config = quickstart_config("memact", ["evaluation.problems=3"], 0)
+    axis = Objectives()
+    assert axis.points(config) == (2, 4, 6, 8)
+    for point in axis.points(config):
+        assert [len(one.metadata["objectives"]) for one in axis.problems(config, point)] == [point] * 3
+    assert (axis.planned(config), axis.telling(config), axis.heading(config, 4, 6)) == (8, 8, "4 questions")
+    growing = quickstart_config("memact", ["data.curriculum={objectives: [2, 6]}"], 0)
+    assert axis.planned(growing) == 6
+    assert axis.sizes(growing, [{"curriculum/objectives": 2.0}, {}]) == [2, 6]
+
+
+def test_the_largest_problems_are_played_first() -> None:
+    config = quickstart_config("memact", ["evaluation.problems=1"], 0)
+    policy = build_policy(config.policy)
+    sets = [EvalSet(str(point), Objectives().problems(config, point), policy) for point in (2, 8, 4)]
+    assert [one.name for one in longest_first(sets)] == ["8", "4", "2"]
+
+
+def test_the_baselines_have_the_agents_tools_and_limits() -> None:
+    config = load_recipe("memact-quickstart")
+    own = {
+        "no_prune": {"prune"},
+        "full_history": {"prune", "context_tokens"},
+        "sliding_window": {"window_tokens"},
+        "summary": {"summary_tokens"},
+    }
+    for name, policy in config.evaluation.baselines.items():
+        changed = {key for key, value in policy.options.items() if config.policy.options.get(key) != value}
+        assert changed == own[name]
+        assert set(config.policy.options) <= set(policy.options)
+
+
+def test_an_override_of_what_an_alias_repeats_changes_one_place() -> None:
+    text = "policy: {name: prune, options: &o {tools: {search: {topk: 3}}}}\n"
+    text += "evaluation: {baselines: {plain: {name: prune, options: {<<: *o, prune: false}}}}"
+    config = parse_config(text, overrides=["policy.options.tools.search.topk=5"])
+    assert config.policy.options["tools"]["search"]["topk"] == 5
+    assert config.evaluation.baselines["plain"].options == {"tools": {"search": {"topk": 3}}, "prune": False}
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_config("seed: 1\nseed: 2")
+
+
+@pytest.mark.parametrize("name", ["prune", "tool_window", "summary"])
+def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contract_in_them(name: str) -> None:
+    config = quickstart_config("memact", ["evaluation.problems=2"], 0)
+    problems = Objectives().problems(config, 8)
+    chosen = fitted(PolicyConfig(name=name), problems=problems, codec=base_codec(), max_context=1024)
+    assert chosen.options["context_tokens"] == config.policy.options["context_tokens"]
+    given = PolicyConfig(name=name, options={"context_tokens": 900})
+    assert fitted(given, problems=problems, codec=base_codec(), max_context=1024).options["context_tokens"] == 900
+    published = fitted(PolicyConfig(name=name), problems=problems, codec=base_codec(), max_context=32_768)
+    assert published.options == {}
+    policy: Any = build_policy(chosen)
+    for problem in problems:
+        policy.admit(problem, base_codec())
+    assert not [one for one in check_policy(policy, base_codec(), 1024) if not one.passed]
+
+
+# ---- figures and words -----------------------------------------------------------------------------------------------
+
+
+def row(value: float, **measures: float) -> EvalSummary:
+    return replace(
+        summarise("s", ()), accuracy=score([value]), measures=measures, metrics={"all": value / 2, "each": value}
+    )
+
+
+def summaries() -> Mapping[str, Mapping[int, EvalSummary]]:
+    return {
+        name: {2: row(1.0, input_tokens=90.0, prunes=1.0, segments=2.0), 8: row(0.5, prunes=4.0, segments=5.0)}
+        for name in POLICIES
+    }
+
+
+def test_the_figures_of_pruning_are_those_measured_and_nothing_for_what_was_not() -> None:
+    figures = METHODS["memact"].figures("prune", summaries())
+    assert figures["input_tokens_per_episode"] == {name: {"2": 90.0, "8": None} for name in POLICIES}
+    assert figures["all_right"]["no_prune"] == {"2": 0.5, "8": 0.25}
+    assert figures["answers_right"]["no_prune"] == {"2": 1.0, "8": 0.5}
+    assert figures["prunes_per_episode"] == {"2": 1.0, "8": 4.0}
+    assert (figures["mean_prunes_per_episode"], figures["mean_segments_per_trajectory"]) == (2.5, 3.5)
+    assert METHODS["memact"].figures("prune", {"prune": {2: row(0.0)}})["mean_prunes_per_episode"] is None
+
+
+def results() -> Results:
+    method = METHODS["memact"]
+    cells = {name: {2: Cell(score([1.0]), 90, 1, 0), 8: Cell(score([0.0]), 400, 1, 0)} for name in POLICIES}
+    return Results(
+        "memact", 0, 6, 60.0, cells, [0.5], [2], [], "", words=QUESTIONS, agent="prune", labels=method.labels,
+        others=method.others, note=method.note,
+    )  # fmt: skip
+
+
+def test_a_report_of_search_problems_speaks_of_questions() -> None:
+    html = render(results(), [])
+    assert "memact: an agent trained on up to 6 questions a problem, tested on up to 8 questions" in html
+    assert "<th>8 questions</th>" in html
+    for word in ("chunk", "document", "fidelity", "× training"):
+        assert word not in html.partition("<body>")[2]
+    assert lead(results()) == (
+        "With 2 questions a problem, the agent's accuracy went from 100% before reinforcement learning to 100% after "
+        "it. With 8 questions it is 0%; on the same weights, without pruning: 0% (keeps everything), 0% (keeps "
+        "everything, with room for it), 0% (keeps the latest), 0% (sums up when full)."
+    )

@@ -1,0 +1,136 @@
+"""`palimpsest quickstart --seeds`: a run each, one report of all."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.evaluation.summary import Score, student
+from palimpsest.report.quickstart_report import Cell, Results, over_seeds, write_seeds_report
+from support.command import Run
+
+
+def results(seed: int, right: float, **changes: Any) -> Results:
+    """Of an agent that got `right` of 64 problems at both lengths."""
+    cell = Cell(Score(right, 0.0, 1.0), 100.0 + seed, 64, seed)
+    cells = {name: {1: cell, 4: cell} for name in ("agent_before", "agent")}
+    fixed: Any = {"method": "memagent", "trained": 4, "planned": 4, "wall_s": 60.0, "samples": (), "config": "seed: 0"}
+    return Results(seed=seed, cells=cells, rewards=[0.0, right], lengths=[4, 4], **fixed | changes)
+
+
+def test_a_cell_of_several_seeds_is_the_mean_with_students_interval() -> None:
+    merged = over_seeds([results(seed, right) for seed, right in enumerate((0.5, 0.6, 0.7))])
+    score = merged.cells["agent"][4].score
+    half = 4.303 * math.sqrt((0.1**2 + 0.1**2) / 2 / 3)
+    assert (score.mean, score.low, score.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half))
+    assert merged.cells["agent"][4].tokens == 101
+    assert merged.wall_s == 180
+    assert merged.rewards == pytest.approx([0, 0.6])
+
+
+def test_seeds_that_agree_have_no_interval_and_a_missing_one_leaves_no_mean() -> None:
+    assert student([0.5, 0.5]) == Score(0.5, None, None)
+    assert student([0.5, None]) == Score(None, None, None)
+    assert student([0.0, 1.0]) == Score(0.5, 0.0, 1.0)  # cut to what a share can be
+
+
+def test_what_a_right_answer_costs_is_the_mean_over_seeds_where_all_have_one() -> None:
+    def costing(seed: int, tokens: float | None) -> Results:
+        cell = Cell(Score(0.5, 0.0, 1.0), 100.0, 64, 0, tokens)
+        return replace(results(seed, 0.5), cells={"agent": {1: cell}})
+
+    assert over_seeds([costing(0, 200.0), costing(1, 300.0)]).cells["agent"][1].tokens_per_correct == 250
+    assert over_seeds([costing(0, 200.0), costing(1, None)]).cells["agent"][1].tokens_per_correct is None
+
+
+def test_the_report_of_several_seeds_shows_means_intervals_and_each_seed(tmp_path: Path) -> None:
+    made = {"made": [("command", "palimpsest quickstart memagent --seeds 3,7"), ("made with", "palimpsest 0.1.0")]}
+    each = [results(seed, right, **made) for seed, right in ((3, 0.5), (7, 0.75))]
+    write_seeds_report(tmp_path, each, ["seed-3", "seed-7"])
+    page = (tmp_path / "report.html").read_text()
+    for said in (
+        "2 seeds",
+        "Means over seeds 3, 7",
+        "62%",
+        "0% to 100%; 50%, 75%",
+        "seed-7/report.html",
+        "40 episodes",
+        "palimpsest quickstart memagent --seeds 3,7",
+        "palimpsest 0.1.0",
+    ):
+        assert said in page, said
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"reward.png", "accuracy.png", "tokens.png"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seeds": (0,)}, r"seeds=\[0\]\): give two or more different whole numbers"),
+        ({"seeds": 3}, r"seeds=3: give two or more whole numbers, such as \(0, 1, 2\)"),
+        ({"seeds": (1, 1)}, "two or more different"),
+        ({"seeds": ("0", "1")}, "two or more different"),
+        ({"seeds": (0, 1), "seed": 0}, "seeds takes no seed"),
+        ({"seeds": (0, 1), "resume": "runs/first"}, "seeds takes no seed, and resume=True"),
+        ({"seeds": (0, 1), "overrides": {"train.stepz": 1}}, "train.stepz"),
+    ],
+)
+def test_what_cannot_be_seeds_is_refused_before_anything_starts(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(palimpsest.PalimpsestError, match=words):
+        palimpsest.quickstart("memagent", **options, out=tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def small_quickstart(model: Path) -> list[str]:
+    """Settings of two steps on a tiny model."""
+    train = ("steps=2", "prompts_per_step=2", "optimizer_steps=1", "group_size=2")
+    baselines = ("full_window", "last_window", "retrieval")
+    budgets = [f"evaluation.baselines.{name}.options.question_tokens=60" for name in baselines]
+    policy = ("chunk_size=24", "memory_tokens=8", "question_tokens=60")
+    return [
+        f"model.path={model}",
+        "data.synthetic.starts=null",
+        "data.synthetic.chunks=1",
+        "data.curriculum.chunks=[1]",
+        "evaluation.problems=2",
+        "evaluation.multiples=[1]",
+        "evaluation.processes=1",
+        *(f"train.{each}" for each in train),
+        *(f"policy.options.{each}" for each in policy),
+        *budgets,
+    ]
+
+
+@pytest.mark.slow
+def test_two_seeds_by_the_command_and_again_from_python(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    out = tmp_path / "runs"
+    settings = small_quickstart(tiny_model_folder)
+    done = palimpsest("quickstart", "memagent", "--seeds", "0,1", "--out", str(out), *settings)
+    assert done.returncode == 0, done.stderr
+    assert "mean of 2 seeds" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    singly = [json.loads((out / f"seed-{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    assert summary["seeds"] == [one["seed"] for one in singly] == [0, 1]
+    for name, row in summary["accuracy"].items():
+        assert row["1"]["seeds"] == [one["accuracy"][name]["1"] for one in singly]
+        assert row["1"]["mean"] == pytest.approx(sum(row["1"]["seeds"]) / 2)
+    assert "Means over seeds 0, 1" in (out / "report.html").read_text()
+    again = palimpsest("quickstart", "memagent", "--seeds", "0,1", "--out", str(out), *settings)
+    assert (again.returncode, "--resume continues the seeds" in again.stderr) == (2, True)
+    resumed = quickstart_of(out, settings)
+    assert (resumed.folder, len(resumed.seeds), resumed.finished) == (out, 2, True)
+    assert {**resumed.summary, "wall_s": 0} == {**summary, "wall_s": 0}
+    assert "2 seeds" in repr(resumed)
+
+
+def quickstart_of(out: Path, settings: list[str]) -> palimpsest.Quickstart:
+    return palimpsest.quickstart("memagent", settings, seeds=(0, 1), out=out, resume=True, quiet=True)

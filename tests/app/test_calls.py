@@ -1,0 +1,519 @@
+"""`palimpsest.train`, `evaluate`, `play`: what they return, where they can be called, how they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.app.config_resolution import Agent, evaluation_config
+from palimpsest.app.python_calls import Table, blocking, finish
+from palimpsest.progress.reporter import Silent
+from palimpsest.runs.signals import GracefulStop
+from support.small_run import small_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> palimpsest.Run:
+    """Two steps on a tiny model."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    return palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=out, quiet=True)
+
+
+# ---- the package ---------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_imports_nothing_and_every_name_is_there_when_it_is_used() -> None:
+    code = (
+        "import sys, palimpsest\n"
+        "print(*sys.modules)\n"
+        "assert set(palimpsest.__all__) <= set(dir(palimpsest))\n"
+        "for name in palimpsest.__all__: getattr(palimpsest, name)\n"
+        "assert callable(palimpsest.train) and callable(palimpsest.evaluate)\n"
+        "try: palimpsest.nothing\n"
+        "except AttributeError as error: assert 'nothing' in str(error)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not {"torch", "transformers", "numpy", "pydantic", "yaml", "rich", "asyncio", "dataclasses"} & loaded
+    assert {name for name in loaded if name.startswith("palimpsest")} == {"palimpsest", "palimpsest._version"}
+
+
+def test_what_type_checkers_see_is_what_is_exported() -> None:
+    text = (ROOT / "src" / "palimpsest" / "__init__.py").read_text("utf-8")
+    seen = set(re.findall(r"^    from \S+ import (\w+) as \1$", text, re.MULTILINE))
+    assert seen == set(palimpsest.__all__) - {"__version__"}
+
+
+# ---- what comes back -----------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> None:
+    assert (run.steps, run.finished) == (2, True)
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert run.metrics.column("reward/mean") == [row["reward/mean"] for row in rows]
+    assert run.checkpoint == run.folder / "checkpoints" / "step-000002"
+    assert "2 of 2 steps, finished, reward" in repr(run)
+    assert repr(palimpsest.Run(run.folder)) == repr(run)
+    with pytest.raises(palimpsest.PalimpsestError, match=r"no run, it holds no config\.yaml"):
+        palimpsest.Run(run.folder / "checkpoints")
+    with pytest.raises(palimpsest.PalimpsestError, match="no such folder"):
+        palimpsest.Run(run.folder / "nothing")
+
+
+def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
+    evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, baselines=False, quiet=True)
+    assert evaluation.table.column("") == ["1 chunk", "2 chunks"]
+    assert (len(evaluation), evaluation["2 chunks"].problems) == (4, 2)
+    logged = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert sorted(row["id"] for row in logged) == sorted(sample.id for sample in evaluation)
+    mean = sum(row["value"] for row in logged) / 4
+    assert evaluation.accuracy.mean == pytest.approx(mean)
+    assert repr(evaluation).startswith("Evaluation of overwrite on synthetic, model ")
+    assert "<table>" in evaluation._repr_html_()
+    again = palimpsest.evaluate(
+        run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, baselines=False, quiet=True
+    )
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # what was played is not played again
+    assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.name == "1 chunk"]
+
+
+def test_a_run_brings_its_own_configuration_wherever_it_is_named(
+    tiny_model_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Who was trained to recall is not measured as one that overwrites."""
+    changes = small_run(tiny_model_folder, steps=1)
+    options = {**changes.pop("policy.options"), "reply_tokens": 16, "prompts": "short"}
+    changes["policy"] = {"name": "recall", "options": options}
+    run = palimpsest.train("memagent-quickstart", changes, out=tmp_path / "run", quiet=True)
+    for model in (run, run.folder, run.model):
+        evaluation = palimpsest.evaluate(model, chunks=1, limit=1, quiet=True)
+        assert evaluation.config.policy.name == "recall"
+        assert evaluation.config.policy.options["reply_tokens"] == 16
+    assert "recall" in palimpsest.play(model=run, chunks=1).turns[0].prompt
+    command = request.getfixturevalue("palimpsest")
+    asked = ("eval", "--model", str(run.folder), "--chunks", "1", "--limit", "1")
+    done = command(*asked)
+    assert (done.returncode, "recall: " in done.stderr) == (0, True)
+    other = command(*asked, "--policy", "overwrite", "--set", "prompts=short")
+    assert f"{run.folder} was trained with recall, not overwrite" in other.stderr
+    agent = Agent(run.folder, overrides=["policy.name=gated"])
+    assert agent.told(evaluation_config(agent))[0] == f"{run.folder} was trained with recall, not gated"
+
+
+def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:
+    problems = [palimpsest.Problem(name, "Who?", ("Bob",), "Bob likes tea.") for name in ("a", "b")]
+    evaluation = palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
+    assert [sample.id for sample in evaluation] == ["a", "b"]
+    palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(palimpsest.PalimpsestError):  # other problems are another evaluation
+        palimpsest.evaluate(run, [palimpsest.Problem("a", "Where?", ("x",), "y")], out=tmp_path, quiet=True)
+    for wrong, words in (
+        ([1], r"palimpsest\.evaluate\(data=\.\.\.\) item 0 is of type int"),
+        (problems + problems, "two problems are called 'a'"),
+        ([], r"palimpsest\.evaluate\(data=\.\.\.\) is empty"),
+    ):
+        with pytest.raises(palimpsest.PalimpsestError, match=words):
+            palimpsest.evaluate(run, wrong, quiet=True)
+    with pytest.raises(palimpsest.PalimpsestError, match="takes no documents"):
+        palimpsest.evaluate(run, problems, limit=1, quiet=True)
+
+
+def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec: Any) -> None:
+    episode = run.play(chunks=2)
+    reads = [turn for turn in episode.trajectory.turns if turn.name == "read"]
+    assert episode.memories == tuple(tiny_codec.decode(turn.completion.token_ids, control=False) for turn in reads)
+    assert episode.grade is not None
+    assert episode.outcome == episode.trajectory.outcome
+    assert len(episode.table) == len(episode.turns) == len(reads) + 1
+    assert repr(episode).count("\n") == len(reads) + 1
+    assert "<li value=" in episode._repr_html_()
+    assert run.play(chunks=2).answer == episode.answer  # drawn again, the same
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: palimpsest.play("Who?", ["Omar sells tea."]),
+            "palimpsest.play(context=...) is of type list: give one",
+        ),
+        (lambda: palimpsest.play("Who?", "x", answers=3), "palimpsest.play(answers=...) is of type int: give a text"),
+        (lambda: palimpsest.play(3), "palimpsest.play(problem=...) is of type int: give a question"),
+        (
+            lambda: palimpsest.play(palimpsest.Problem("a", "Who?", (), ["x"])),
+            "palimpsest.play(problem=...): Problem.context is of type list",
+        ),
+        (
+            lambda: palimpsest.evaluate(api_key_env="X"),
+            "palimpsest.evaluate(api_key_env=X): belongs to an endpoint; give base",
+        ),
+        (lambda: palimpsest.train(), "palimpsest.train: give a recipe"),
+        (lambda: palimpsest.ask("embedded", "no.txt", "Who?", api_key_env="X"), "palimpsest.ask(api_key_env=X)"),
+    ],
+)
+def test_an_error_names_the_function_that_was_called_and_the_argument(
+    call: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(palimpsest.PalimpsestError, match=re.escape(message)):
+        call()
+
+
+def test_an_unknown_argument_is_told_by_the_call_that_was_made_with_the_nearest() -> None:
+    calls: list[Any] = [palimpsest.train, palimpsest.play, palimpsest.quickstart]
+    for call, wrong, near in zip(calls, ("rewards", "quite", "seedz"), ("reward", "quiet", "seed"), strict=True):
+        told = rf"palimpsest\.{call.__name__}\(\): got an unexpected keyword argument '{wrong}'; did you mean {near}"
+        with pytest.raises(TypeError, match=told):
+            call(**{wrong: True})
+
+
+def test_a_command_tells_of_its_options(request: pytest.FixtureRequest) -> None:
+    done = request.getfixturevalue("palimpsest")("eval", "--api-key-env", "X")
+    assert "--api-key-env X: belongs to an endpoint; give --base-url too" in " ".join(done.stderr.split())
+
+
+def test_every_call_can_be_quiet(capsys: pytest.CaptureFixture[str], run: palimpsest.Run, tmp_path: Path) -> None:
+    for name in ("train", "evaluate", "play", "ask", "probe", "quickstart", "rescore", "compare"):
+        assert "quiet" in inspect.signature(getattr(palimpsest, name)).parameters, name
+    (tmp_path / "story.txt").write_text("Anna lives in Rome.")
+    asked = run.ask(tmp_path / "story.txt", "Where does Anna live?", quiet=True)
+    run.play("Where does Anna live?", "Anna lives in Rome.", quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert len(repr(asked)) < 1000
+    assert "token_ids" not in repr(asked.trajectory)
+
+
+def test_the_metrics_of_a_run_show_their_main_columns_and_draw_themselves(run: palimpsest.Run) -> None:
+    metrics = run.metrics
+    assert len(metrics.columns) > 30
+    assert repr(metrics).splitlines()[0].split()[:2] == ["step", "reward/mean"]
+    assert max(map(len, repr(metrics).splitlines())) < 200
+    assert "<p>" in metrics._repr_html_()
+    (axes,) = metrics.plot().axes
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [[row["step"], row["reward/mean"]] for row in metrics]  # type: ignore[union-attr]
+    assert [panel.get_ylabel() for panel in metrics.plot("reward/std", "episode/turns").axes] == [
+        "reward/std",
+        "episode/turns",
+    ]
+    with pytest.raises(palimpsest.PalimpsestError, match="no such column; did you mean reward/mean"):
+        metrics.plot("reward/meen")
+
+
+def test_a_table_becomes_a_data_frame_where_pandas_is_installed(
+    run: palimpsest.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(palimpsest.PalimpsestError, match="pip install pandas"):
+        run.metrics.to_pandas()
+    pandas = types.ModuleType("pandas")
+    pandas.DataFrame = lambda rows, columns: (rows, columns)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    rows, columns = run.metrics.to_pandas()
+    assert columns == list(run.metrics.columns)
+    assert [row["reward/mean"] for row in rows] == run.metrics.column("reward/mean")
+
+
+def test_a_problem_makes_its_own_id_of_what_it_asks() -> None:
+    first = palimpsest.Problem(question="Who?", answers="Bob", context="Bob drinks tea.")
+    assert first.answers == ("Bob",)
+    assert first == palimpsest.Problem(question="Who?", answers=["Bob"], context="Bob drinks tea.")
+    others = [palimpsest.Problem(question="Who?", answers=("Bob",), context=each) for each in (None, "Bob")]
+    assert len({first.id, *(other.id for other in others)}) == 3
+    assert len(repr(palimpsest.Problem(question="Who?", context="x" * 10_000))) < 200
+    with pytest.raises(palimpsest.PalimpsestError, match=r"item 0: Problem\.question='': give a question"):
+        palimpsest.evaluate(data=[palimpsest.Problem(answers=("Bob",))])
+
+
+def test_names_of_the_package_are_those_it_exports() -> None:
+    assert dir(palimpsest) == sorted(palimpsest.__all__)
+
+
+def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
+    sizes: Any = {"chunks": 1, "limit": 1, "quiet": True}
+    (by_run,), (by_folder,) = palimpsest.evaluate(run, **sizes), palimpsest.evaluate(run.folder, **sizes)
+    assert (by_run.id, by_run.answer) == (by_folder.id, by_folder.answer)
+    asked = ("Where does Anna live?", "Anna lives in Rome.")
+    assert palimpsest.play(*asked, model=run).trajectory == palimpsest.play(*asked, model=run.folder).trajectory
+    with pytest.raises(palimpsest.PalimpsestError, match="the folder of a run; its configuration is a recipe"):
+        palimpsest.train(str(run.folder))
+
+
+def test_a_size_that_was_not_evaluated_is_named_with_those_there_are(run: palimpsest.Run) -> None:
+    evaluation = run.evaluate(chunks=[2, 1], limit=1, quiet=True)
+    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunk, 2 chunks, 1 chunk, closed book, "):
+        evaluation["3 chunks"]
+
+
+def test_a_refusal_stands_alone_without_an_error_behind_it() -> None:
+    with pytest.raises(palimpsest.PalimpsestError) as caught:
+        palimpsest.train("memagent-7")
+    assert caught.value.__context__ is None
+
+
+def test_a_question_of_ones_own_is_played_and_graded_where_it_has_answers(run: palimpsest.Run) -> None:
+    episode = run.play("Where does Anna live?", "Anna lives in Rome.", answers="Rome")
+    assert episode.problem.answers == ("Rome",)
+    assert episode.grade is not None
+    assert "Where does Anna live?" in episode.turns[0].prompt
+    problem = palimpsest.Problem("mine", "Who?", (), "Bob likes tea.")
+    ungraded = palimpsest.play(problem, model=run.model, overrides={"answer_tokens": 4})
+    assert (ungraded.grade, ungraded.problem) == (None, problem)
+
+
+@dataclass
+class Echo(palimpsest.MemoryPolicy):
+    """Answers with the document's first tokens."""
+
+    async def run(self, problem: palimpsest.Problem, model: palimpsest.Model) -> palimpsest.Answered:
+        await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=2)
+        return palimpsest.Answered((problem.context or "")[:4])
+
+
+def test_a_policy_can_be_tried_as_an_object(run: palimpsest.Run) -> None:
+    assert run.play("Where?", "Rome, said Anna.", policy=Echo()).answer == "Rome"
+
+
+def test_several_calls_awaited_together_load_their_models_whole(run: palimpsest.Run) -> None:
+    async def together() -> list[palimpsest.Episode]:
+        return await asyncio.gather(*(palimpsest.play_async(model=run, chunks=1) for _ in range(4)))
+
+    first, *others = asyncio.run(together())
+    assert [other.answer for other in others] == [first.answer] * 3
+
+
+class Plain:
+    """What `Echo` does, without the contract as its base."""
+
+    run = Echo.run
+
+
+def test_a_policy_object_need_not_inherit_the_contract(run: palimpsest.Run) -> None:
+    policy: Any = Plain()
+    assert run.play("Where?", "Rome, said Anna.", policy=policy).answer == "Rome"
+    assert type(policy) is Plain
+
+
+def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
+    table = Table.of([{"answer": "<b>\x1b[31m\n"}] * 60)
+    assert len(repr(table).splitlines()) == 42
+    assert "\x1b" not in repr(table)
+    assert "<b>" not in table._repr_html_()
+    assert len(table[:3]) == 3
+    with pytest.raises(KeyError, match="no column nothing; there are answer"):
+        table.column("nothing")
+
+
+# ---- recipes and overrides -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"train.steps": 7, "data.corpus": None}, {"train": {"steps": 7}, "data": {"corpus": None}}, ["train.steps=7"]],
+)
+def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
+    config = palimpsest.load_recipe("memagent-quickstart", overrides)
+    assert config == palimpsest.load_recipe("memagent-quickstart", ["train.steps=7"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: palimpsest.train("memagent-7"), "did you mean memagent-7b?"),
+        (lambda: palimpsest.train("memagent-7b", {"train": {"stps": 3}}), "train.stps; did you mean train.steps?"),
+        (
+            lambda: palimpsest.train("memagent-7b", {"train.steps": "many"}),
+            "override train.steps=many: train.steps='many'",
+        ),
+        (lambda: palimpsest.train("memagent-7b", "train.steps=3"), "give a mapping or a list of texts"),
+        (lambda: palimpsest.evaluate(overrides={"chunksize": 3}), "policy.options.chunksize"),
+        (lambda: palimpsest.evaluate(chunks=0), "chunks=[0]"),
+        (lambda: palimpsest.evaluate(data="dev.json", chunks=4), "chunks=4"),
+        (lambda: palimpsest.evaluate(data="nowhere.json"), "nowhere.json"),
+        (lambda: palimpsest.play(context="alone"), "give the question first"),
+        (lambda: palimpsest.play("Who?", "He.", chunks=3), "chunks=3"),
+        (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
+        (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
+        (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),
+        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
+        (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
+        (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "must be a list, each text, e.g. [js"),
+        (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),
+        (lambda: palimpsest.evaluate(None), "palimpsest.evaluate(model=...) is missing: give a transformers model"),
+        (lambda: palimpsest.evaluate(policy=3), "palimpsest.evaluate(policy=...) is of type int: give a class"),
+        (
+            lambda: palimpsest.evaluate(chunks="4,8"),
+            "palimpsest.evaluate(chunks='4,8'): expected a whole number or a list",
+        ),
+        (lambda: palimpsest.evaluate(chunks=4.0), "evaluate(chunks=4.0): expected a whole number or a list"),
+        (lambda: palimpsest.evaluate(chunks=[]), "evaluate(chunks=[]): expected"),
+        (lambda: palimpsest.evaluate(documents=4), "data.source=synthetic has none"),
+        (lambda: palimpsest.play(" ", "He."), "the question is blank"),
+    ],
+)
+def test_a_wrong_argument_is_named_in_one_line(
+    call: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(palimpsest.PalimpsestError, match=re.escape(message)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- where they can be called --------------------------------------------------------------------------------
+
+
+def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
+    run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    settings = small_run(tiny_model_folder)
+
+    async def inside() -> palimpsest.Run:
+        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "inside", quiet=True)
+
+    async def awaited() -> palimpsest.Run:
+        return await palimpsest.train_async("memagent-quickstart", settings, out=tmp_path / "awaited", quiet=True)
+
+    def threaded() -> None:
+        palimpsest.train("memagent-quickstart", settings, out=tmp_path / "threaded", quiet=True)
+
+    asyncio.run(inside())
+    asyncio.run(awaited())
+    thread = threading.Thread(target=threaded)
+    thread.start()
+    thread.join()
+    for name in ("inside", "awaited", "threaded"):
+        for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (run.folder / file).read_bytes()
+
+
+def test_quiet_shows_nothing_and_otherwise_steps_are_told(
+    tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
+    palimpsest.train("memagent-quickstart", settings, out=tmp_path / "quiet", quiet=True)
+    out, err = capfd.readouterr()
+    assert (out, "steps 1/2" in err) == ("", False)
+    palimpsest.train("memagent-quickstart", settings, out=tmp_path / "told")
+    assert "steps 2/2  elapsed" in capfd.readouterr().err
+
+
+# ---- stopping ------------------------------------------------------------------------------------------------
+
+
+class StopsAtStep(Silent):
+    """Does something when a step is done."""
+
+    def __init__(self, step: int, does: Callable[[], None]) -> None:
+        self.at, self.does = step, does
+
+    def steps(self, total: int) -> Any:
+        watcher = Silent().steps(total)
+        outer = self
+
+        class Watching(type(watcher)):  # type: ignore[misc]
+            def step(self, step: int, metrics: Any, timings: Any) -> None:
+                if step == outer.at:
+                    outer.does()
+
+        return Watching()
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("where", ["plain", "running loop"])
+def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
+    where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
+
+    def begin() -> palimpsest.Run:
+        stopping = StopsAtStep(1, interrupt)
+        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", progress=stopping)
+
+    async def inside() -> palimpsest.Run:
+        return begin()
+
+    stopped = begin() if where == "plain" else asyncio.run(inside())
+    assert (stopped.steps, stopped.finished) == (1, False)
+    assert "1 of 2 steps, unfinished" in repr(stopped)
+    resumed = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
+    assert resumed.finished
+    for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
+        assert (resumed.folder / file).read_bytes() == (run.folder / file).read_bytes()
+
+
+def test_a_run_in_a_thread_ends_when_it_is_asked_to(tmp_path: Path, tiny_model_folder: Path) -> None:
+    stop, runs = GracefulStop(), list[palimpsest.Run]()
+    settings = small_run(tiny_model_folder, steps=50) | {"logging.sinks": ["console"]}
+    asking = StopsAtStep(2, lambda: stop.request("enough"))
+
+    def work() -> None:
+        runs.append(palimpsest.train("memagent-quickstart", settings, out=tmp_path, stop=stop, progress=asking))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(120)
+    assert [done.steps for done in runs] == [2]
+
+
+def test_an_interrupt_of_other_work_in_a_running_loop_cancels_it_and_is_raised() -> None:
+    ended: list[str] = []
+
+    async def endless() -> None:
+        try:
+            threading.Timer(0.2, interrupt).start()
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    async def inside() -> None:
+        finish(endless)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(inside())
+    assert ended == ["cancelled"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_blocking_call_has_the_signature_and_raises_the_errors_of_its_coroutine() -> None:
+    @blocking
+    async def halved_async(number: int) -> int:
+        """Half of it."""
+        await asyncio.sleep(0)
+        if number % 2:
+            raise ValueError(number)
+        return number // 2
+
+    async def inside(number: int) -> int:
+        return halved_async(number)
+
+    assert (halved_async.__name__, halved_async.__doc__) == ("halved", "Half of it.")
+    assert halved_async(4) == asyncio.run(inside(4)) == 2
+    works: list[Callable[[], Any]] = [lambda: halved_async(3), lambda: asyncio.run(inside(3))]
+    for work in works:
+        with pytest.raises(ValueError, match="3"):
+            work()

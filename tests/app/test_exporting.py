@@ -1,0 +1,256 @@
+"""`palimpsest export`: the model of a checkpoint in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from palimpsest.app.model_export_job import export
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import ModelConfig, OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model_loading import load_model, trainable
+from palimpsest.errors import CheckpointError, RunError
+from palimpsest.runs.checkpoint import Checkpoints
+from palimpsest.runs.run_folder import open_run
+from palimpsest.text.codec import Codec
+from support.command import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Any, tiny_tokenizer: Any) -> Path:
+    """A run folder with two checkpoints, whose weights differ."""
+    learner = ForestLearner(tiny_model, optim=OptimConfig(), tokenizer=tiny_tokenizer)
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", identity="x")
+    (tmp_path / "run").mkdir()
+
+    async def write(folder: Path) -> dict[str, str]:
+        return learner.save(folder)
+
+    for step in (1, 2):
+        with torch.no_grad():
+            tiny_model.model.norm.weight.add_(1)
+        asyncio.run(checkpoints.save(step, write, {}))
+    return tmp_path / "run"
+
+
+def test_the_newest_model_is_copied_byte_for_byte_and_loads(run: Path, tmp_path: Path) -> None:
+    done = export(run, tmp_path / "model")
+    source = run / "checkpoints" / "step-000002"
+    names = {path.name for path in done.path.iterdir()}
+    assert names == {path.name for path in source.iterdir()} - {"manifest.json", "learner"} | {"README.md"}
+    assert all((done.path / name).read_bytes() == (source / name).read_bytes() for name in names - {"README.md"})
+    assert AutoModelForCausalLM.from_pretrained(done.path).model.norm.weight.mean().item() == 3.0
+
+
+def test_an_older_one_is_named_by_its_step_and_rounded(run: Path, tmp_path: Path) -> None:
+    done = export(run, tmp_path / "model", step=1, dtype="bfloat16")
+    exact = load_file(run / "checkpoints" / "step-000001" / "model.safetensors")
+    rounded = load_file(done.path / "model.safetensors")
+    assert all(torch.equal(rounded[name], weight.to(torch.bfloat16)) for name, weight in exact.items())
+    assert json.loads((done.path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(done.path, dtype="auto").dtype == torch.bfloat16
+
+
+def test_a_flipped_bit_is_refused_and_nothing_is_written(run: Path, tmp_path: Path) -> None:
+    weights = run / "checkpoints" / "step-000001" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        export(run, tmp_path / "model", step=1)
+    assert not (tmp_path / "model").exists()
+
+
+def test_nothing_is_exported_that_the_manifest_does_not_name(run: Path, tmp_path: Path) -> None:
+    newest = run / "checkpoints" / "step-000002"
+    (newest / "modeling_evil.py").write_text("")
+    (newest / "model-extra.safetensors").symlink_to("/etc/hostname")
+    names = {path.name for path in export(run, tmp_path / "model").path.iterdir()}
+    assert names == {
+        path.name for path in newest.iterdir() if not path.name.startswith(("manifest", "learner", "model"))
+    } | {"model.safetensors", "README.md"}
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(run: Path, tmp_path: Path) -> None:
+    file = run / "checkpoints" / "step-000001" / "config.json"
+    file.symlink_to(file.rename(tmp_path / "elsewhere.json"))
+    with pytest.raises(CheckpointError, match=r"config\.json is a link"):
+        export(run, tmp_path / "model", step=1)
+    assert not (tmp_path / "model").exists()
+
+
+def test_rounded_weights_can_be_read_by_whom_the_others_can(run: Path, tmp_path: Path) -> None:
+    folder = export(run, tmp_path / "model", dtype="bfloat16").path
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_a_folder_that_comes_there_meanwhile_stays_as_it_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, copy = tmp_path / "model", shutil.copyfile
+
+    def slowly(source: Path, target: Path) -> None:
+        if not to.exists():
+            to.mkdir()
+            (to / "mine").write_text("mine")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", slowly)
+    with pytest.raises(RunError, match="has come there meanwhile, and stays as it is"):
+        export(run, to)
+    assert [path.name for path in to.iterdir()] == ["mine"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_of_exports_to_one_place_one_wins(run: Path, tmp_path: Path) -> None:
+    wins, reasons = [], []
+
+    def one(_: int) -> None:
+        try:
+            wins.append(export(run, tmp_path / "model").path)
+        except RunError as error:
+            reasons.append(str(error))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
+    assert wins == [tmp_path / "model"]
+    assert all("meanwhile" in reason or "is there already" in reason for reason in reasons)
+    assert len(reasons) == 3
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_a_hidden_folder_of_somebody_s_is_not_touched(run: Path, tmp_path: Path) -> None:
+    (tmp_path / ".model.palimpsest-partial").mkdir()
+    (tmp_path / ".model.palimpsest-partial" / "mine").write_text("mine")
+    export(run, tmp_path / "model")
+    assert (tmp_path / ".model.palimpsest-partial" / "mine").read_text() == "mine"
+
+
+def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"--to .*file/model: can't be exported: .*: Not a directory"):
+        export(run, tmp_path / "file" / "model")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "x"))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(RunError, match="x: No space left on device"):
+        export(run, tmp_path / "model")
+    monkeypatch.undo()
+
+    def torn(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr("palimpsest.engines.embedded.model_export.save_file", torn)
+    with pytest.raises(RunError, match="No space left on device"):
+        export(run, tmp_path / "model", dtype="bfloat16")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "file"}
+
+
+def test_an_untied_export_has_its_output_projection_apart(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    done = palimpsest("export", str(run), "--untied", "--to", str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    tied = load_file(run / "checkpoints" / "step-000002" / "model.safetensors")
+    weights = [load_file(file) for file in sorted((tmp_path / "model").glob("*.safetensors"))]
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is False
+    both = {name: value for each in weights for name, value in each.items()}
+    assert torch.equal(both.pop("lm_head.weight"), tied["model.embed_tokens.weight"])
+    assert both.keys() == tied.keys()
+    assert all(torch.equal(value, tied[name]) for name, value in both.items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").get_vocab()
+
+
+def test_a_model_of_no_run_is_exported_untied_to_begin_a_server_with(tmp_path: Path) -> None:
+    done = export("embedded", tmp_path / "model", untied=True)
+    assert done.step is None
+    assert json.loads((done.path / "config.json").read_text())["tie_word_embeddings"] is False
+    with pytest.raises(RunError, match="is a model and no run"):
+        export("embedded", tmp_path / "other", step=3)
+
+
+@pytest.fixture
+def adapted_run(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    """A run of adapters with one checkpoint, computed in bfloat16."""
+    pytest.importorskip("peft")
+    lora = ["model.lora.rank=4", "model.dtype=bfloat16"]
+    config = load_recipe("memagent-quickstart", [f"model.path={tiny_model_folder}", *lora])
+    model = trainable(config.model.model_copy(update={"dtype": "float32"}))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(0, 0.05, generator=torch.Generator().manual_seed(0))
+    learner = ForestLearner(model, optim=OptimConfig(), tokenizer=Codec.load(config.model).tokenizer)
+
+    async def write(folder: Path) -> dict[str, str]:
+        return learner.save(folder)
+
+    with open_run(tmp_path / "run", config, on_warning=lambda _: None) as folder:
+        asyncio.run(folder.checkpoints.save(1, write, {}))
+    return tmp_path / "run"
+
+
+def test_adapters_are_exported_merged_so_that_the_folder_loads_by_itself(
+    adapted_run: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    checkpoint = adapted_run / "checkpoints" / "step-000001"
+    merged = load_model(ModelConfig(path=str(checkpoint)))
+    for dtype, kind in (("float32", torch.float32), (None, torch.bfloat16)):  # the run's, where none is named
+        done = export(adapted_run, tmp_path / str(dtype), dtype=dtype)
+        opened = AutoModelForCausalLM.from_pretrained(done.path, dtype="auto")
+        assert opened.dtype == kind
+        assert not hasattr(opened, "peft_config")
+        assert all(torch.equal(p, q.to(kind)) for p, q in zip(opened.parameters(), merged.parameters(), strict=True))
+        assert not list(done.path.glob("adapter*"))
+        texts = [path.read_bytes() for path in done.path.iterdir() if path.suffix != ".safetensors"]
+        assert not any(str(tmp_path).encode() in text or str(tiny_model_folder).encode() in text for text in texts)
+    plain, name = load_file(tiny_model_folder / "model.safetensors"), "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(opened.get_parameter(name).float(), plain[name])
+
+
+def test_adapters_alone_are_copied_where_they_are_asked_for(adapted_run: Path, tmp_path: Path) -> None:
+    checkpoint = adapted_run / "checkpoints" / "step-000001"
+    assert not (checkpoint / "README.md").exists()  # peft's card, which names this machine's folders
+    done = export(adapted_run, tmp_path / "adapter", adapter=True)
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    assert all((done.path / name).read_bytes() == (checkpoint / name).read_bytes() for name in names)
+    with pytest.raises(RunError, match="leave out it or --untied"):
+        export(adapted_run, tmp_path / "both", adapter=True, untied=True)
+
+
+def test_adapters_alone_are_not_asked_of_a_whole_model(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds a whole model and no adapter"):
+        export(run, tmp_path / "model", adapter=True)
+
+
+def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is inside the run"):
+        export(run, run / "checkpoints" / "step-000009")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(RunError, match="is there already"):
+        export(run, tmp_path / "dangling")
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has those of 1, 2"):
+        export(run, tmp_path / "model", step=7)
+    with pytest.raises(RunError, match="has no checkpoint"):
+        export(tmp_path / "nothing", tmp_path / "model")
+    with pytest.raises(RunError, match="is there already"):
+        export(run, run)
+    with pytest.raises(RunError, match="choose one of float32, bfloat16"):
+        export(run, tmp_path / "model", dtype="int4")
+
+
+def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    done = palimpsest("export", str(run), "--step", "1", "--to", str(tmp_path / "model"))
+    assert (done.returncode, done.stdout.startswith(f"{tmp_path}/model: the model after step 1, ")) == (0, True)

@@ -1,0 +1,193 @@
+"""A run goes on by its folder alone: recipe, overrides and seed are its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.app.config_resolution import model_folder
+from palimpsest.app.quickstart.quickstart_results import asked_quickstart, quickstart_config
+from palimpsest.app.resume import asked_cold_start, asked_run
+from palimpsest.cli.options import resumed
+from palimpsest.progress.reporter import Silent
+from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.runs.resume_rules import Origin, how_to_resume, origin_of, resume_command
+from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.training.supervised.imitation_source import Imitated
+from support.command import Run
+from support.fakes import small_config
+from support.groups import sample_groups
+from support.small_run import small_run
+
+
+class Shown(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def interrupted() -> GracefulStop:
+    """One that asks for an end before the first step is done."""
+    stop = GracefulStop()
+    stop.request("test")
+    return stop
+
+
+@pytest.fixture
+def settings(tiny_model_folder: Path) -> dict[str, Any]:
+    return {**small_run(tiny_model_folder), "optim.learning_rate": 1e-3}
+
+
+@pytest.fixture
+def stopped(settings: dict[str, Any], tmp_path: Path) -> palimpsest.Run:
+    """A run of two steps that has done none."""
+    run = palimpsest.train(
+        "memagent-quickstart", settings, seed=7, out=tmp_path / "my run", quiet=True, stop=interrupted()
+    )
+    assert run.steps == 0
+    return run
+
+
+def test_a_run_goes_on_by_its_folder_and_ends_as_one_that_was_never_interrupted(
+    stopped: palimpsest.Run, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = palimpsest.train("memagent-quickstart", settings, seed=7, out=tmp_path / "whole", quiet=True)
+    run = palimpsest.train(resume=stopped, quiet=True)
+    assert (run.folder, run.finished, run.config) == (stopped.folder, True, stopped.config)
+    for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
+        assert (run.folder / file).read_bytes() == (whole.folder / file).read_bytes()
+
+
+def test_the_hints_of_an_interruption_and_of_a_folder_in_use_are_commands_that_go_on(
+    palimpsest: Run, stopped: palimpsest.Run, refused: Callable[..., str]
+) -> None:
+    hint = f"palimpsest train --resume '{stopped.folder}'"
+    assert resume_command(stopped) == hint
+    assert f"{hint} continues it" in refused("train", "memagent-quickstart", "--out", str(stopped.folder))
+    done = palimpsest("train", "--resume", str(stopped.folder))
+    assert (done.returncode, stopped.steps) == (0, 2), done.stderr
+    assert "2 of 2 steps" in done.stderr
+
+
+def test_what_a_run_may_change_is_said_and_what_it_may_not_is_refused(stopped: palimpsest.Run) -> None:
+    shown = Shown()
+    run = palimpsest.train(resume=stopped.folder, overrides={"train.save_every": 2}, progress=shown)
+    assert (run.steps, run.config.train.save_every) == (2, 2)
+    assert "resumed with another train.save_every: 1 -> 2" in shown.messages
+    with pytest.raises(palimpsest.PalimpsestError, match=r"can't change train\.group_size: 2 -> 4"):
+        palimpsest.train(resume=stopped.folder, overrides={"train.group_size": 4}, quiet=True)
+    with pytest.raises(palimpsest.PalimpsestError, match="can't change seed: 7 -> 8"):
+        palimpsest.train(resume=stopped.folder, seed=8, quiet=True)
+
+
+def test_what_can_not_be_meant_is_refused_in_words(stopped: palimpsest.Run, tmp_path: Path) -> None:
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("give a recipe, or the run to go on with", lambda: asked_run(None)),
+        ("no such folder", lambda: asked_run(None, resume=tmp_path / "nothing")),
+        ("no such folder", lambda: asked_run(str(tmp_path / "nothing"), resume=True)),
+        ("the run has its recipe", lambda: asked_run("memagent-7b", resume=stopped)),
+        ("goes on in its own folder", lambda: asked_run(None, resume=stopped, out=tmp_path / "other")),
+        ("begun by palimpsest train", lambda: asked_run(None, resume=stopped, command="sft")),
+        ("its configuration is a recipe, .* --resume .* goes on", lambda: asked_run(str(stopped.folder))),
+    ]
+    for words, call in cases:
+        with pytest.raises(palimpsest.PalimpsestError, match=words):
+            call()
+
+
+def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
+    palimpsest: Run, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "grading.py").write_text("def fails(problem, trajectory):\n    raise ValueError('down')\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = {key: value for key, value in settings.items() if key != "logging.sinks"}
+    texts = [f"{key}={json.dumps(value)}" for key, value in recipe.items()]
+    done = palimpsest("train", "memagent-quickstart", *texts, "reward.name=grading:fails", "--out", "runs/x")
+    assert done.returncode == 2
+    assert "palimpsest train --resume runs/x begins again: there is no checkpoint yet" in done.stderr
+    assert "no episode could be graded" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"command": "train", "detail": 5},
+        {"command": "train", "detail": "ab"},
+        {"command": ["x"]},
+        {"command": None},
+        {"command": "sft; rm -rf /"},
+        {"kind": ["started"], "command": "sft"},
+    ],
+)
+def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path, strange: dict[str, Any]) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "started", **strange}) + "\n")
+    assert origin_of(tmp_path) == Origin()
+    assert resume_command(tmp_path) == f"palimpsest train --resume {tmp_path}"
+
+
+@pytest.mark.parametrize("detail", [{"records": 5}, {"records": "a", "data": "b"}, {"per_problem": 1}, {"x": 1}])
+def test_a_run_that_does_not_say_what_it_imitates_is_refused_in_words(detail: dict[str, Any]) -> None:
+    with pytest.raises(palimpsest.PalimpsestError, match=r"events\.jsonl doesn't say what it imitates: give --from"):
+        Imitated.from_json(detail)
+
+
+def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> None:
+    open_run(tmp_path, small_config(), on_warning=print).close()
+    begins = f"palimpsest train --resume {tmp_path} begins again: there is no checkpoint yet"
+    assert how_to_resume(tmp_path) == resumed(tmp_path, force=False)() == begins
+    with pytest.raises(palimpsest.PalimpsestError, match=r"holds no checkpoint to start from; .* begins again"):
+        model_folder(tmp_path, print)
+    for folder in ("cold-start/checkpoints", "checkpoints"):
+        (tmp_path / folder / "step-000001").mkdir(parents=True)
+        assert how_to_resume(tmp_path).endswith("goes on from the newest checkpoint")
+        (tmp_path / folder / "step-000001").rmdir()
+
+
+def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
+    changes = {"model.path": str(tiny_model_folder), "train.steps": 3, "evaluation.multiples": [1, 2]}
+    config = quickstart_config("memagent", changes, 5)
+    with open_run(tmp_path / "run", config, origin=Origin("quickstart")):
+        pass
+    for resume, method in ((tmp_path / "run", None), (True, str(tmp_path / "run"))):
+        asked = asked_quickstart(method, resume=resume)
+        assert (asked.method, asked.config, asked.folder, asked.resume) == ("memagent", config, tmp_path / "run", True)
+    assert asked_quickstart(None, resume=True, out=tmp_path / "run").config == config
+    assert resume_command(tmp_path / "run").startswith("palimpsest quickstart --resume ")
+    with pytest.raises(palimpsest.PalimpsestError, match="begun by palimpsest quickstart"):
+        asked_run(None, resume=tmp_path / "run")
+    with pytest.raises(palimpsest.PalimpsestError, match="no such method"):
+        asked_quickstart("memagnet")
+
+
+def test_a_cold_start_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    size = "cold_start={steps: 2, lessons_per_step: 2}"
+    command = ("cold-start", "memagent-quickstart", f"model.path={tiny_model_folder}", size, "--out", str(tmp_path))
+    done = palimpsest(*command)
+    assert done.returncode == 0, done.stderr
+    asked = asked_cold_start(None, resume=tmp_path)
+    assert asked.config.cold_start is not None
+    assert asked.config.cold_start.steps == 2
+    again = palimpsest("cold-start", "--resume", str(tmp_path))
+    assert "2 of 2 steps" in again.stderr, again.stderr
+
+
+def test_supervised_training_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    (tmp_path / "records.jsonl.zst").write_bytes(encode_groups([replace(g) for g in sample_groups(2)]))
+    sizes = ("train.steps=1", "train.prompts_per_step=4", "cold_start=null", f"model.path={tiny_model_folder}")
+    out = ("--out", str(tmp_path / "run"))
+    done = palimpsest("sft", "memagent-quickstart", *sizes, "--from", str(tmp_path / "records.jsonl.zst"), *out)
+    assert done.returncode == 0, done.stderr
+    assert origin_of(tmp_path / "run").command == "sft"
+    again = palimpsest("sft", "--resume", str(tmp_path / "run"), "train.steps=2")
+    assert (again.returncode, "2 of 2 steps" in again.stderr) == (0, True), again.stderr

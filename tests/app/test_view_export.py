@@ -1,0 +1,227 @@
+"""A file of a run holds what the page would ask for, says what it lacks, and is never larger than it may be."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import zstandard
+
+from palimpsest.app import viewer_job
+from palimpsest.app.viewer_job import export
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
+from palimpsest.viewer.records.sources import Library
+from palimpsest.viewer.screens.episode_screen import episode_view
+from palimpsest.viewer.screens.viewer_api import Answers
+from support.command import Run
+from support.view_folders import group, run_folder, state_of
+
+REWARDS: list[tuple[float | None, ...]] = [(1.0, 1.0), (0.0, 1.0), (None, 0.0), (1.0, 0.5)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    records = {step: [group(f"p{at}", rewards) for at, rewards in enumerate(REWARDS)] for step in (1, 2)}
+    metrics = [{"step": step, "reward/mean": 0.5} for step in (1, 2)]
+    return run_folder(tmp_path / "run", metrics, records=records)
+
+
+def held(page: Path) -> dict[str, Any]:
+    packed = re.search(rb'id="answers">([^<]*)</script>', page.read_bytes())
+    assert packed is not None
+    found: dict[str, Any] = orjson.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return found
+
+
+def episodes_in(answers: dict[str, Any]) -> set[str]:
+    matches = (re.search(r"/groups/(\d+)/rollouts/(\d+)$", path) for path in answers)
+    return {f"{match[1]}/{match[2]}" for match in matches if match}
+
+
+def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> None:
+    before = state_of(run)
+    written = export([run], tmp_path / "out.html", only="1/0,2/1")
+    answers = held(written.path)
+    asked = Answers(Library([run]))
+    for path in ("/api/runs/run/metrics", "/api/runs/run/alarms", "/api/runs/run/events"):
+        assert answers[path] == orjson.loads(orjson.dumps(asked.get(path)))
+    assert answers["/api/runs/run/steps"] == [2]
+    assert len(answers["/api/runs/run/steps/2/episodes"]["rows"]) == 8
+    assert (written.episodes, written.size) == (2, written.path.stat().st_size)
+    assert "6 of the step's 8 episodes are left out; --only names others" in written.told
+    assert state_of(run) == before
+
+
+def test_every_row_is_measured_though_its_episode_is_left_out(
+    run: Path, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = str(tiny_model_folder)
+    written = export([run], tmp_path / "out.html", only="2/0", step="1", tokenizer=tokenizer)
+    asked = Answers(Library([run]), tokenizer=tokenizer)
+    served = asked.get("/api/runs/run/steps/1/measures", {"groups": "0,1,2,3"})
+    assert len(served) == 8
+    assert held(written.path)["/api/runs/run/steps/1/measures"] == orjson.loads(orjson.dumps(served))
+    assert not any("measured" in told for told in written.told)
+    monkeypatch.setattr("palimpsest.viewer.export.export_bundle._MEASURED_TOKENS", 1)
+    written = export([run], tmp_path / "less.html", only="2/0", step="1", tokenizer=tokenizer)
+    measures = held(written.path)["/api/runs/run/steps/1/measures"]
+    assert sorted(place for place, each in measures.items() if "left_out" not in each) == ["2/0", "2/1"]
+    assert len(measures) == 8
+    assert "evidence kept and invented aren't measured of 6 episodes: it would take long" in written.told
+
+
+def test_without_names_what_went_wrong_comes_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palimpsest.viewer.export.export_bundle._EPISODES", 4)
+    chosen: list[tuple[int, int]] = []
+
+    def choose(answers: Any, export: Any, at: str, place: tuple[int, int]) -> bool:
+        chosen.append(place)
+        return True
+
+    monkeypatch.setattr("palimpsest.viewer.export.export_bundle._episode", choose)
+    export([run], tmp_path / "out.html", step="1")
+    assert chosen == [(1, 0), (2, 1), (3, 1), (0, 0)]
+
+
+def test_a_file_that_would_be_too_large_is_refused_with_its_size(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer_job, "MOST_BYTES", 20_000)
+    with pytest.raises(ConfigError, match=r"its 1 episodes would take 0\.\d MB, 0 are the most; give fewer") as refused:
+        export([run], tmp_path / "out.html", only="0/0")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out.html").exists()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.json", "out.eval"])
+def test_other_forms_hold_the_chosen_episodes_or_all(run: Path, tmp_path: Path, name: str) -> None:
+    assert export([run], tmp_path / name, only="2/1,0/0", step="1").episodes == 2
+    assert export([run], tmp_path / "all" / name).episodes == 8
+    if name == "out.jsonl":
+        groups = read_groups(tmp_path / name).groups
+        assert [(each.problem.id, each.trajectories[0].rollout) for each in groups] == [("p0", 0), ("p2", 1)]
+
+
+def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
+    run_folder(tmp_path / "more" / "other")
+    run_folder(tmp_path / "more" / "another")
+    cases: list[tuple[str, Path, str, dict[str, Any]]] = [
+        ("expected a name that ends in", run, "out.pdf", {}),
+        ("expected GROUP/ROLLOUT", run, "out.html", {"only": "3"}),
+        ("names no episode", run, "out.html", {"only": ","}),
+        ("no such episode", run, "out.html", {"only": "9/9"}),
+        ("no such episode", run, "out.jsonl", {"only": "9/9"}),
+        ("has no record of it; 1 to 2 are recorded", run, "out.html", {"step": "9"}),
+        ("has no record of episodes", run, "out.jsonl", {"step": "9"}),
+        ("here are 2", tmp_path / "more", "out.html", {}),
+    ]
+    for told, path, name, options in cases:
+        with pytest.raises(PalimpsestError, match=told) as refused:
+            export([path], tmp_path / name, **options)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / name).exists()
+
+
+def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: Path) -> None:
+    record = run / "trajectories" / "step-000002.jsonl.zst"
+    alone = tmp_path / "alone.jsonl"
+    export([record], alone)
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "same.jsonl").hardlink_to(alone)
+    before, lines = state_of(run), alone.read_bytes()
+    cases = [
+        ([run], run / "metrics.jsonl", "lies inside"),
+        ([run], run / "new" / "out.html", "lies inside"),
+        ([run], tmp_path / "link" / "events.jsonl", "lies inside"),
+        ([alone], alone, "which is read"),
+        ([alone], tmp_path / "same.jsonl", "which is read"),
+    ]
+    for paths, out, told in cases:
+        with pytest.raises(ConfigError, match=f"{told}.*; give a path elsewhere"):
+            export(paths, out, force=True)
+    assert state_of(run) == before
+    assert alone.read_bytes() == lines
+
+
+def test_another_file_is_moved_aside_with_force_alone(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "notes.jsonl"
+    out.write_text("mine")
+    with pytest.raises(RunError, match="is there: give another --export, or --force to move it aside"):
+        export([run], out)
+    assert out.read_text() == "mine"
+    export([run], out, force=True)
+    assert (tmp_path / "notes.jsonl.old-1").read_text() == "mine"
+    assert len(read_groups(out).groups) == 4
+
+
+def test_a_place_that_cannot_be_written_is_told_by_its_name(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "dir.html").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("dir.html", "file/out.html"):
+        with pytest.raises(PalimpsestError, match=name) as refused:
+            export([run], tmp_path / name, force=True)
+        assert "partial" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["out.html", "out.jsonl", "out.json", "out.eval"])
+def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Path) -> None:
+    whole = group("p", (0.0, 1.0))
+    first, second = whole.trajectories
+    odd = replace(whole, trajectories=(replace(first, rollout=10**30, answer="\ud800"), second))
+    config = 'raw: !!binary "aGk="\nwide: 100000000000000000000000\nlone: "\\ud800"\n'
+    run = run_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")), config=config, records={1: [odd]})
+    (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
+    written = export([run], tmp_path / name)
+    assert written.episodes == 2
+    assert not any("left out" in told for told in written.told)
+    assert written.path.stat().st_size == written.size
+
+
+def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hidden(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, error = episode_view, Exception()
+
+    def failing(opened: Any, rollout: int) -> Any:
+        if rollout == 1:
+            raise error
+        return told(opened, rollout)
+
+    monkeypatch.setattr("palimpsest.viewer.screens.viewer_api.episode_view", failing)
+    error = DataError("a broken\nepisode")
+    written = export([run], tmp_path / "out.html", only="0/0,0/1")
+    assert episodes_in(held(written.path)) == {"0/0"}
+    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.told
+    error = TypeError("a defect")
+    with pytest.raises(TypeError, match="a defect"):
+        export([run], tmp_path / "defect.html", only="0/0,0/1")
+    assert not (tmp_path / "defect.html").exists()
+
+
+@pytest.mark.parametrize("name", ["out.html", "out.jsonl", "out.json", "out.eval"])
+def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path) -> None:
+    odd = orjson.loads(group_lines(group("odd", (1.0,))))
+    odd["turns"][0]["prompt_ids"] = ["a"]
+    frames = encode_groups([group("good", (1.0,))]), zstandard.compress(orjson.dumps(odd) + b"\n")
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join(frames) + encode_groups([group("cut", (1.0,))])[:-5])
+    written = export([path], tmp_path / name)
+    assert written.episodes == 1
+    assert any("g-odd" in told and "left out" in told for told in written.told)
+    assert any("cut short or damaged after 2 whole groups" in told for told in written.told)
+
+
+def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    done = palimpsest("view", str(run), "--export", str(tmp_path / "out.html"), "--only", "1/0")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r".*out\.html: 1 episode, \d\d+ kB\n", done.stdout)
+    assert "7 of the step's 8 episodes are left out" in done.stderr
+    assert "give that too" in palimpsest("view", str(run), "--only", "1/0").stderr

@@ -1,0 +1,173 @@
+"""An evaluation's export and Episodes page give the scores of all episodes, agent and baselines apart."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.app.viewer_job import export
+from palimpsest.evaluation.sample_log import Sample
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
+from palimpsest.types import Group
+from palimpsest.viewer.records.sources import Library
+from palimpsest.viewer.screens.viewer_api import Answers
+from support.command import Run
+from support.inspect_logs import read_by_inspect
+from support.view_folders import evaluation_folder, group, sample
+
+BASELINE = "4 chunks, closed book"
+AGENT = [sample("4 chunks", f"p{n}", 1.0) for n in range(6)] + [sample("64 chunks", "p6", 0.0, size=64)]
+BASELINES = [sample(BASELINE, f"p{n}", 0.0, baseline="closed book") for n in range(6)]
+
+
+def recorded(each: Sample) -> Group:
+    """The sample's episode, with its grade."""
+    made = group(each.id, (each.value,))
+    named = tuple(replace(one, group_id=f"{each.name}/{each.id}", rollout=each.draw) for one in made.trajectories)
+    return Group(made.problem, named, made.grades)
+
+
+def wrong_alone(path: Path, samples: Sequence[Sample] = (*BASELINES, *AGENT)) -> Path:
+    """An evaluation that recorded what went wrong, which is the default."""
+    folder = evaluation_folder(path, samples)
+    (folder / "summary.json").write_text(json.dumps({"model": "some/model", "policy": {"name": "overwrite"}}))
+    wrong = [recorded(each) for each in samples if each.value is None or each.value < 1]
+    if wrong:
+        (folder / "episodes.jsonl.zst").write_bytes(encode_groups(wrong))
+    return folder
+
+
+def read(path: Path) -> dict[str, Any]:
+    """An archive's header and samples, as its zip has them."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.startswith("samples/")]
+        header = json.loads(archive.read("header.json"))
+        return {**header, "samples": [json.loads(archive.read(name)) for name in names]}
+
+
+def test_an_agent_that_is_right_is_exported_as_right_though_only_its_wrong_episodes_are_recorded(
+    tmp_path: Path,
+) -> None:
+    written = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
+    log = read(written.path)
+    (score,) = log["results"]["scores"]
+    values = [each["scores"]["reward"]["value"] for each in log["samples"]]
+    assert sorted(values) == [0.0, *[1.0] * 6]
+    assert score["metrics"]["mean"]["value"] == pytest.approx(6 / 7) == written.mean
+    assert score["metrics"]["4 chunks"]["value"] == 1.0
+    assert (score["scored_samples"], score["unscored_samples"]) == (7, 0)
+    assert (log["eval"]["model"], log["eval"]["metadata"]["policy"]) == ("some/model", "overwrite")
+    assert {each["metadata"]["player"] for each in log["samples"]} == {"agent"}
+    assert [bool(each["messages"]) for each in log["samples"]] == [False] * 6 + [True]
+    assert written.told == (
+        "6 of 7 episodes of the agent were not recorded and have a score without messages; "
+        "evaluation.record=all records every episode",
+    )
+    assert log["eval"]["metadata"]["left_out"] == list(written.told)
+
+
+def test_baselines_have_logs_of_their_own_that_name_them(tmp_path: Path) -> None:
+    written = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.json")
+    (other,) = written.others
+    assert (other.path.name, other.player, other.mean) == ("out.closed-book.json", "baseline: closed book", 0.0)
+    log = json.loads(other.path.read_bytes())
+    assert log["eval"]["task"] == "eval, closed book"
+    assert len(log["samples"]) == 6
+    assert {each["metadata"]["set"] for each in log["samples"]} == {BASELINE}
+
+
+def test_each_of_several_policies_has_a_log_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        sample(f"{policy}, dev", f"p{n}", value) for policy, value in (("fold", 1.0), ("note", 0.0)) for n in range(3)
+    ]
+    identity = {"weights": "w", "policies": {"fold": {"name": "fold"}, "note": {"name": "note"}}}
+    written = export([evaluation_folder(tmp_path / "eval", rows, identity)], tmp_path / "out.eval")
+    (other,) = written.others
+    assert (written.player, written.mean, written.episodes) == ("agent: fold", 1.0, 3)
+    assert (other.path.name, other.player, other.mean) == ("out.note.eval", "agent: note", 0.0)
+    assert read(other.path)["eval"]["metadata"]["policy"] == "note"
+
+
+def test_an_evaluation_without_a_record_is_exported_with_its_scores(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval", AGENT[:3])
+    written = export([folder], tmp_path / "out.eval")
+    assert (written.episodes, written.mean, written.others) == (3, 1.0, ())
+
+
+def test_the_score_of_named_episodes_is_said_to_be_of_those(tmp_path: Path) -> None:
+    written = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval", only="6/0")
+    assert (written.episodes, written.mean, written.others) == (1, 0.0, ())
+    assert written.told == ("the log's score is of 1 chosen episode, not of the whole evaluation",)
+
+
+def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_success(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval", [*AGENT[:1], sample("4 chunks", "lost", None)])
+    (folder / "summary.json").unlink()
+    log = read(export([folder], tmp_path / "out.eval").path)
+    (score,) = log["results"]["scores"]
+    assert (score["metrics"]["mean"]["value"], score["unscored_samples"]) == (1.0, 1)
+    assert log["status"] in ("started", "cancelled")
+
+
+def test_lines_of_an_evaluation_and_its_page_say_what_was_not_recorded(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval")
+    lines = export([folder], tmp_path / "out.jsonl")
+    assert len(read_groups(lines.path).groups) == 7
+    assert any("6 of 7 episodes of the agent were not recorded and are not in the file" in told for told in lines.told)
+    page = export([folder], tmp_path / "out.html")
+    assert any("6 of 7 episodes of the agent were not recorded" in told for told in page.told)
+
+
+def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval")
+    assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval").mean == pytest.approx(6 / 7)
+
+
+def test_the_episodes_of_an_evaluation_name_their_player_and_come_with_the_scores_of_all(tmp_path: Path) -> None:
+    told = Answers(Library([wrong_alone(tmp_path / "eval")])).get("/api/runs/eval/steps/all/episodes")
+    assert [(row["player"], row["part"]) for row in told["rows"]] == [
+        *[("baseline: closed book", BASELINE)] * 6,
+        ("agent", "64 chunks"),
+    ]
+    scores = {(part["player"], part["label"]): (part["episodes"], part["mean"]) for part in told["parts"]}
+    assert scores == {
+        ("agent", "4 chunks"): (6, 1.0),
+        ("agent", "64 chunks"): (1, 0.0),
+        ("baseline: closed book", BASELINE): (6, 0.0),
+    }
+
+
+def half(problem: Any, trajectory: Any) -> float:
+    """1.0 for problems whose id ends in an even digit."""
+    return float(problem.id[-1] in "02468")
+
+
+def test_inspect_reads_back_the_accuracy_of_an_evaluation_that_was_played(
+    tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
+) -> None:
+    budgets = [
+        "chunk_size=64",
+        "memory_tokens=8",
+        "question_tokens=64",
+        "answer_tokens=8",
+        f"reward.name={__name__}:half",
+    ]
+    asked = [each for setting in budgets for each in ("--set", setting)]
+    words = ["eval", "--model", str(tiny_model_folder), "--chunks", "1", "--limit", "5", "--out", str(tmp_path / "e")]
+    played = palimpsest(*words, *asked)
+    assert played.returncode == 0, played.stderr
+    (accuracy,) = json.loads((tmp_path / "e" / "summary.json").read_text())["evaluations"]
+    done = palimpsest("view", str(tmp_path / "e"), "--export", str(tmp_path / "e.eval"))
+    assert "5 episodes of the agent, mean score 60.0 %" in done.stdout
+    log = read(tmp_path / "e.eval")
+    assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == accuracy["accuracy"]["mean"] == 0.6
+    assert log["eval"]["model"] == str(tiny_model_folder)
+    (seen,) = read_by_inspect(tmp_path / "e.eval")
+    assert seen[:2] == ["success", 0.6]
+    assert sorted(each[-1]["reward"] for each in seen[2]) == [0.0, 0.0, 1.0, 1.0, 1.0]

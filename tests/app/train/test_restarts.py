@@ -1,0 +1,190 @@
+"""`cluster.max_restarts`: a training whose processes were lost goes on from its newest checkpoint by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from palimpsest.app import composition
+from palimpsest.app.train import training_run
+from palimpsest.app.train.run_handle import Run
+from palimpsest.app.train.training_run import train
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.engine import EmbeddedEngine
+from palimpsest.engines.protocol import Objective
+from palimpsest.errors import CheckpointError, ConfigError, EngineError, ModelError, PalimpsestError, ProcessesLost
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.types import Completion
+from support.small_run import small_run
+
+
+class Lossy(EmbeddedEngine):
+    """Loses its processes, as it were: the first engine of a test after so many publications as the first of `losses`
+    says, by its error, and so on; where it publishes next, or where it samples next (`at`)."""
+
+    at: ClassVar[str] = "publish"
+    losses: ClassVar[list[tuple[int, PalimpsestError]]] = []
+    folders: ClassVar[list[Path | None]] = []
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None, folder: Path | None) -> None:
+        super().__init__(config, objective=objective)
+        losses = Lossy.losses[len(Lossy.folders) :][:1]
+        Lossy.folders.append(folder)
+        assert self.learner is not None
+        publish, generate, published = self.learner.publish, self.sampler.generate, 0
+
+        def lose(at: str) -> None:
+            for most, error in losses:
+                if at == Lossy.at and published > most:
+                    raise type(error)(*error.args)
+
+        async def publishing() -> int:
+            nonlocal published
+            published += 1
+            lose("publish")
+            return await publish()
+
+        async def generating(*arguments: Any, **options: Any) -> Completion:
+            lose("generate")
+            return await generate(*arguments, **options)
+
+        self.learner.publish = publishing  # type: ignore[method-assign]
+        self.sampler.generate = generating  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def lossy(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Train six steps with so many restarts at the most, where these are the losses."""
+    monkeypatch.setattr(composition, "open_engine", Lossy)
+
+    def run(losses: list[tuple[int, PalimpsestError]], *, restarts: int, at: str = "publish") -> Run:
+        Lossy.at, Lossy.losses, Lossy.folders = at, losses, []
+        settings = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": restarts}
+        try:
+            return train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
+        finally:
+            assert Lossy.folders == [tmp_path / "run"] * len(Lossy.folders)
+
+    return run
+
+
+def lost(number: int = 1) -> ProcessesLost:
+    return ProcessesLost(f"process {number} was lost")
+
+
+@pytest.mark.parametrize("at", ["publish", "generate"])
+def test_lost_processes_are_started_again_so_many_times(at: str, lossy: Callable[..., Run]) -> None:
+    run = lossy([(3, lost(1)), (3, lost(2))], restarts=2, at=at)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+    told = [
+        event["message"] for event in read_rows(run.folder / "events.jsonl") if "restart" in event.get("message", "")
+    ]
+    assert told == [
+        f"process {number} was lost; that is now, restart {number} of 2 (cluster.max_restarts)" for number in (1, 2)
+    ]
+
+
+def test_restarts_end(lossy: Callable[..., Run]) -> None:
+    with pytest.raises(ProcessesLost, match="process 3 was lost"):
+        lossy([(3, lost(1)), (3, lost(2)), (3, lost(3))], restarts=2)
+    assert len(Lossy.folders) == 3
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that were waited before restarts; they pass at once."""
+    seconds: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        seconds.append(wait_s)
+
+    monkeypatch.setattr(training_run, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    return seconds
+
+
+@pytest.mark.parametrize("at", ["publish", "generate"])
+def test_restarts_without_a_step_between_them_count_and_wait_longer_each_time(
+    at: str, waited: list[float], lossy: Callable[..., Run]
+) -> None:
+    run = lossy([(3, lost(1)), (0, lost(2)), (0, lost(3)), (0, lost(4)), (3, lost(5))], restarts=5, at=at)
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+    assert waited == [0, 1, 2, 4, 0]
+    assert len(Lossy.folders) == 6
+
+
+def test_a_run_that_completes_no_step_ends_after_its_last_restart_with_the_first_reason(
+    waited: list[float], lossy: Callable[..., Run]
+) -> None:
+    with pytest.raises(ProcessesLost, match="process 4 was lost") as caught:
+        lossy([(0, lost(number)) for number in (1, 2, 3, 4)], restarts=3)
+    assert caught.value.__notes__ == [
+        "restarts: 3 (cluster.max_restarts=3); the first was after: process 1 was lost",
+    ]
+    assert waited == [1, 2, 4]
+    assert len(Lossy.folders) == 4
+
+
+@pytest.mark.parametrize(
+    "error", [EngineError("no room for 8 GPUs"), ModelError("no weights"), CheckpointError("full")]
+)
+def test_what_no_restart_mends_ends_the_run(error: PalimpsestError, lossy: Callable[..., Run]) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        lossy([(3, error)], restarts=3)
+    assert len(Lossy.folders) == 1
+
+
+def test_what_no_restart_mends_and_came_of_one_tells_why_that_was(lossy: Callable[..., Run]) -> None:
+    with pytest.raises(ModelError, match="no weights") as caught:
+        lossy([(3, lost()), (3, ModelError("no weights"))], restarts=3)
+    assert caught.value.__notes__ == ["this came as it was started again, after: process 1 was lost"]
+
+
+def test_more_restarts_than_have_a_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.max_restarts.*100"):
+        load_recipe("memagent-quickstart", ["cluster.max_restarts=101"])
+
+
+class Warns(EmbeddedEngine):
+    """Warns of each publication, as of a server that left the pool."""
+
+    def __init__(self, config: RunConfig, *, objective: Objective | None, folder: Path | None) -> None:
+        super().__init__(config, objective=objective)
+        learner = self.learner
+        assert learner is not None
+        publish, numbers = learner.publish, count()
+
+        async def published() -> int:
+            warnings.warn(f"a server left at {next(numbers)}", stacklevel=1)
+            return await publish()
+
+        learner.publish = published  # type: ignore[method-assign]
+
+
+def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition, "open_engine", Warns)
+    with pytest.warns(UserWarning, match="a server left at 1"):
+        train("memagent-quickstart", small_run(tiny_model_folder, steps=2), out=tmp_path / "run", quiet=True)
+    events = read_rows(tmp_path / "run/events.jsonl")
+    told = [event["message"] for event in events if "a server" in event.get("message", "")]
+    assert told == [f"a server left at {number}" for number in range(3)]
+
+
+def test_ranks_that_cant_take_up_what_one_process_saved_say_so_and_the_run_goes_on_as_it_was(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    train("memagent-quickstart", small_run(tiny_model_folder, steps=1), out=tmp_path, quiet=True)
+    before = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match=r"was saved by engine\.name=embedded; resume with that"):
+        train(resume=tmp_path, overrides={"engine.name": "ray", "train.steps": 2}, quiet=True)
+    assert (tmp_path / "config.yaml").read_bytes() == before
+    assert train(resume=tmp_path, overrides={"train.steps": 2}, quiet=True).steps == 2

@@ -1,0 +1,83 @@
+"""Roles from a recipe to the record, on the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.app.composition import open_roles
+from palimpsest.app.train.training_run import Training, prepare
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.rollout.trajectory_file import read_groups
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.run_folder import open_run
+from palimpsest.types import Problem
+from support.agents import family_codec
+
+
+@dataclass(frozen=True)
+class Criticised(MemoryPolicy):
+    """Answers in sight of what two others said of its draft."""
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        prompt = model.codec.encode(problem.question)
+        for name, role in (("draft", None), ("criticise", "critic"), ("doubt", "sceptic"), ("answer", None)):
+            said = await model.generate(prompt, name=name, max_tokens=6, role=role)
+            prompt = [*prompt, *said.token_ids]
+        return Answered(model.codec.decode(said.token_ids, control=False))
+
+
+class Lengths:
+    """Rewards something a random model varies in."""
+
+    def __call__(self, problem: Problem, trajectory: Any) -> float:
+        return float(sum(trajectory.turns[-1].completion.token_ids) % 2)
+
+
+def config(model: str, **roles: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": model},
+            "policy": {"name": f"{__name__}:Criticised"},
+            "roles": roles,
+            "reward": {"name": f"{__name__}:Lengths"},
+            "optim": {"learning_rate": 1e-2},
+            "loss": {"entropy_coef": 1e-6},  # every step has a gradient, whatever its rewards
+            "train": {"steps": 3, "prompts_per_step": 2, "group_size": 4},
+            "logging": {"sinks": ["jsonl"]},
+        }
+    )
+
+
+def test_frozen_roles_play_beside_a_trained_agent_on_its_weights_and_on_their_own(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    model = str(tiny_model_folder)
+    settings = config(model, critic={"trained": False}, sceptic={"model": model})
+    with open_run(tmp_path / "run", settings) as folder:
+        asyncio.run(Training(folder).run(settings, prepare(settings, folder.path)))
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    groups = read_groups(tmp_path / "run" / "trajectories" / "step-000003.jsonl.zst").groups
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    by_role = {role: [turn for turn in turns if turn.role == role] for role in (None, "critic", "sceptic")}
+    assert [len(by_role[role]) for role in by_role] == [16, 8, 8]
+    assert {role: {turn.completion.policy_version for turn in each} for role, each in by_role.items()} == {
+        None: {2},
+        "critic": {2},
+        "sceptic": {0},
+    }
+    assert all(turn.trained == (turn.role is None) for turn in turns)
+    assert rows[2]["credit/trained_tokens"] == sum(len(turn.completion.token_ids) for turn in by_role[None])
+    assert all(row["policy/logprob_gap"] < 1e-4 for row in rows)  # what is trained was sampled in that very context
+
+
+def test_a_model_with_another_tokenizer_is_refused_by_the_name_of_its_role(tiny_model_folder: Path) -> None:
+    settings = config(str(tiny_model_folder), sceptic={"model": str(tiny_model_folder)})
+    with pytest.raises(ConfigError, match=r"roles.sceptic.model=.* has another tokenizer than model.path"):
+        open_roles(settings, family_codec("chatml"))

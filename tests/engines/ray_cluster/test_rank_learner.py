@@ -1,0 +1,344 @@
+"""Ranks against one process on the same batches: loss, gradients, weights; and what they save. No Ray here.
+
+Two ranks are processes of their own, started once for all cases; one rank is this process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from palimpsest import files
+from palimpsest.config.schema import ModelConfig, OptimConfig, RunConfig
+from palimpsest.engines.embedded.checkpoint_state import Facts
+from palimpsest.engines.embedded.forest import forest_model
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model_loading import load_model, trainable
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.ray.learner import RankLearner
+from palimpsest.errors import CheckpointError, ModelError
+from support.exact_ranks import compute_exactly, rounded
+from support.forests import batch_of_rows, exact, gradients, grown, largest_error
+from support.models import build_llama, nats_by
+from support.processes import one_rank, run_ranks
+from support.ranks import SCORED, Case, compute, disagree, held, micro_batch, reload
+
+
+def batches(count: int, depth: int = 3) -> tuple[StepBatch, ...]:
+    draw = random.Random(depth)
+    return tuple(batch_of_rows(grown(draw, depth=depth, length=12), draw) for _ in range(count))
+
+
+STEPS = batches(5)
+
+OPTIM = {"learning_rate": 1e-4, "eps": 1e-6}
+"""At the default eps, 1e-8, AdamW makes of a gradient that rounding alone leaves at 1e-8 a step of the whole rate: in
+float32 a weight of one process itself comes out 2.9e-5 off what float64 gives. There ranks are compared at the default.
+"""
+
+
+def case(folder: Path, *, model: Any = None, cluster: Any = None, micro: int = 40, **sections: Any) -> Case:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(folder), **(model or {})},
+            "engine": {"name": "ray", "micro_batch_tokens": micro},
+            "cluster": {"learners": 4, **(cluster or {})},
+            "optim": OPTIM,
+            **sections,
+        }
+    )
+    return Case(config, tuple((step,) for step in STEPS))
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
+    folder = tmp_path_factory.mktemp("untied")
+    build_llama(len(tiny_tokenizer), tie_word_embeddings=False, num_key_value_heads=2).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def common(tied: Path, untied: Path) -> dict[str, Case]:
+    adapters = {"lora": {"rank": 4}}
+    one = Case(case(tied, micro=400).config, tuple((step,) for step in batches(5, depth=0)))
+    return {
+        "plain": case(tied),
+        "fewer-forests-than-ranks": one,
+        "lora-kl": case(tied, model=adapters, loss={"kl_coef": 0.1}),
+        "tensor-parallel": case(untied, cluster={"tensor_parallel": 2}),
+    }
+
+
+def rarer(tied: Path, untied: Path) -> dict[str, Case]:
+    twice = Case(case(tied, loss={"old_logprobs": "recompute"}).config, tuple((s, s) for s in STEPS))
+    return {
+        "untied": case(untied),
+        "lora": case(tied, model={"lora": {"rank": 4}}),
+        "kl": case(tied, loss={"kl_coef": 0.1}),
+        "checkpointing": case(tied, model={"gradient_checkpointing": True}),
+        "recompute": twice,
+        "offload": case(tied, cluster={"cpu_offload": True}),
+        "nll": Case(case(tied).config, tuple((s,) for s in STEPS), "nll"),
+    }
+
+
+def divided(tied: Path, untied: Path) -> dict[str, Case]:
+    """More of tensor parallel."""
+    cluster = {"tensor_parallel": 2}
+    decay = {**OPTIM, "weight_decay": 0.1, "max_grad_norm": 0.05}
+    return {
+        "divided-tied": case(tied, cluster=cluster),
+        "divided-kl": case(untied, cluster=cluster, loss={"kl_coef": 0.1}),
+        "divided-decay": case(untied, cluster={**cluster, "cpu_offload": True}, optim=decay),
+    }
+
+
+class Alone(NamedTuple):
+    """What one process makes of a case."""
+
+    losses: list[float]
+    norms: list[float | None]
+    gradients: dict[str, Any]
+    """Of the first step."""
+    weights: dict[str, Any]
+    """After all updates."""
+
+
+def alone(each: Case, model: Any = None) -> Alone:
+    model = model or trainable(each.config.model)
+    learner = ForestLearner(
+        model,
+        optim=each.config.optim,
+        loss=each.config.loss,
+        objective=each.objective,
+        micro_batch_tokens=micro_batch(each.config),
+    )
+    losses = [learner.accumulate(each.updates[0][0]).loss]
+    wanted = gradients(model)
+    model.zero_grad(set_to_none=True)
+    steps = [stats for steps in each.updates for stats in learner.update(steps)]
+    return Alone(
+        losses + [stats.loss for stats in steps],
+        [stats.grad_norm for stats in steps],
+        wanted,
+        {name: p.detach() for name, p in model.named_parameters() if p.requires_grad},
+    )
+
+
+def assert_equal(found: dict[str, Any], wanted: Alone, floor: float = 1e-5) -> None:
+    assert found["losses"].tolist() == pytest.approx(wanted.losses, abs=floor)
+    for norms in found["norms"].tolist():  # of every rank
+        assert norms == pytest.approx(wanted.norms, rel=floor)
+    grads = {name.removeprefix("grad/"): g for name, g in found.items() if name.startswith("grad/")}
+    assert largest_error(grads, wanted.gradients) < floor
+    for name, weight in wanted.weights.items():
+        assert float((found[f"master/{name}"] - weight).abs().max()) < floor, name
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, untied: Path) -> Path:
+    """What two ranks made of the common cases."""
+    out = tmp_path_factory.mktemp("two")
+    run_ranks(2, out, compute, {name: each.on(2) for name, each in common(tiny_model_folder, untied).items()}, out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["plain", "fewer-forests-than-ranks", "lora-kl", "tensor-parallel"])
+def test_two_ranks_learn_what_one_process_learns(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
+    assert_equal(load_file(two / f"{name}.safetensors"), alone(common(tiny_model_folder, untied)[name]))
+
+
+def test_one_rank_learns_the_same(tmp_path: Path, tiny_model_folder: Path) -> None:
+    each = case(tiny_model_folder).on(1)
+    with one_rank(tmp_path):
+        compute(0, {"plain": each}, tmp_path)
+    assert_equal(load_file(tmp_path / "plain.safetensors"), alone(each))
+
+
+@pytest.mark.parametrize("name", ["plain", "lora-kl"])
+def test_a_rank_that_keeps_no_logits_learns_the_same(
+    name: str, tmp_path: Path, tiny_model_folder: Path, untied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = common(tiny_model_folder, untied)[name].on(1)
+    wanted = alone(each)
+    for constant, value in {"KEPT_ELEMENTS": 0, "CACHED_ELEMENTS": 1, "CPU_ROWS": 2}.items():
+        monkeypatch.setattr(forest_model, constant, value)
+    with one_rank(tmp_path):
+        compute(0, {name: each}, tmp_path)
+    assert_equal(load_file(tmp_path / f"{name}.safetensors"), wanted)
+
+
+def test_another_number_of_ranks_takes_up_the_same_bits(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    saved = load_file(two / "plain.safetensors")
+    with one_rank(tmp_path):
+        learner = RankLearner(case(tiny_model_folder).on(1).config, "policy")
+        learner.load(two / "plain")
+    state = held(learner)
+    assert learner.version == 5
+    assert len(state) == 3 * 20
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in state.items() if not name.startswith("grad/"))
+
+
+def assert_taken_up(folder: Path, name: str, each: RunConfig) -> None:
+    saved = load_file(folder / f"{name}.safetensors")
+    learner = ForestLearner(trainable(each.model), optim=each.optim, loss=each.loss)
+    learner.load(folder / name)
+    assert learner.version == 5
+    state = learner._optimizer.live()
+    assert state.keys() == {key for key in saved if key.startswith(("master/", "exp_avg"))}
+    assert all(torch.equal(tensor, saved[key]) for key, tensor in state.items())
+
+
+@pytest.mark.parametrize("name", ["plain", "lora-kl", "tensor-parallel"])
+def test_one_process_takes_up_the_same_bits(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
+    assert_taken_up(two, name, common(tiny_model_folder, untied)[name].config)
+
+
+def test_one_process_refuses_shares_of_another_beginning_or_with_one_missing(
+    two: Path, tmp_path: Path, tiny_model_folder: Path, untied: Path
+) -> None:
+    config = common(tiny_model_folder, untied)["lora-kl"].config
+    other = config.model.model_copy(update={"path": str(untied)})
+    with pytest.raises(CheckpointError, match=r"restore the original model\.path"):
+        ForestLearner(trainable(other), optim=config.optim, loss=config.loss).load(two / "lora-kl")
+    shutil.copytree(two / "plain", tmp_path / "torn")
+    next((tmp_path / "torn" / "learner").glob("shard-00001-*")).unlink()
+    learner = ForestLearner(trainable(ModelConfig(path=str(tiny_model_folder))), optim=config.optim)
+    with pytest.raises(CheckpointError, match="is missing; use an older one"):
+        learner.load(tmp_path / "torn")
+
+
+@pytest.mark.parametrize("name", ["plain", "lora-kl", "tensor-parallel"])
+def test_what_ranks_score_is_what_their_checkpoint_scores(name: str, two: Path) -> None:
+    model = load_model(ModelConfig(path=str(two / name)))
+    wanted = nats_by(model, SCORED)
+    assert load_file(two / f"{name}.safetensors")["scores"].tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_each_rank_tells_the_hashes_of_what_it_wrote_and_the_model_opens(two: Path) -> None:
+    told = [json.loads((two / f"plain-{rank}.json").read_text()) for rank in (0, 1)]
+    assert not told[0].keys() & told[1].keys()
+    assert told[0] | told[1] == files.hashes(two / "plain")
+    model = AutoModelForCausalLM.from_pretrained(two / "plain")
+    saved = load_file(two / "plain.safetensors")
+    assert all(torch.equal(p, saved[f"master/{name}"]) for name, p in model.named_parameters())
+
+
+def test_a_checkpoint_holds_no_pickle(two: Path) -> None:
+    assert {path.suffix for path in (two / "plain").rglob("*") if path.is_file()} <= {".safetensors", ".json", ".jinja"}
+
+
+def test_a_checkpoint_of_another_kind_or_cut_short_is_refused(
+    two: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with one_rank(tmp_path):
+        learner = RankLearner(case(tiny_model_folder).on(1).config, "policy")
+        with pytest.raises(CheckpointError, match=r"learner\.json"):
+            learner.load(tiny_model_folder)
+        (tmp_path / "learner").mkdir()
+        (tmp_path / "learner" / "learner.json").write_text(Facts(1, 5, 0, None).to_json())
+        with pytest.raises(CheckpointError, match=r"saved by engine\.name=embedded"):
+            learner.load(tmp_path)
+        (tmp_path / "learner" / "learner.json").write_text(Facts(2, 5, 0, None).to_json())
+        shard = next((two / "plain" / "learner").glob("shard-00001-*")).read_bytes()
+        (tmp_path / "learner" / "shard-00001-model-00001-of-00001.safetensors").write_bytes(shard)
+        with pytest.raises(CheckpointError, match="use an older one"):
+            learner.load(tmp_path)
+
+
+def test_what_is_published_is_whole_merged_and_untied(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sha256", None)  # which nobody would read
+    each = case(tiny_model_folder, model={"lora": {"rank": 4}}).on(1)
+    with one_rank(tmp_path):
+        learner = RankLearner(each.config, "policy")
+        learner.update(each.parts[0][0])
+        (tmp_path / "published").mkdir()
+        learner.publish(tmp_path / "published")
+        adapted = {name: p.full_tensor() for name, p in learner._model.named_parameters()}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "published")
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    prefix = "base_model.model.model.layers.1.mlp.down_proj"
+    a, b = adapted[f"{prefix}.lora_A.default.weight"], adapted[f"{prefix}.lora_B.default.weight"]
+    wanted = adapted[f"{prefix}.base_layer.weight"] + 32.0 / 4 * b @ a
+    assert torch.allclose(model.model.layers[1].mlp.down_proj.weight, wanted, atol=1e-7)
+    assert bool(b.any())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "only Llama"),
+        ({"num_key_value_heads": 1}, "does not divide the model's num_key_value_heads=1"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused(changes: dict[str, Any], reason: str) -> None:
+    from palimpsest.engines.ray.sharding import divide
+
+    class Mesh:
+        def size(self) -> int:
+            return 2
+
+    model = build_llama(40, **{k: v for k, v in changes.items() if k.startswith("num_")})
+    if "model_type" in changes:
+        model.__class__ = type("GPT2LMHeadModel", (type(model),), {})
+    with pytest.raises(ModelError, match=reason):
+        divide(model, Mesh())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_learn_what_one_process_learns_in_rarer_cases(
+    ranks: int, tmp_path: Path, tiny_model_folder: Path, untied: Path
+) -> None:
+    cases = rarer(tiny_model_folder, untied) | (common(tiny_model_folder, untied) if ranks == 4 else {})
+    run_ranks(ranks, tmp_path, compute, {name: each.on(ranks) for name, each in cases.items()}, tmp_path)
+    for name, each in cases.items():
+        assert_equal(load_file(tmp_path / f"{name}.safetensors"), alone(each))
+        if name in ("lora-kl", "tensor-parallel"):
+            assert_taken_up(tmp_path, name, each.config)
+
+
+@pytest.mark.slow
+def test_four_ranks_learn_in_float64_what_one_process_learns_to_the_ninth_digit(
+    tmp_path: Path, tiny_model_folder: Path, untied: Path
+) -> None:
+    folders = (tiny_model_folder, untied)
+    cases = {name: rounded(each) for name, each in (rarer(*folders) | common(*folders) | divided(*folders)).items()}
+    for name, each in cases.items():
+        optim = each.config.optim.model_copy(update={"eps": OptimConfig().eps})
+        cases[name] = replace(each, config=each.config.model_copy(update={"optim": optim}))
+    run_ranks(4, tmp_path, compute_exactly, {name: each.on(4) for name, each in cases.items()}, tmp_path)
+    for name, each in cases.items():
+        found, wanted = load_file(tmp_path / f"{name}.safetensors"), alone(each, exact(trainable(each.config.model)))
+        assert_equal(found, wanted, floor=1e-9)
+        assert {tensor.dtype for tensor in found.values()} == {torch.float64}
+
+
+@pytest.mark.slow
+def test_four_ranks_go_on_from_what_two_saved(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    saved = load_file(two / "plain.safetensors")
+    each = case(tiny_model_folder)
+    with one_rank(tmp_path):
+        reload(0, each.on(1), two / "plain", tmp_path / "one.safetensors")
+    run_ranks(4, tmp_path, reload, each.on(4), two / "plain", tmp_path / "four.safetensors")
+    one, four = load_file(tmp_path / "one.safetensors"), load_file(tmp_path / "four.safetensors")
+    for name, tensor in four.items():
+        if name.startswith(("master/", "exp_avg")):
+            assert torch.equal(tensor, saved[name])
+        assert torch.allclose(tensor, one[name], atol=1e-6), name
+
+
+@pytest.mark.slow
+def test_ranks_with_different_plans_refuse_together(tmp_path: Path, tiny_model_folder: Path) -> None:
+    run_ranks(2, tmp_path, disagree, case(tiny_model_folder).on(2))

@@ -1,0 +1,299 @@
+"""Runs on Ray, as commands: the same numbers as in one process, killed and resumed, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from palimpsest.config.load import load_recipe
+from palimpsest.config.model import model_path
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines import process_guard
+from palimpsest.engines.open import open_engine
+from palimpsest.errors import CheckpointError, EngineError
+from palimpsest.runs.checkpoint import Checkpoints
+from support.cluster import ON_RAY, ClusterRun, settings
+from support.command import Run
+from support.models import nats_by
+from support.ray_ports import call_without_a_token, heads_with_ranks, own_address, ports_of
+from support.vllm_wire import reply, wire
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ClusterRun]:
+    made = ClusterRun(tmp_path / "run")
+    yield made
+    for process in made.processes():
+        process.kill()
+
+
+def metrics(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
+    run: ClusterRun, tmp_path: Path, palimpsest: Run
+) -> None:
+    run.finish()
+    assert run.gone()
+    assert not run.folders_left()
+    done = palimpsest("train", "memagent-quickstart", *settings(2), "--out", str(tmp_path / "one"))
+    assert done.returncode == 0, done.stderr
+    own = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
+    for theirs, ours in zip(metrics(tmp_path / "one"), metrics(run.out), strict=True):
+        assert {"learner/idle_share", "learner/padding_share"} <= ours.keys()
+        assert theirs.keys() - own == ours.keys() - own
+        assert all(ours[name] == pytest.approx(theirs[name], abs=1e-4) for name in theirs.keys() - own)
+    assert all("publish/seconds" in row for row in map(json.loads, (run.out / "timings.jsonl").open()))
+
+
+@pytest.mark.slow
+async def test_ranks_publish_their_weights_to_servers_whole_and_untied(tmp_path: Path) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+    opened: list[Any] = []
+
+    def load(body: dict[str, Any]) -> bytes:
+        weights = Path(body["kwargs"]["weights_path"])
+        assert json.loads((weights / "config.json").read_text())["tie_word_embeddings"] is False
+        found.append({name: value for file in weights.glob("*.safetensors") for name, value in load_file(file).items()})
+        opened.append(AutoModelForCausalLM.from_pretrained(weights))
+        return reply(200, {})
+
+    async with wire() as server:
+        server.faults["/collective_rpc"] = load
+        server.score = lambda ids: nats_by(opened[-1], ids)  # which the ranks' own must be
+        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_context={server.window}"]
+        config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY, *servers])
+        engine = open_engine(config, objective="policy", folder=tmp_path)
+        try:
+            assert engine.learner is not None
+            assert await engine.learner.publish() == 0
+        finally:
+            await engine.close()
+    whole = load_file(Path(model_path(config.model)) / "model.safetensors")
+    assert found[0].keys() == whole.keys() | {"lm_head.weight"}
+    assert all(torch.equal(found[0][name], value) for name, value in whole.items())
+    assert torch.equal(found[0]["lm_head.weight"], whole["model.embed_tokens.weight"])
+
+
+def test_what_bears_the_mark_is_ended_and_the_folders_go_when_the_guard_s_input_ends(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "file").touch()
+    watching = process_guard.start("test-mark", [tmp_path / "left"])
+    sleeping = psutil.Popen(["sleep", "600"], env={process_guard.MARK: "test-mark", "PATH": "/usr/bin:/bin"})
+    other = psutil.Popen(["sleep", "600"], env={"PATH": "/usr/bin:/bin"})
+    watching.finish()
+    assert sleeping.wait(10) == -signal.SIGKILL
+    assert other.is_running()
+    other.kill()
+    other.wait()
+    assert not (tmp_path / "left").exists()
+
+
+@pytest.mark.slow
+def test_a_run_killed_and_resumed_comes_to_the_same_bytes(run: ClusterRun, tmp_path: Path) -> None:
+    through = ClusterRun(tmp_path / "through", steps=10)
+    through.finish()
+    run.steps = 10
+    run.start()
+    run.wait_for_step(4)
+    assert run.process is not None
+    run.process.kill()
+    assert run.gone()
+    run.finish()
+    assert run.rows() == through.rows()
+    records = sorted(path.name for path in (through.out / "trajectories").iterdir())
+    assert len(records) == 10
+    for name in records:
+        assert (run.out / "trajectories" / name).read_bytes() == (through.out / "trajectories" / name).read_bytes()
+    manifest = Path("checkpoints") / "step-000010" / "manifest.json"  # which has the hashes of all files
+    assert (run.out / manifest).read_bytes() == (through.out / manifest).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_a_run_that_a_signal_ends(run: ClusterRun, end: signal.Signals) -> None:
+    run.steps = 200
+    process = run.start()
+    run.wait_for_step(2)
+    assert not strangers(run)
+    assert {path.name.partition("-")[0] for path in run.folders_left()} == {"palimpsest", "pal"}
+    process.send_signal(end)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == (0 if end == signal.SIGTERM else -signal.SIGKILL), output
+    assert run.gone()
+    assert not run.folders_left()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_killed_run_whose_guard_was_killed_before(run: ClusterRun) -> None:
+    run.steps = 200
+    process = run.start()
+    run.wait_for_step(1)
+    (watching,) = guards(run)
+    watching.kill()
+    wait_for(lambda: [each for each in guards(run) if each.pid != watching.pid])
+    process.kill()
+    process.communicate(timeout=300)
+    assert run.gone()
+    assert not run.folders_left()
+
+
+def guards(run: ClusterRun) -> list[psutil.Process]:
+    return [each for each in run.processes() if "palimpsest.engines.process_guard" in each.cmdline()]
+
+
+@pytest.mark.slow
+def test_no_other_user_reaches_the_folder_of_ray(run: ClusterRun) -> None:
+    run.steps = 200
+    run.start()
+    run.wait_for_step(1)
+    homes = [path for path in run.folders_left() if path.name.startswith("pal-")]
+    assert homes
+    assert all(path.stat().st_mode & 0o777 == 0o700 for path in homes)
+    assert any(path.rglob("plasma_store") for path in homes)
+
+
+def strangers(run: ClusterRun) -> list[tuple[str, str]]:
+    """Sockets that listen on other interfaces than loopback, Ray's own included."""
+    found = []
+    for process in run.processes():
+        listening = [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        name = " ".join(process.cmdline())
+        found += [(name, ip) for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ray::Rank", "was lost (ActorDiedError"),
+        ("gcs_server", "was lost (Ray's gcs_server ended)"),
+        ("raylet", "was lost (Ray's raylet ended)"),
+    ],
+)
+def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: ClusterRun, name: str, told: str) -> None:
+    run.steps, run.apart = 6, True
+    process = run.start()
+    run.wait_for_step(2)
+    next(each for each in run.processes() if name in Path(each.cmdline()[0]).name).kill()
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 2, errors
+    assert not output  # Ray prints there what it finds
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert told in last
+    assert last.endswith("; the run goes on from its newest checkpoint when it is resumed")
+    assert name == "gcs_server" or "warning: Ray: " in (run.out / "events.jsonl").read_text() + errors
+    assert run.gone()
+    run.finish()
+    assert len(run.rows()) == 6
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_calls_that_abort_its_gcs_server_and_no_other_interface_reaches_it(run: ClusterRun) -> None:
+    run.steps = 6
+    process = run.start("cluster.max_restarts=3")
+    run.wait_for_step(1)
+    for _ in range(2):
+        (server,) = wait_for(partial(heads_with_ranks, run))
+        (port,) = wait_for(partial(ports_of, server))
+        assert call_without_a_token(f"{own_address()}:{port}") == "UNAVAILABLE"
+        assert server.is_running()
+        call_without_a_token(f"127.0.0.1:{port}")
+        server.wait(60)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "restart 2 of 3" in output
+    assert [json.loads(row)["step"] for row in run.rows()] == [1, 2, 3, 4, 5, 6]
+    assert run.gone()
+
+
+def wait_for(found: Callable[[], list[Any]]) -> list[Any]:
+    while not (there := found()):
+        time.sleep(0.05)
+    return there
+
+
+@pytest.mark.slow
+def test_a_run_whose_gcs_server_dies_goes_on_by_itself(run: ClusterRun) -> None:
+    run.steps = 6
+    process = run.start("cluster.max_restarts=1")
+    run.wait_for_step(2)
+    next(each for each in run.processes() if each.name() == "gcs_server").kill()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert output.count("Ray's gcs_server ended") == 1
+    assert [json.loads(row)["step"] for row in run.rows()] == [1, 2, 3, 4, 5, 6]
+    assert run.gone()
+    assert not run.folders_left()
+
+
+WHY = r"\(.*File too large.*\)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        ("save", r"step-000001 can't be written {why}: [\d,]+ bytes were, [\d,]+ are free on the disk$"),
+        ("publish", r"at: weights can't be written {why}: [\d,]+ bytes were, {size} are needed, [\d,]+ are free"),
+    ],
+)
+async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_path: Path, of: str, told: str) -> None:
+    config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY])
+    engine = open_engine(config, objective="policy")
+    learner: Any = engine.learner
+    weights = load_file(Path(model_path(config.model)) / "model.safetensors").values()
+    size = 4 * (sum(weight.numel() for weight in weights) + learner.limits.vocab * weights_width(config))
+    try:
+        await learner.publish()
+        group = learner._group
+        for pid in group.call(group.ranks, "pid", limit=group.limit("start_timeout_s")):
+            psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (50_000, -1))  # as a disk that is full
+        saves = Checkpoints(tmp_path, identity="a").save(1, learner.save, {})
+        publishes = learner.write_weights(group.folder / "at")  # which goes with the ranks
+        wanted, other = (saves, publishes) if of == "save" else (publishes, saves)
+        other.close()
+        with pytest.raises((CheckpointError, EngineError), match=told.format(why=WHY, size=f"{size:,}")):
+            await wanted
+    finally:
+        await engine.close()
+
+
+def weights_width(config: RunConfig) -> int:
+    """Of the output projection, which is apart from the embeddings where servers read it."""
+    return int(json.loads((Path(model_path(config.model)) / "config.json").read_text())["hidden_size"])
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_save_leaves_the_checkpoint_before_it(run: ClusterRun) -> None:
+    run.steps = 30
+    process = run.start()
+    run.wait_for_step(2)
+    hidden = run.out / "checkpoints"
+    while process.poll() is None and not any(path.name.startswith(".step-") for path in hidden.iterdir()):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert run.gone()
+    last = len(run.rows())
+    resumed = run.start(f"train.steps={last + 1}")
+    output, _ = resumed.communicate(timeout=600)
+    assert resumed.returncode == 0, output
+    assert f"step-{last + 1:06d}" in {path.name for path in hidden.iterdir()}

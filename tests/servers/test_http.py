@@ -1,0 +1,149 @@
+"""What the servers share: every error has the form of the server that tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from starlette.requests import Request
+
+from palimpsest.errors import DataError
+from palimpsest.servers.connection_limits import ConnectionLimits
+from palimpsest.servers.http_service import (
+    SWITCH_SECONDS,
+    ErrorForm,
+    Guard,
+    Refused,
+    Server,
+    bound,
+    json_response,
+    plain_error,
+)
+from palimpsest.servers.openai.request_bodies import openai_error
+
+
+@pytest.mark.parametrize("form", [plain_error, openai_error])
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (Refused(418, "no tea"), 418, "no tea"),
+        (DataError("p: broken"), 400, "p: broken"),
+        (OSError(28, "No space left on device"), 500, "the server failed (OSError); its log says why"),
+    ],
+)
+async def test_whatever_goes_wrong_is_told_in_the_form_of_the_server(
+    form: ErrorForm, error: Exception, status: int, said: str
+) -> None:
+    def fails(_: Request) -> Any:
+        raise error
+
+    app = Guard(None, form=form).app([("/a", "GET", fails)])
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+        answer = await client.get("/a")
+    assert answer.status_code == status
+    assert answer.json() == form(Refused(status, said))
+
+
+async def test_a_thread_that_computes_lets_the_event_loop_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, found = sys.getswitchinterval(), list[float]()
+
+    async def serve(self: uvicorn.Server, sockets: list[socket.socket] | None) -> None:
+        found.append(sys.getswitchinterval())
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    try:
+        with bound("127.0.0.1", 0) as taken:
+            await Server(Guard(None).app([]), taken, ConnectionLimits()).serve_here()
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [pytest.approx(SWITCH_SECONDS)]
+
+
+async def test_every_piece_of_an_answer_is_sent_at_once() -> None:
+    """Without TCP_NODELAY the second one waits until the client has confirmed the first, 40 ms on Linux."""
+    accepted = asyncio.Queue[int]()
+
+    async def served(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken: socket.socket = writer.get_extra_info("socket")
+        accepted.put_nowait(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bound("127.0.0.1", 0) as taken:
+        server = await asyncio.start_server(served, sock=taken)
+        _, writer = await asyncio.open_connection(*taken.getsockname())
+        assert await accepted.get()
+        writer.close()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("evil.com@127.0.0.1", None),
+        ("127.0.0.1#evil.com", None),
+        ("127.0.0.1/evil.com", None),
+        ("[::1].evil.com", None),
+        ("127.0.0.1:8400:1", None),
+        ("127.0.0.1:", None),
+        ("localhost.", None),
+        ("", None),
+        ("localhost:8400", "http://evil.com\\@127.0.0.1:8400"),
+        ("localhost:8400", "http://evil.com@localhost:8400"),
+        ("localhost:8400", "http://localhost:3000"),
+        ("localhost:8400", "http://localhost"),
+        ("localhost", "https://localhost:80"),
+        ("localhost:8400", "file://localhost:8400"),
+        ("localhost:8400", "null"),
+        ("localhost:8400", ""),
+    ],
+)
+async def test_hosts_and_origins_that_are_not_this_server_are_rejected(host: str, origin: str | None) -> None:
+    assert await asked_as([("Host", host)], origin) == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:8400", None),
+        ("LOCALHOST:8400", "http://localhost:8400"),
+        ("[::1]:8400", "http://127.0.0.1:8400"),
+        ("127.0.0.1:8400", "https://localhost:8400"),
+        ("localhost", "https://localhost:443"),
+    ],
+)
+async def test_a_page_of_this_server_is_answered(host: str, origin: str | None) -> None:
+    assert await asked_as([("Host", host)], origin) == 200
+
+
+async def test_two_hosts_are_rejected() -> None:
+    assert await asked_as([("Host", "localhost"), ("Host", "evil.com")], None) == 400
+
+
+async def asked_as(hosts: list[tuple[str, str]], origin: str | None) -> int:
+    """The status of a request with those headers, at a server without a key."""
+    app = Guard(None, pages=False).app((("/", "GET", lambda _: json_response({})),))
+    headers = [*hosts, *([("Origin", origin)] if origin is not None else [])]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+    }
+    said: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        said.append(message)
+
+    await app(scope, receive, send)
+    return int(said[0]["status"])

@@ -1,0 +1,329 @@
+"""Lessons of a cold start: the form of replies, and nothing of what reinforcement learning has to teach."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.app.quickstart_methods import METHODS, Lengths
+from palimpsest.app.train import supervised_training
+from palimpsest.app.train.supervised_training import run_cold_start
+from palimpsest.app.train.training_run import Training, prepare
+from palimpsest.config.data import SyntheticConfig
+from palimpsest.config.load import load_recipe, parse_config
+from palimpsest.data.synthetic.world import PEOPLE, RELATIONS
+from palimpsest.errors import ConfigError
+from palimpsest.memory.document_baselines import FullContextPolicy
+from palimpsest.memory.gated import Decision, GatedPolicy, read_gates
+from palimpsest.memory.heads import HeadsPolicy
+from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.recall import RecallPolicy
+from palimpsest.progress.reporter import Silent
+from palimpsest.runs.driver import Finished
+from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.reply_tags import RecallReply, read_recall_reply
+from palimpsest.text.sentences import flat, sentences, stands_in
+from palimpsest.training.supervised.lessons import Lessons
+from palimpsest.training.supervised.supervised_loop import SupervisedTrainer
+from support.fakes import first_lessons
+
+DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
+ONE_HOP = SyntheticConfig(facts_per_chunk=2, hops=1)
+SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
+COUNT = 300
+
+
+def slots_of(turn: Any, codec: Any) -> dict[str, str]:
+    """What stands in the slots of a reading turn's prompt; a recalled memory counts as memory."""
+    slots = {name: codec.decode(turn.piece(name)) for name in turn.spans}
+    if "recalled" in slots:
+        slots["memory"] = f"{slots.pop('recalled')}\n{slots['memory']}"
+    return slots
+
+
+def read_lessons(
+    policy: Any, codec: Any, insight: float = 0.0, data: SyntheticConfig = DATA
+) -> list[tuple[dict[str, str], str]]:
+    """What stands in the slots, and the reply, of each lesson in reading."""
+    drawn = first_lessons(Lessons(policy, codec, data, 0, insight), COUNT)
+    turns = [turn for trajectory in drawn for turn in trajectory.turns if turn.name == "read"]
+    return [(slots_of(turn, codec), codec.decode(turn.completion.token_ids, control=False)) for turn in turns]
+
+
+def lessons(policy: Any, codec: Any, insight: float = 0.0) -> list[tuple[str, str, str]]:
+    """Kind, prompt and reply of each lesson."""
+    drawn = first_lessons(Lessons(policy, codec, DATA, 0, insight), COUNT)
+    return [
+        (
+            turn.name,
+            codec.decode(turn.prompt_ids, control=False),
+            codec.decode(turn.completion.token_ids, control=False),
+        )
+        for trajectory in drawn
+        for turn in trajectory.turns
+    ]
+
+
+def test_every_reply_is_well_formed_and_within_its_budget(tiny_codec: Any) -> None:
+    policy = RecallPolicy(**SIZES, reply_tokens=140)
+    asked = 0
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), COUNT):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            reply = read_recall_reply(turn.completion.token_ids, tiny_codec)
+            assert isinstance(reply, RecallReply)
+            assert 0 < len(reply.update) <= policy.memory_tokens
+            assert reply.query is None or reply.query in PEOPLE
+            asked += reply.query is not None
+        assert turn.completion.token_ids[-1] == tiny_codec.stop_ids[-1]
+        assert len(turn.prompt_ids) + policy.written_tokens <= policy.required_context(tiny_codec)
+    assert 0.6 < asked / (0.6 * COUNT) < 0.95
+
+
+def test_what_is_written_and_asked_for_is_drawn_from_what_is_in_sight(tiny_codec: Any) -> None:
+    places = Counter[str]()
+    for slots, text in read_lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec):
+        update, _, recall = text.removeprefix("<update>").partition("</update>")
+        sight = flat(slots["memory"] + "\n" + slots["section"])
+        assert all(stands_in(flat(sentence), sight) for sentence in sentences(update))
+        name = recall.removeprefix("<recall> ").removesuffix("</recall>")
+        assert not name or (name in slots["section"] and name not in slots["question"])
+        for sentence in sentences(update):
+            places["section" if sentence in slots["section"] else "memory"] += 1
+    assert 0.5 < places["section"] / places.total() < 0.95
+
+
+def test_what_is_written_does_not_depend_on_the_question(tiny_codec: Any) -> None:
+    """Of two facts in sight, one the question's relation and one not, each is written as often."""
+    related = others = wrote_related = wrote_others = 0
+    for slots, text in read_lessons(OverwritePolicy(**SIZES), tiny_codec):
+        subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
+        for fact in dict.fromkeys(sentences(slots["section"])):
+            about = subject in fact
+            related, others = related + about, others + (not about)
+            wrote_related += about and fact in text
+            wrote_others += (not about) and fact in text
+    assert related > 10
+    assert abs(wrote_related / related - wrote_others / others) < 0.25
+
+
+def test_insight_keeps_what_leads_to_the_answer_and_asks_for_what_it_names(tiny_codec: Any) -> None:
+    """The first hop is known by the question's subject, the second by whom the first leads to."""
+    kept = asked = 0
+    for slots, text in read_lessons(RecallPolicy(**SIZES, reply_tokens=140), tiny_codec, insight=1.0):
+        subject = next(word for word in slots["question"].replace("?", "").split() if word in PEOPLE)
+        update, _, recall = text.removeprefix("<update>").partition("</update>")
+        facts = sentences(slots["memory"] + "\n" + slots["section"])
+        for first in (
+            fact for fact in facts if fact.startswith(f"{subject} ") and fact.rstrip(".").split()[-1] in PEOPLE
+        ):
+            bridge = first.rstrip(".").split()[-1]
+            verb = slots["question"].partition(f"{subject} ")[2].split()[0]
+            if verb not in first:
+                continue
+            assert first in update
+            kept += 1
+            if not any(fact.startswith(f"{bridge} ") for fact in facts):
+                assert recall == f"<recall> {bridge}</recall>"
+                asked += 1
+            break
+    assert kept > 20
+    assert asked > 10
+
+
+def test_answers_come_from_both_memories_together_and_unknown_where_a_piece_is_missing(tiny_codec: Any) -> None:
+    answers = [(p, t) for kind, p, t in lessons(RecallPolicy(**SIZES), tiny_codec) if kind == "answer"]
+    known = [(p, t) for p, t in answers if "unknown" not in t]
+    assert 0.6 < len(known) / len(answers) < 0.9
+    spread = 0
+    for prompt, text in known:
+        answer = text.removeprefix("\\boxed{").removesuffix("}")
+        recalled, memory = prompt.partition("recall:")[2].split("\nMemory:")
+        assert answer in recalled + memory
+        subject = next(word for word in prompt.partition("\n")[2].partition("?")[0].split() if word in PEOPLE)
+        spread += (answer in recalled) != (subject in recalled)
+    assert spread > len(known) / 5  # a hop in each
+
+
+def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
+    policies = (RecallPolicy(**SIZES), OverwritePolicy(**SIZES))
+    kinds, other_kinds = ([kind for kind, _, _ in lessons(policy, tiny_codec)] for policy in policies)
+    assert kinds == other_kinds
+    ours, theirs = (read_lessons(policy, tiny_codec) for policy in policies)
+    for (mine, _), (other, _) in zip(ours, theirs, strict=True):
+        assert (mine["question"], mine["section"]) == (other["question"], other["section"])
+        assert other["memory"] in mine["memory"]  # which holds the recalled one besides
+
+
+def test_who_has_several_heads_starts_from_the_lessons_of_who_overwrites(tiny_codec: Any) -> None:
+    ours, theirs = (
+        first_lessons(Lessons(policy, tiny_codec, DATA, 0), 20)
+        for policy in (HeadsPolicy(**SIZES, heads=3), OverwritePolicy(**SIZES))
+    )
+    assert ours == theirs
+
+
+def test_other_heads_are_shown_and_left_alone(tiny_codec: Any) -> None:
+    policy = HeadsPolicy(**{**SIZES, "prompts": "standard"}, heads=2)
+    others = Counter[bool]()
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), 40):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            slots = slots_of(turn, tiny_codec)
+            sight = flat(slots["memory"] + "\n" + slots["section"])
+            written = tiny_codec.decode(turn.completion.token_ids, control=False)
+            assert all(stands_in(flat(sentence), sight) for sentence in sentences(written))
+            others[slots["other_heads"] == "No previous memory"] += 1
+    assert min(others[True], others[False]) > 5
+
+
+def test_gated_replies_are_taught_in_their_form_closed_gates_too(tiny_codec: Any) -> None:
+    policy = GatedPolicy(**SIZES, reply_tokens=140)
+    opened: Counter[bool] = Counter()
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), COUNT):
+        (turn,) = trajectory.turns
+        if turn.name == "read":
+            decision = read_gates(turn.completion.token_ids, tiny_codec)
+            assert isinstance(decision, Decision)
+            assert decision.memory is None or decision.memory
+            opened[decision.memory is not None] += 1
+    assert 0.2 < opened[False] / sum(opened.values()) < 0.4  # the share that else writes what is older alone
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_memory_is_kept_by_an_empty_reply_only_where_that_keeps_it(tiny_codec: Any, keeps: bool) -> None:
+    policy = OverwritePolicy(**SIZES, empty_memory="keep" if keeps else "overwrite")
+    replies = [reply for _, reply in read_lessons(policy, tiny_codec)]
+    assert (0.2 < sum(not reply for reply in replies) / len(replies) < 0.4) == keeps
+    assert keeps or all(replies)
+
+
+def test_with_insight_the_evidence_is_kept_where_it_is_held_and_written_where_it_is_read(tiny_codec: Any) -> None:
+    policy = OverwritePolicy(**SIZES, empty_memory="keep")
+    held = read = 0
+    for slots, reply in read_lessons(policy, tiny_codec, insight=1.0, data=ONE_HOP):
+        subject = next(word for word in re.findall(r"\w+", slots["question"]) if word in PEOPLE)
+        (asked,) = (each for each in RELATIONS if each.question.format(s=subject) == slots["question"])
+        says = tuple(each.format(s=subject, v="").rstrip(".") for each in asked.statements)
+        memory, section = (
+            [fact for fact in sentences(slots[name]) if fact.startswith(says)] for name in ("memory", "section")
+        )
+        if memory and not section:
+            assert reply == ""
+            held += 1
+        elif section and not memory:
+            assert section[0] in reply
+            read += 1
+    assert min(held, read) > 10
+
+
+def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
+    with pytest.raises(ConfigError, match="cold_start can't teach FullContextPolicy: its teachable\\(\\) says no form"):
+        Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
+    with pytest.raises(ConfigError, match="cold_start draws its lessons from the synthetic world"):
+        parse_config("data: {source: a.json}\ncold_start: {}")
+
+
+def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, tiny_model_folder: Path) -> None:
+    settings = [
+        f"model.path={tiny_model_folder}",
+        "train={steps: 1, prompts_per_step: 1, group_size: 2, optimizer_steps: 1, save_every: 1}",
+        "cold_start={steps: 2, lessons_per_step: 2}",
+        "policy.options.question_tokens=60",
+        "logging.sinks=[jsonl]",
+    ]
+    config = load_recipe("rememr1-quickstart", settings)
+    started: list[str] = []
+    for _ in range(2):
+        with open_run(tmp_path / "run", config, resume=True) as folder:
+            finished = asyncio.run(Training(folder).run(config, prepare(config, folder.path), started.append))
+        assert finished.step == 1
+    assert started == [str(tmp_path / "run" / "cold-start" / "checkpoints" / "step-000002")] * 2
+    rows = (tmp_path / "run" / "cold-start" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 2
+    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "state_format" in row
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lessons = "cold_start={steps: 5, lessons_per_step: 2, distinct: 3}"
+    settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
+    config = load_recipe("rememr1-quickstart", [*settings, "logging.sinks=[jsonl]"])
+    prepared = prepare(config, tmp_path)
+    step = SupervisedTrainer.step
+    happens: Callable[[], None] | None = None
+
+    async def watched(trainer: SupervisedTrainer, number: int) -> Any:
+        if number == 4 and happens is not None:
+            happens()
+        return await step(trainer, number)
+
+    def go(name: str) -> Finished:
+        parts = prepared.parts
+        work = run_cold_start(
+            config,
+            parts.policy,
+            parts.engine.codec,
+            tmp_path / name,
+            progress=Silent(),
+            stop=GracefulStop(),
+            warn=print,
+        )
+        return asyncio.run(work)
+
+    monkeypatch.setattr(supervised_training, "SAVE_EVERY", 2)
+    monkeypatch.setattr(SupervisedTrainer, "step", watched)
+    go("whole")
+    happens = killed
+    with pytest.raises(KeyboardInterrupt):
+        go("killed")
+    assert [path.name for path in (tmp_path / "killed" / "cold-start" / "checkpoints").iterdir()] == ["step-000002"]
+    happens, started = interrupt, list[str]()
+    with open_run(tmp_path / "interrupted", config) as folder:
+        begun = asyncio.run(Training(folder).run(config, prepared, started.append))
+    assert (begun.step, begun.interrupted, begun.checkpoint.name, started) == (0, True, "step-000004", [])
+    assert not (tmp_path / "interrupted" / "metrics.jsonl").exists()
+    happens = None
+    for name in ("killed", "interrupted"):
+        assert go(name).step == 5
+        for file in ("cold-start/metrics.jsonl", "cold-start/checkpoints/step-000005/model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> None:
+    config = load_recipe("rememr1-quickstart", ["evaluation.problems=3"])
+    problems = Lengths().problems(config, 16)
+    assert [len((p.context or "").split("\n")) for p in problems] == [128] * 3
+    assert Lengths().heading(config, 16, trained=8) == "128 chunks (16x)"
+    assert Lengths().heading(config, 16, trained=4) == "128 chunks (32x)"
+    names = METHODS["rememr1"].names(config)
+    assert names == ("recall", "recall_before", "overwrite", "rule_recall")
+    assert set(names) == set(METHODS["rememr1"].labels)
+
+
+def test_rival_and_rule_have_the_agents_budgets() -> None:
+    config = load_recipe("rememr1-quickstart")
+    mine = config.policy.options
+    for other in (*config.evaluation.rivals.values(), *config.evaluation.baselines.values()):
+        shared = set(other.options) & set(mine) - {"query"}
+        assert {"memory_tokens", "chunk_size", "question_tokens", "answer_tokens"} <= shared
+        assert all(other.options[name] == mine[name] for name in shared)

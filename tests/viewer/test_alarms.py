@@ -1,0 +1,123 @@
+"""Each alarm is raised by rows made for it, and not by those just short of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest.viewer.records.alarms as alarms_module
+from palimpsest.viewer.records.alarms import THRESHOLDS, Watched, alarms
+from palimpsest.viewer.records.run_status import Status
+
+
+def rows(count: int = 70, **values: Any) -> list[dict[str, Any]]:
+    """`count` steps; a value that is a pair is the first until twenty steps before the end, then the second."""
+
+    def at(step: int, value: Any) -> Any:
+        return value[step >= count - 20] if isinstance(value, tuple) else value
+
+    return [
+        {"step": step, **{name.replace("__", "/"): at(step, value) for name, value in values.items()}}
+        for step in range(count)
+    ]
+
+
+def raised(metrics: Any, **more: Any) -> dict[str, str]:
+    """Key to severity."""
+    return {each.key: each.severity for each in alarms(Watched(metrics, **more), now=1000.0)}
+
+
+@pytest.mark.parametrize(
+    ("key", "over", "under"),
+    [
+        ("no_signal", {"groups__with_signal": 0.49}, {"groups__with_signal": 0.51}),
+        (
+            "ungraded",
+            {"reward__ungraded": 3.0, "outcome__answered": 100.0},
+            {"reward__ungraded": 2.0, "outcome__answered": 90.0, "outcome__sampler_failed": 10.0},
+        ),
+        ("memory_cut", {"memory__truncated": 0.26}, {"memory__truncated": 0.24}),
+        ("logprob_gap", {"sampler__logprob_gap_mean": 0.06}, {"sampler__logprob_gap_mean": 0.04}),
+        ("logprob_gap", {"policy__logprob_gap": 0.06}, {"policy__logprob_gap": 0.04}),
+        (
+            "logprob_gap",
+            {"sampler__logprob_gap_mean": 0.06, "policy__logprob_gap": 0.01},
+            {"sampler__logprob_gap_mean": 0.01, "policy__logprob_gap": 0.06},
+        ),
+        ("entropy", {"policy__entropy": (1.0, 0.2)}, {"policy__entropy": (1.0, 0.3)}),
+        ("entropy", {"reward__std": (0.4, 0.05)}, {"reward__std": (0.4, 0.2)}),
+        ("invention", {"memory__copy_fidelity": (0.9, 0.79)}, {"memory__copy_fidelity": (0.9, 0.81)}),
+        ("grad_skipped", {"optim__grad_skipped": 0.3}, {"optim__grad_skipped": 0.0}),
+    ],
+)
+def test_an_alarm_of_metrics(key: str, over: dict[str, Any], under: dict[str, Any]) -> None:
+    assert raised(rows(**over)) == {key: "red"}
+    assert raised(rows(**under)) == {}
+
+
+def test_memories_that_are_cut_in_the_first_steps_are_no_red_alarm() -> None:
+    """As of a quickstart, which learns within some 25 steps to write what has room."""
+    assert raised(rows(30, memory__truncated=0.5)) == {"memory_cut": "amber"}
+    assert raised(rows(memory__truncated=(0.0, 0.5))) == {"memory_cut": "amber"}
+    assert raised(rows(memory__truncated=(0.5, 0.1))) == {}
+
+
+def test_a_few_skipped_gradients_are_amber() -> None:
+    assert raised(rows(optim__grad_skipped=0.1)) == {"grad_skipped": "amber"}
+
+
+def test_a_stage_six_times_its_median_is_told_and_names_the_stage() -> None:
+    timings = [{"step": step, "rollout_s": 2.0, "learn_s": 1.0} for step in range(20)]
+    slow = [*timings, {"step": 20, "rollout_s": 2.0, "learn_s": 6.5}]
+    found = alarms(Watched(rows(21), slow))
+    assert [each.key for each in found] == ["slow_stage"]
+    assert "learning took 6.5 s" in found[0].text
+    assert raised(rows(21), timings=[*timings, {"step": 20, "rollout_s": 11.0, "learn_s": 1.0}]) == {}
+    quick = [{"step": step, "learn_s": 0.01 if step < 20 else 0.5} for step in range(21)]
+    assert raised(rows(21), timings=quick) == {}  # half a second is nothing to look into
+
+
+def test_a_dead_run_is_red_and_says_how_to_go_on() -> None:
+    found = alarms(Watched(rows(3), status=Status.DEAD, resume="palimpsest train --resume runs/first"))
+    assert [(each.severity, each.key) for each in found] == [("red", "dead")]
+    assert "palimpsest train --resume runs/first" in found[0].text
+
+
+def test_a_run_that_says_nothing_for_long_is_told() -> None:
+    timings = [{"step": step, "rollout_s": 20.0, "learn_s": 5.0} for step in range(9)]
+    told = {"timings": timings, "status": Status.RUNNING}
+    assert raised(rows(9), updated=1000.0 - 151, **told)["silent"] == "amber"
+    assert "silent" not in raised(rows(9), updated=1000.0 - 149, **told)
+    assert "silent" not in raised(rows(9), updated=0.0, timings=timings, status=Status.FINISHED)
+
+
+def test_too_few_steps_raise_nothing() -> None:
+    assert raised(rows(4, groups__with_signal=0.0, memory__truncated=1.0, policy__logprob_gap=9.0)) == {}
+    assert raised([]) == {}
+    assert raised([{"step": 1, "groups/with_signal": None}] * 9) == {}
+
+
+ADVISED = {"memory__tokens": 3.0, "reward__mean": 0.5}
+
+
+def test_advice_comes_only_where_no_alarm_is_red() -> None:
+    timings = [{"step": step, "rollout_s": 9.5, "learn_s": 0.5} for step in range(120)]
+    told: dict[str, Any] = {"timings": timings, "status": Status.STOPPED, "memory_tokens": 8}
+    advice = {"rollout_bound": "advice", "memory_unused": "advice", "flat": "advice"}
+    assert raised(rows(120, **ADVISED), **told) == advice
+    assert raised(rows(120, **ADVISED, memory__truncated=0.9), **told) == {"memory_cut": "red"}
+    assert raised(rows(120, **ADVISED, optim__grad_skipped=0.1), **told) == {"grad_skipped": "amber", **advice}
+
+
+def test_the_worst_comes_first() -> None:
+    found = raised(rows(optim__grad_skipped=0.1, memory__truncated=0.9), status=Status.DEAD)
+    assert list(found.values()) == ["red", "red", "amber"]
+
+
+def test_every_alarm_stands_in_the_table_of_thresholds() -> None:
+    source = Path(alarms_module.__file__).read_text("utf-8")
+    raised_keys = set(re.findall(r'Alarm\((?:"\w+"|severity), "(\w+)"', source))
+    assert raised_keys == {key for key, _, _ in THRESHOLDS}

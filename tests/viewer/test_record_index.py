@@ -1,0 +1,212 @@
+"""Random access and rows, over files that grow, are cut, or were written by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palimpsest.errors import DataError
+from palimpsest.evaluation.episode_files import read_episodes
+from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
+from palimpsest.types import Group
+from palimpsest.viewer.records.episode_rows import row_of
+from palimpsest.viewer.records.record_index import RecordIndex, RowCache
+from palimpsest.viewer.records.sources import NotThere, Piece, content_of
+from support.view_folders import group
+
+GROUPS = [
+    group(f"p{place}", rewards, turns=2 + place) for place, rewards in enumerate([(0.0, 1.0), (None, 1.0, 0.5), (1.0,)])
+]
+
+
+def written(path: Path, groups: list[Group]) -> Path:
+    lines = b"".join(map(group_lines, groups))
+    path.write_bytes(encode_groups(groups) if path.suffix == ".zst" else lines)
+    return path
+
+
+@pytest.mark.parametrize("name", ["step-000001.jsonl.zst", "hand.jsonl"])
+def test_rows_and_groups_are_those_of_the_reader(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, GROUPS)
+    index, whole = RecordIndex(path), read_groups(path).groups
+    found = index.rows()
+    assert [(row["group"], row["rollout"]) for row in found.rows] == [
+        (place, rollout) for place, each in enumerate(whole) for rollout in range(len(each.trajectories))
+    ]
+    for row in found.rows:
+        trajectory = whole[row["group"]].trajectories[row["rollout"]]
+        assert row["turns"] == len(trajectory.turns)
+        assert row["prompt_tokens"] == sum(len(turn.prompt_ids) for turn in trajectory.turns)
+        assert row["sampled_tokens"] == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+        assert row["reward"] == whole[row["group"]].grades[row["rollout"]].value
+        assert row["answer"] == trajectory.answer
+    assert (found.torn, found.more, found.groups) == (None, False, 3)
+    assert [RecordIndex(path).group(place) for place in (2, 0, 1)] == [whole[2], whole[0], whole[1]]
+
+
+def test_a_look_at_a_group_unpacks_its_frame_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = list[object]()
+
+    def counted(file: BinaryIO, piece: Piece, *, compressed: bool) -> bytes:
+        unpacked.append(piece)
+        return content_of(file, piece, compressed=compressed)
+
+    monkeypatch.setattr("palimpsest.viewer.records.record_index.content_of", counted)
+    assert RecordIndex(written(tmp_path / "a.jsonl.zst", GROUPS)).group(0) == GROUPS[0]
+    assert len(unpacked) == 1
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl"])
+def test_a_file_that_is_cut_anywhere_keeps_what_is_whole_and_tells_the_rest(name: str, tmp_path: Path) -> None:
+    data = written(tmp_path / name, GROUPS).read_bytes()
+    path = tmp_path / f"cut-{name}"
+    for end in range(1, len(data), 37):
+        path.write_bytes(data[:end])
+        index, reader = RecordIndex(path), read_groups(path)
+        found = index.rows()
+        assert len(found.rows) == sum(len(each.trajectories) for each in reader.groups), end
+        assert (found.torn is None) == (reader.torn is None), end
+        with pytest.raises(NotThere):
+            index.group(found.groups)
+
+
+def test_a_flipped_bit_costs_its_frame_and_what_follows(tmp_path: Path) -> None:
+    frames = [encode_groups([each]) for each in GROUPS]
+    path = tmp_path / "a.jsonl.zst"
+    damaged = bytearray(b"".join(frames))
+    damaged[len(frames[0]) + len(frames[1]) // 2] ^= 1
+    path.write_bytes(damaged)
+    found = RecordIndex(path).rows()
+    assert found.groups == 1
+    assert found.torn is not None
+    assert "after 1 whole groups" in found.torn
+
+
+def test_a_file_that_grows_is_read_on_and_a_torn_frame_that_becomes_whole_comes_in(tmp_path: Path) -> None:
+    frames = [encode_groups([each]) for each in GROUPS]
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(frames[0] + frames[1][:20])
+    index = RecordIndex(path)
+    assert index.rows().groups == 1
+    assert index.rows().torn
+    with path.open("ab") as file:
+        file.write(frames[1][20:] + frames[2])
+    grown = index.rows()
+    assert (grown.groups, grown.torn) == (3, None)
+    path.write_bytes(frames[2])
+    assert [row["id"] for row in index.rows().rows] == ["p2"]
+
+
+def test_a_group_of_a_plain_file_grows_with_its_lines(tmp_path: Path) -> None:
+    lines = group_lines(GROUPS[1]).splitlines(keepends=True)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines[0])
+    index = RecordIndex(path)
+    assert len(index.group(0).trajectories) == 1
+    path.write_bytes(b"".join(lines))
+    assert len(index.group(0).trajectories) == 3
+    assert [row["rollout"] for row in index.rows().rows] == [0, 1, 2]
+
+
+def test_an_evaluations_frames_of_a_problem_are_one_group_and_the_last_of_a_draw_counts(tmp_path: Path) -> None:
+    one, other = GROUPS[1], GROUPS[0]
+
+    def frame(whole: Group, place: int) -> bytes:
+        return encode_groups([Group(whole.problem, (whole.trajectories[place],), (whole.grades[place],))])
+
+    path = tmp_path / "episodes.jsonl.zst"
+    path.write_bytes(frame(one, 2) + frame(other, 0) + frame(one, 0) + frame(one, 2))
+    index, whole = RecordIndex(path), read_episodes(path).groups
+    rows = sorted(index.rows().rows, key=lambda row: (row["group"], row["rollout"]))
+    assert [(row["group"], row["rollout"], row["draw"]) for row in rows] == [(0, 0, 0), (0, 1, 2), (1, 0, 0)]
+    assert [index.group(place) for place in (0, 1)] == list(whole)
+
+
+def test_reading_stops_in_time_and_goes_on(tmp_path: Path) -> None:
+    index = RecordIndex(written(tmp_path / "a.jsonl.zst", GROUPS))
+    first = index.rows(seconds=-1.0)
+    assert (first.rows, first.more) == ([], True)
+    assert not index.rows().more
+
+
+def test_the_cache_serves_a_file_that_is_the_same_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cache = written(tmp_path / "a.jsonl.zst", GROUPS), RowCache(tmp_path / "cache", worth_s=-1.0)
+    rows = RecordIndex(path, cache).rows().rows
+    with monkeypatch.context() as patched:
+        patched.setattr("palimpsest.viewer.records.record_index.row_of", lambda line: pytest.fail("was read again"))
+        assert RecordIndex(path, cache).rows().rows == rows
+    assert RecordIndex(path, cache).group(1) == GROUPS[1]
+    (kept,) = (tmp_path / "cache").iterdir()
+    for damage in (b"", b"junk", kept.read_bytes()[:-3], kept.read_bytes().replace(b'"p1"', b'"p9"')):
+        kept.write_bytes(damage)
+        assert RecordIndex(path, cache).rows().rows == rows
+    written(path, GROUPS[:1])
+    assert RecordIndex(path, cache).rows().groups == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file is in the way")
+    path = written(tmp_path / "a.jsonl.zst", GROUPS)
+    assert RecordIndex(path, RowCache(tmp_path / "cache", worth_s=-1.0)).rows().groups == 3
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"[]\n", b'{"turns": [1]}\n', b"null\n", b'"x"\n'])
+def test_whole_lines_that_are_no_episodes_are_told(content: bytes, tmp_path: Path) -> None:
+    for path in (tmp_path / "a.jsonl", tmp_path / "a.jsonl.zst"):
+        path.write_bytes(content if path.suffix == ".jsonl" else zstandard.compress(content))
+        found = RecordIndex(path).rows()
+        assert found.rows == []
+        assert found.torn
+
+
+def test_a_group_that_cannot_be_built_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    line = orjson.loads(group_lines(GROUPS[2]))
+    line["turns"][0]["logprobs"] = []
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(orjson.dumps(line) + b"\n")
+    with pytest.raises(DataError, match=r"a\.jsonl"):
+        RecordIndex(path).group(0)
+
+
+def test_a_file_that_went_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl.zst", GROUPS)
+    index = RecordIndex(path)
+    path.unlink()
+    with pytest.raises(NotThere, match="moved or deleted"):
+        index.rows()
+
+
+@given(
+    text=st.text(max_size=40),
+    key=st.sampled_from(["turns", "prompt_ids", "token_ids", "stop_reason", "x"]),
+    counts=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+)
+def test_the_quick_row_is_the_careful_one(text: str, key: str, counts: list[int]) -> None:
+    """Whatever stands in texts, details and notes, also what looks like the keys that are searched for."""
+    line = orjson.loads(group_lines(GROUPS[2]))
+    tricky = {"turns": [1, {key: [1, 2, text]}], key: [3], "text": f'{text},"turns":[{key}":[1,2]'}
+    line["events"] = [{"kind": "k", "before_turn": 0, "detail": tricky}]
+    line["problem"]["metadata"] = tricky
+    line["answer"] = f'","turns":[{text}'
+    turn = {**line["turns"][0], "notes": tricky}
+    line["turns"] = [{**turn, "prompt_ids": [7] * count, "token_ids": [1] * (count + 1)} for count in counts]
+    ordered = orjson.dumps(line, option=orjson.OPT_SORT_KEYS)
+    careful = orjson.dumps({"turns": line.pop("turns"), **line})
+    quick = row_of(ordered)
+    assert quick == row_of(careful)
+    assert (quick["turns"], quick["prompt_tokens"]) == (len(counts), sum(counts))
+
+
+def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl.zst", GROUPS)
+    before = os.stat(path).st_mtime_ns
+    RecordIndex(path).rows()
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert os.stat(path).st_mtime_ns == before
