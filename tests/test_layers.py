@@ -65,6 +65,26 @@ SIDEWAYS = {
 }
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
+INSIDE: tuple[tuple[str, ...], ...] = (
+    ("app", "app.evaluate", "app.agent", "app.train", "app.quickstart"),
+    ("app", "app.datasets"),
+    ("data", "data.files", "data.formats", "data.synthetic", "data.sources"),
+    ("viewer.records", "viewer.analysis", "viewer.screens", "viewer.export"),
+    ("servers", "servers.openai"),
+    ("reward.judge", "reward"),
+    ("engines.embedded.forest",),
+    ("engines.embedded.sampling",),
+    ("memory.parts",),
+)
+"""Layers inside packages, from the bottom up; a package's name stands for its own modules."""
+
+AROUND = {
+    ("engines.embedded", "engines.embedded.forest"),
+    ("engines.embedded", "engines.embedded.sampling"),
+    ("memory", "memory.parts"),
+}
+"""A package whose own modules are its contract, below, and its door, above: the two name each other."""
+
 HEAVY = {
     "torch": ("engines.embedded", "engines.losses", "engines.ray", "base_model", "text", "bench"),
     "transformers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
@@ -149,6 +169,40 @@ def test_imports_point_only_downwards() -> None:
     assert not upward, "\n".join(upward)
 
 
+def folder_of(module: str) -> str:
+    """The folder of a module, below the package; a package is its own folder."""
+    name = module.removeprefix("palimpsest").lstrip(".")
+    return name if module in PACKAGES else name.rpartition(".")[0]
+
+
+PACKAGES = {name for name in MODULES if (PACKAGE.parent / Path(*name.split(".")) / "__init__.py").exists()}
+FOLDERS = {(folder_of(i.importer), folder_of(i.imported)) for i in IMPORTS if i.imported in MODULES}
+
+
+def test_folders_inside_a_package_import_downwards() -> None:
+    upward = {
+        (low, high)
+        for chain in INSIDE
+        for position, low in enumerate(chain)
+        for high in chain[position + 1 :]
+        if (low, high) in FOLDERS
+    }
+    assert not upward
+
+
+def test_no_two_folders_of_a_package_import_each_other() -> None:
+    inside = {(a, b) for a, b in FOLDERS if a.partition(".")[0] == b.partition(".")[0] != "engines"}
+    embedded = {(a, b) for a, b in FOLDERS if a.startswith("engines.embedded") and b.startswith("engines.embedded")}
+    assert {(a, b) for a, b in inside | embedded if a < b and (b, a) in inside | embedded} == AROUND
+
+
+def test_every_folder_inside_a_package_has_a_layer() -> None:
+    units = {unit for level in LEVELS for unit in level}
+    placed = units | {folder for chain in INSIDE for folder in chain}
+    inner = {name.removeprefix("palimpsest.") for name in PACKAGES if name.count(".") > 1}
+    assert not inner - placed
+
+
 def test_no_import_cycles() -> None:
     """Imports inside functions count: a cycle that is cut by one is a cycle still."""
     graph: dict[str, set[str]] = {name: set() for name in MODULES}
@@ -186,10 +240,7 @@ def test_the_training_loop_knows_no_torch() -> None:
 
 def test_package_initialisers_import_nothing_heavy() -> None:
     """`import palimpsest.training` must not cost what torch costs."""
-    initialisers = {name for name in MODULES if (PACKAGE.parent / Path(*name.split(".")) / "__init__.py").exists()}
-    heavy = [
-        f"{i.importer}:{i.line}" for i in IMPORTS if i.importer in initialisers and i.imported.split(".")[0] in HEAVY
-    ]
+    heavy = [f"{i.importer}:{i.line}" for i in IMPORTS if i.importer in PACKAGES and i.imported.split(".")[0] in HEAVY]
     assert not heavy
 
 

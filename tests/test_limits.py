@@ -18,6 +18,7 @@ import pytest
 from support.source import IMPORTS, MODULES, PACKAGE
 
 FUNCTION_LINES, FILE_LINES, NESTING, PARAMETERS = 40, 500, 4, 8
+FOLDER_MODULES, SMALL_LINES, BUDGET_SLACK = 15, 60, 0.02
 LATE_IMPORTS = 0.045
 """Share of imports that may stand inside functions: they hide what a module needs."""
 
@@ -69,6 +70,121 @@ WIDE = {
     "rollout.episode.play": "keywords but the problem: what one episode depends on, and nothing else",
     "data.synthetic.documents.make_problem": "keywords but three",
 }
+
+BUDGET: dict[str, tuple[int, int]] = {
+    "": (2412, 13),
+    "app": (12164, 47),
+    "base_model": (521, 3),
+    "bench": (2027, 14),
+    "cli": (2856, 16),
+    "config": (2653, 14),
+    "credit": (962, 10),
+    "data": (5825, 27),
+    "engines": (10390, 48),
+    "evaluation": (2561, 10),
+    "memory": (4073, 20),
+    "metrics": (992, 4),
+    "models": (717, 4),
+    "progress": (616, 4),
+    "report": (1715, 7),
+    "retrieval": (755, 6),
+    "reward": (2065, 10),
+    "rollout": (1266, 5),
+    "runs": (1841, 9),
+    "servers": (5795, 22),
+    "text": (3121, 14),
+    "tools": (297, 3),
+    "training": (2189, 11),
+    "viewer": (6328, 29),
+}
+"""Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,
+in the same commit; what gets smaller lowers it."""
+
+SMALL = {
+    "credit.leave_one_out": "a credit rule is a file",
+    "credit.mean": "a credit rule is a file",
+    "credit.mean_std": "a credit rule is a file",
+}
+"""Modules under 60 lines with one importer, in their own folder, and why each is a file."""
+
+ONE_NAME = {"engine", "sampler", "learner", "client"}
+"""Names that several modules may have: each engine has one of these."""
+
+SEVERAL_MEANINGS: set[str] = {
+    "Again",
+    "Agents",
+    "Answered",
+    "Answers",
+    "Ask",
+    "Asked",
+    "Axis",
+    "Batch",
+    "Card",
+    "Cell",
+    "Change",
+    "Chat",
+    "Client",
+    "Described",
+    "Document",
+    "Episode",
+    "Evidence",
+    "Exported",
+    "Facts",
+    "Fault",
+    "Forest",
+    "Group",
+    "Guard",
+    "History",
+    "Hit",
+    "Index",
+    "Kind",
+    "Limits",
+    "Line",
+    "Measured",
+    "MissingGold",
+    "Objective",
+    "Origin",
+    "Part",
+    "Passages",
+    "Piece",
+    "Place",
+    "Plan",
+    "Probe",
+    "Prompt",
+    "Published",
+    "Question",
+    "Questions",
+    "Reading",
+    "Recalled",
+    "Refused",
+    "Reply",
+    "Report",
+    "Row",
+    "Rows",
+    "Rule",
+    "Run",
+    "Sample",
+    "Side",
+    "Sizes",
+    "Source",
+    "Stage",
+    "Step",
+    "Story",
+    "Strict",
+    "Task",
+    "Texts",
+    "Verdict",
+    "Weights",
+    "Words",
+    "World",
+    "_Bar",
+    "_Found",
+    "_Kept",
+    "_Part",
+    "_Reader",
+    "_Source",
+}
+"""Class names that several modules define. The list only gets shorter."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -130,6 +246,63 @@ def test_few_imports_stand_inside_functions() -> None:
     statements = {(each.importer, each.line, each.deferred) for each in IMPORTS}
     late = [statement for statement in statements if statement[2]]
     assert len(late) < LATE_IMPORTS * len(statements)
+
+
+# ---- packages, modules and names ------------------------------------------------------------------------------
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def test_packages_keep_within_their_budget() -> None:
+    """Lines and files per package, at most the table's and at most 2 % below it, so that the table is lowered too."""
+    lines: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for path in SOURCES:
+        lines[package_of(path)] += len(path.read_text("utf-8").splitlines())
+        files[package_of(path)] += 1
+    table = {name: (lines[name], files[name]) for name in sorted(lines)}
+    rows = "\n".join(f'    "{name}": {size},' for name, size in table.items())
+    assert table.keys() == BUDGET.keys(), rows
+    for name, (most_lines, most_files) in BUDGET.items():
+        assert lines[name] <= most_lines, f"{name}: {lines[name]} lines, {most_lines} allowed"
+        assert files[name] <= most_files, f"{name}: {files[name]} files, {most_files} allowed"
+        assert lines[name] >= most_lines * (1 - BUDGET_SLACK) - 10, f"lower the budget of {name}:\n{rows}"
+        assert files[name] == most_files, f"lower the budget of {name}:\n{rows}"
+
+
+def test_folders_have_few_modules() -> None:
+    folders = Counter(path.parent.relative_to(PACKAGE) for path in SOURCES if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in folders.items() if count > FOLDER_MODULES} == {}
+
+
+def test_a_small_file_has_more_readers_than_its_neighbour() -> None:
+    """What only one module of the same folder imports belongs into that module."""
+    importers: dict[str, set[str]] = {}
+    for each in IMPORTS:
+        importers.setdefault(each.imported, set()).add(each.importer)
+    small = set()
+    for path in SOURCES:
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        readers = importers.get(name, set()) - {name}
+        neighbours = {reader for reader in readers if reader.rpartition(".")[0] == name.rpartition(".")[0]}
+        if len(path.read_text("utf-8").splitlines()) < SMALL_LINES and len(readers) == 1 and neighbours == readers:
+            small.add(name.removeprefix("palimpsest."))
+    assert small == set(SMALL)
+
+
+def test_module_names_tell_modules_apart() -> None:
+    names = Counter(path.stem for path in SOURCES if path.stem != "__init__")
+    assert {name for name, count in names.items() if count > 1} == ONE_NAME
+
+
+def test_class_names_have_one_meaning() -> None:
+    defined: Counter[str] = Counter()
+    for tree in MODULES.values():
+        defined.update({node.name for node in tree.body if isinstance(node, ast.ClassDef)})
+    assert {name for name, count in defined.items() if count > 1} == SEVERAL_MEANINGS
 
 
 # ---- the tests themselves ------------------------------------------------------------------------------------
