@@ -36,9 +36,6 @@ def compare(
     published_file: Annotated[
         Path | None, typer.Option(help="YAML of further published figures, as evaluation/published.yaml; shows them.")
     ] = None,
-    errata: Annotated[
-        Path | None, typer.Option(help="JSON list of known errors of the data; both scores are printed.")
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Put evaluations side by side: accuracy and cost by task and length, differences, what was configured otherwise.
@@ -53,7 +50,6 @@ def compare(
       palimpsest compare runs/quickstart runs/other --out comparison
       palimpsest compare evals/a evals/b --json
       palimpsest compare evals/a --published
-      palimpsest compare evals/a evals/b --errata errata.json
     """
     from palimpsest.app.evaluate.comparison_report import check_plot, write_folder, write_plots
     from palimpsest.app.evaluate.run_comparison import compare as compare_folders
@@ -62,7 +58,7 @@ def compare(
         check_plot(plot)
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; give a folder")
-    comparison = compare_folders(*folders, published=published_file or published, errata=errata)
+    comparison = compare_folders(*folders, published=published_file or published)
     written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
     if json:
         import json as json_module
@@ -91,7 +87,6 @@ def _show(comparison: Comparison, flips: int, published: bool) -> None:
         console.print(
             printable(_told(name, comparison.sides[0].name, pairing)), markup=False, highlight=False, soft_wrap=True
         )
-    _show_corrected(comparison)
     for note in comparison.notes:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
@@ -142,25 +137,6 @@ def _told(name: str, first: str, pairing: Pairing) -> str:
         f"{name} compared with {first}: {mean} points ({ends}) over {pairing.counted}, p {p} "
         f"({tests[difference.test]}); {difference.better} better, {difference.worse} worse"
     )
-
-
-def _show_corrected(comparison: Comparison) -> None:
-    """The figures and differences under errata, below those as published."""
-    from palimpsest.cli.output import interval, percent, stdout
-
-    if comparison.correction is None or comparison.corrected is None:
-        return
-    lines = [comparison.correction.told]
-    for cell, sides in comparison.corrected.figures.items():
-        for name, own in sides.items():
-            share = f"{percent(own.accuracy.mean)} ({interval(own.accuracy)})"
-            published = comparison.figures[cell][name]
-            of = published.graded + published.ungraded
-            lines.append(f"  corrected, {comparison.label(cell)}, {name}: {share} over {own.graded} of {of}")
-    first = comparison.sides[0].name
-    lines += [f"  corrected: {_told(name, first, pairing)}" for name, pairing in comparison.corrected.pairings.items()]
-    for line in lines:
-        stdout().print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_bands(comparison: Comparison) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,9 +111,6 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
-    errata: Annotated[
-        Path | None, typer.Option(help="JSON list of known errors of the data; both scores are printed.")
-    ] = None,
     published: Annotated[
         bool, typer.Option("--published", help="Published figures beside, greyed with the reason where they differ.")
     ] = False,
@@ -158,9 +154,8 @@ def evaluate(
         return
     chosen = None if preset is None else choose(preset, data)
     remote = Remote.named(base_url, api_key_env, tokenizer)
-    overlay = [] if errata is None else [f"evaluation.errata={json.dumps(str(errata))}"]
     first, *others = model or ["embedded"]
-    agents = Agents.of(first, policy, recipe, [*(settings or ()), *overlay], seed, chosen, remote)
+    agents = Agents.of(first, policy, recipe, settings or (), seed, chosen, remote)
     asked = {
         "objectives": None if objectives is None else numbers("--objectives", "numbers", objectives),
         "corpus": corpus,

@@ -137,9 +137,6 @@ def rescore(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A dotted key of reward: reward.name=f1.")
     ] = None,
-    errata: Annotated[
-        Path | None, typer.Option(help="JSON list of known errors of the data; both scores are printed.")
-    ] = None,
     name: Annotated[str | None, typer.Option(help="Of the folder under DIR/rescored; default: the reward's.")] = None,
 ) -> None:
     """Grade an evaluation's answers anew, without its model; the new grades stand beside the old ones.
@@ -150,18 +147,14 @@ def rescore(
     Examples:
       palimpsest rescore evals/first --set reward.name=f1
       palimpsest rescore evals/first --set reward.name=boxed --set reward.strict=true --name published
-      palimpsest rescore evals/first --errata errata.json
     """
     from palimpsest.app.evaluate.rescoring import rescore as rescore_folder
     from palimpsest.cli.output import stdout, table
 
-    done = rescore_folder(folder, settings or (), errata=errata, name=name)
+    done = rescore_folder(folder, settings or (), name=name)
     columns = ["", "problems", "ungraded", "logged", done.reward.name, "95%"]
-    rows = _rows(done)
-    if done.beside.errata:
-        columns += ["corrected", "95%", "of"]
     console = stdout()
-    console.print(table(str(folder), columns, rows))
+    console.print(table(str(folder), columns, _rows(done)))
     for line in done.told:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     typer.echo(str(done.out), err=True)
@@ -171,13 +164,7 @@ def _rows(done: Rescoring) -> list[list[str]]:
     from palimpsest.cli.output import interval, percent
 
     rows = []
-    fixed = {summary.name: summary for summary in done.beside.corrected}
     for old, new in zip(done.before, done.summaries, strict=True):
         row = [new.name, str(new.problems), str(new.ungraded), percent(old.accuracy.mean)]
-        row += [percent(new.accuracy.mean), interval(new.accuracy)]
-        if done.beside.errata and (own := fixed.get(new.name)):
-            row += [percent(own.accuracy.mean), interval(own.accuracy), str(own.problems)]
-        elif done.beside.errata:
-            row += ["–", "–", "0"]
-        rows.append(row)
+        rows.append([*row, percent(new.accuracy.mean), interval(new.accuracy)])
     return rows

@@ -407,12 +407,7 @@ def _logged(text: str) -> str:
 
 def _told(folder: Path, counts: dict[str, int], played: int, first: str) -> str:
     parts = ", ".join(f"{part} of {count}" for part, count in counts.items() if count)
-    regrade = (
-        f"; as only golds changed, palimpsest rescore {folder} --errata FILE grades the same answers by corrected golds"
-        if not (counts["questions"] or counts["documents"])
-        else ""
-    )
     return (
         f"{folder}: the data changed since its episodes were played ({parts} of {played} episodes, problem {first} "
-        f"the first): give another --out, or --force to move the folder aside and play again{regrade}"
+        f"the first): give another --out, or --force to move the folder aside and play again"
     )

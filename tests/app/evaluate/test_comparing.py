@@ -250,43 +250,6 @@ def test_the_table_names_its_sets_however_long_the_names_of_its_sides_are(tmp_pa
     assert len([line for line in done.stdout.splitlines() if line.startswith("a set")]) == 2
 
 
-def test_errata_give_both_figures_and_both_differences(tmp_path: Path, palimpsest: Run) -> None:
-    """Of 4 problems one is left out and one gets the gold that only the second side answered."""
-    a = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", 0.0), sample("p3", 0.0)]
-    b = [sample("p0", 1.0), sample("p1", 0.0), sample("p2", 0.0), sample("p3", 0.0)]
-    write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b)
-    errata = [
-        {"item": "p0", "reason": "r", "source": "s", "excluded": True},
-        {"item": "p1", "reason": "r", "source": "s", "answers": ["Oslo"]},
-        {"item": "p7", "reason": "r", "source": "s", "excluded": True},
-    ]
-    (tmp_path / "errata.json").write_text(json.dumps(errata), "utf-8")
-    folders = str(tmp_path / "a"), str(tmp_path / "b")
-    done = palimpsest("compare", *folders, "--errata", str(tmp_path / "errata.json"))
-    assert done.returncode == 0, done.stderr
-    assert "1 items left out, 1 with corrected golds; no side has p7" in done.stdout
-    assert "b compared with a: -25.0 points" in done.stdout
-    assert "corrected: b compared with a: +33.3 points" in done.stdout
-    told = json.loads(palimpsest("compare", *folders, "--errata", str(tmp_path / "errata.json"), "--json").stdout)
-    means = [{name: cell["sides"][name]["accuracy"]["mean"] for name in ("a", "b")} for cell in told["cells"]]
-    fixed = [{name: cell["sides"][name]["accuracy"]["mean"] for name in "ab"} for cell in told["corrected"]["cells"]]
-    assert (means, fixed) == ([{"a": 0.5, "b": 0.25}], [{"a": 0.0, "b": 1 / 3}])
-    assert told["corrected"]["errata"]["unknown"] == ["p7"]
-
-
-def test_golds_that_only_a_judge_could_compare_leave_their_item_ungraded(tmp_path: Path) -> None:
-    judged = {"reward": {"name": "final_answer", "final_answer": {"match": "judge"}, "judge": {"model": "m"}}}
-    for name in "ab":
-        write_evaluation(tmp_path / name, [sample("p0", 1.0), sample("p1", 1.0)], judged)
-    (tmp_path / "e.json").write_text(
-        json.dumps([{"item": "p0", "reason": "r", "source": "s", "answers": ["x"]}]), "utf-8"
-    )
-    fixed = palimpsest.compare(tmp_path / "a", tmp_path / "b", errata=tmp_path / "e.json").corrected
-    assert fixed is not None
-    assert fixed.pairings["b"].problems == 1
-    assert "a: 1 ungraded of 2; not in its accuracy" in fixed.notes
-
-
 # ---- what is written and printed --------------------------------------------------------------------------------
 
 
@@ -295,7 +258,7 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
     first, again = palimpsest.compare(*paths).to_json(2), palimpsest.compare(*paths).to_json(2)
     assert json.dumps(first) == json.dumps(again)
     assert first["format"] == 2
-    assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes", "published", "corrected"]
+    assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes", "published"]
     (pair,) = first["pairs"]
     assert (pair["first"], pair["second"], pair["flipped"], len(pair["flips"])) == ("a", "b", 7, 2)
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")

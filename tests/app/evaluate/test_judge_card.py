@@ -272,20 +272,3 @@ def test_an_evaluation_is_scored_under_each_prompt_and_counts_what_its_judge_did
         prompt_sha256(prompt) for prompt in ("default", "lenient", "strict")
     ]
     assert [each["false_accepts"]["count"] for each in told["card"]["prompts"]][1] == 66
-
-
-def test_errata_stand_beside_an_evaluations_figures(tmp_path: Path, tiny_model_folder: Path) -> None:
-    budgets = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
-    play = {"chunks": 1, "limit": 3, "quiet": True}
-    first = palimpsest.evaluate(tiny_model_folder, overrides=budgets, **play)
-    item = first.samples[0].id
-    errata = tmp_path / "errata.json"
-    errata.write_text(json.dumps([{"item": item, "reason": "r", "source": "s", "excluded": True}]), "utf-8")
-    overrides = {**budgets, "evaluation.errata": str(errata)}
-    done = palimpsest.evaluate(tiny_model_folder, overrides=overrides, out=tmp_path / "e", **play)
-    assert done.summaries == first.summaries
-    (corrected,) = done.beside.corrected
-    assert corrected.problems == 2
-    told = json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))
-    assert told["errata"]["excluded"] == [item]
-    assert told["corrected"][0]["problems"] == 2

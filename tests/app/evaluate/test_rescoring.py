@@ -10,18 +10,11 @@ import pytest
 
 import palimpsest
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
-from palimpsest.evaluation.errata import read_errata
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, read_samples
 from palimpsest.reward.answer_match import measure
 from support.command import Run
 from support.evaluations import sample, write_evaluation
 from support.judge_server import judge_server
-
-ERRATA = [
-    {"item": "p0", "reason": "no document says it", "source": "our reading", "excluded": True},
-    {"item": "p1", "reason": "it moved", "source": "https://example.org", "answers": ["Oslo"]},
-    {"item": "p99", "reason": "a typo", "source": "our reading", "answers": ["x"]},
-]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -132,13 +125,12 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(overrides: list[str]
 def test_layers_of_training_are_left_out_of_a_rescoring_as_of_the_evaluation(
     tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
 ) -> None:
-    (tmp_path / "errata.json").write_text(json.dumps(ERRATA), "utf-8")
     budgets = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
     layered = ["reward.unsupported_penalty=2", *budgets]
     asked = [each for setting in layered for each in ("--set", setting)]
     played = palimpsest(
         *("eval", "--model", str(tiny_model_folder), "--chunks", "1", "--limit", "4", "--out", str(tmp_path / "e")),
-        *("--errata", str(tmp_path / "errata.json"), *asked),
+        *asked,
     )
     assert played.returncode == 0, played.stderr
     done = palimpsest("rescore", str(tmp_path / "e"))
@@ -216,56 +208,6 @@ def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> N
     assert palimpsest.rescore(folder, ["reward.name=em"]).reward.judge is None
 
 
-# ---- errata -----------------------------------------------------------------------------------------------------
-
-
-def test_errata_print_both_scores_and_name_unknown_items(tmp_path: Path, palimpsest: Run) -> None:
-    folder = evaluation(tmp_path / "e")
-    (tmp_path / "errata.json").write_text(json.dumps(ERRATA), "utf-8")
-    done = palimpsest("rescore", str(folder), "--errata", str(tmp_path / "errata.json"), "--name", "fixed")
-    assert done.returncode == 0, done.stderr
-    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("2 chunks")]
-    assert row[2:6] == ["5", "2", "33.3", "33.3"]  # as published: 1 of 3
-    assert row[7] == "100.0"  # p0 left out, p1 right by the corrected gold: 2 of 2
-    assert row[9] == "4"
-    assert "1 items left out, 1 with corrected golds" in done.stdout
-    assert "p99" in done.stdout
-    summary = json.loads((folder / "rescored" / "fixed" / "summary.json").read_text("utf-8"))
-    assert summary["errata"]["unknown"] == ["p99"]
-    assert len(summary["errata"]["sha256"]) == 64
-    (published,), (corrected,) = summary["evaluations"], summary["corrected"]
-    assert (published["accuracy"]["mean"], corrected["accuracy"]["mean"]) == (1 / 3, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ("no json", "can't be read as JSON"),
-        ({}, "expected a list"),
-        ([3], "entry 1: expected"),
-        ([{"item": "p", "source": "s", "excluded": True}], "entry 1: reason is missing"),
-        ([{"item": "p", "reason": "r", "source": "s"}], 'either "answers"'),
-        ([{"item": "p", "reason": "r", "source": "s", "answers": []}], 'either "answers"'),
-        ([{"item": "p", "reason": "r", "source": "s", "answers": ["a"], "excluded": True}], 'either "answers"'),
-        ([{"item": "p", "reason": "r", "source": "s", "excluded": True, "note": 1}], "unknown key note"),
-        ([ERRATA[0], ERRATA[0]], "entry 2: item p0 stands there twice"),
-    ],
-)
-def test_a_bad_overlay_is_refused_with_the_entry(entries: Any, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "errata.json"
-    path.write_text(entries if isinstance(entries, str) else json.dumps(entries), "utf-8")
-    with pytest.raises(DataError, match=message):
-        read_errata(path)
-
-
-def test_golds_of_one_of_several_questions_cannot_be_corrected(tmp_path: Path) -> None:
-    asked = [{"question": q, "answers": ["a"], "answer": "a", "value": 1.0} for q in ("Who?", "Where?")]
-    row = sample("p1", 1.0, question="1. Who?\n2. Where?", answers=("a",), questions=asked)
-    (tmp_path / "errata.json").write_text(json.dumps(ERRATA), "utf-8")
-    with pytest.raises(DataError, match="asks several questions"):
-        palimpsest.rescore(write_evaluation(tmp_path / "e", [row]), errata=tmp_path / "errata.json")
-
-
 def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path: Path) -> None:
     """Whatever the order in which their episodes ended."""
     rows = []
@@ -278,10 +220,3 @@ def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path
     names = [f"eval_{size}" for size in (50, 100, 400, 6400)]
     assert [each.name for each in done.summaries] == names + [f"{name}, closed book" for name in names]
     assert [row[""] for row in done.table] == [each.name for each in done.summaries]
-
-
-def test_what_errata_leave_out_is_counted_in_what_the_score_is_of(tmp_path: Path) -> None:
-    folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0), sample("p1", 0.0)], {"reward": {"name": "boxed"}})
-    errata = tmp_path / "errata.json"
-    errata.write_text(json.dumps([{"item": "p1", "reason": "r", "source": "s", "excluded": True}]), "utf-8")
-    assert "100.0 corrected, over 1 of 2" in palimpsest.rescore(folder, errata=errata).beside.told[-1]

@@ -141,7 +141,7 @@ class Evaluation:
     preset: Mapping[str, Any] | None = None
     """The published protocol it follows, and what differs."""
     beside: Beside = field(default_factory=Beside)
-    """How far its judge can be believed, and what errata of the data change."""
+    """How far its judge can be believed."""
 
     @property
     def summaries(self) -> tuple[EvalSummary, ...]:

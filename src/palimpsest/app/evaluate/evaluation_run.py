@@ -15,7 +15,7 @@ from palimpsest.app.evaluate.evaluation_cost import Counted, announce_cost, coun
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, given, move_aside, read_problems
 from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, changes, choose, with_budgets
 from palimpsest.app.evaluate.evaluation_result import Evaluation, Prices, Row, report_evaluation
-from palimpsest.app.evaluate.rescoring import beside, errata_for
+from palimpsest.app.evaluate.rescoring import beside
 from palimpsest.app.python_calls import blocking, python_words, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
 from palimpsest.config.data import listed
@@ -26,7 +26,6 @@ from palimpsest.data.sources.problem_source import left_out
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.errata import Errata
 from palimpsest.evaluation.runner import EvalSet, Samples, summaries_of
 from palimpsest.evaluation.sample_log import SUMMARY, Sample, write_json
 from palimpsest.memory.registry import admit_all, build_policy
@@ -139,7 +138,7 @@ async def evaluate_sweep_async(
     progress: Progress,
 ) -> Evaluation:
     """`evaluate` of what is asked for, resolved."""
-    errata = _checked(sweep, out, force)
+    _check(sweep, out, force)
     named, skipped = _problems(sweep)
     engine = await asyncio.to_thread(open_engine, sweep.config, objective=None)
     sweep = with_budgets(sweep, [each for own in named.values() for each in outlines(own)], engine)
@@ -166,7 +165,7 @@ async def evaluate_sweep_async(
         seconds=counted.seconds,
         played=counted.played,
         preset=None if sweep.chosen is None else sweep.chosen.to_json(changed),
-        beside=await beside(played, sweep.config.reward, out, problems=_by_name(planned), errata=errata),
+        beside=await beside(played, sweep.config.reward, out, problems=_by_name(planned)),
     )
     _finish(evaluation, engine, progress)
     return evaluation
@@ -175,13 +174,12 @@ async def evaluate_sweep_async(
 evaluate_sweep = blocking(evaluate_sweep_async)
 
 
-def _checked(sweep: Sweep, out: Path | None, force: bool) -> Errata | None:
-    """What stands beside the figures; refuses what can be refused before a model is loaded."""
+def _check(sweep: Sweep, out: Path | None, force: bool) -> None:
+    """Refuse what can be refused before a model is loaded."""
     for policy in sweep.policies:
         build_policy(policy)
     check_reward(sweep.config.reward)
     check_folder(out, model=sweep.config.model.path, force=force)
-    return errata_for(sweep.config)
 
 
 def _by_name(planned: Sequence[Planned]) -> dict[tuple[str, str], Problem]:

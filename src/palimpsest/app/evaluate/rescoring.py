@@ -1,5 +1,4 @@
-"""New grades for what was played before, without a model: `palimpsest rescore`; how far a judge can be believed, what
-errata change.
+"""New grades for what was played before, without a model: `palimpsest rescore`; how far a judge can be believed.
 
 What is there stays as it is. The new grades stand beside it, as an evaluation of its own:
 
@@ -21,10 +20,10 @@ what would need more than the answer is refused by name. Layers of a reward (pen
 alone, so that grading anew leaves them out as the evaluation did.
 Not covered: rewards of one's own, which may read turns, memories or events, as those aren't in the log.
 
-What stands beside the figures of an evaluation: how far its judge can be believed, and what errata change.
+What stands beside the figures of an evaluation: how far its judge can be believed.
 
-Guaranteed: nothing here touches the figures themselves; with another prompt, or other golds, the same answers are
-graded again, so that the scores differ by that alone.
+Guaranteed: nothing here touches the figures themselves; with another prompt the same answers are graded again, so that
+the scores differ by that alone.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ from palimpsest.app.evaluate.judge_calibration import PROMPTS, JudgeCard, card_o
 from palimpsest.app.python_calls import Table, blocking, python_words
 from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
-from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.evaluation.comparison import RESCORED
-from palimpsest.evaluation.errata import Corrected, Errata, read_errata
 from palimpsest.evaluation.sample_log import (
     IDENTITY,
     SAMPLES,
@@ -77,11 +74,6 @@ _AT_ONCE = 256  # gradings under way; a judge bounds its own requests
 
 UNSET_URL = "http://unset.invalid/v1"
 """Stands for the address of a judge, which is no part of an evaluation's identity."""
-
-
-def stored_reward(stored: Mapping[str, Any]) -> RewardConfig:
-    """The reward that an evaluation's identity holds. Raises pydantic's ValidationError."""
-    return RewardConfig.model_validate(with_judge_address(stored))
 
 
 def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,9 +176,6 @@ class Beside:
     by_prompt: dict[str, Score] = field(default_factory=dict)
     """Prompt to the score of all episodes under it, the one that judges first."""
     ungraded_by_prompt: dict[str, int] = field(default_factory=dict)
-    errata: Corrected | None = None
-    corrected: tuple[EvalSummary, ...] = ()
-    """Under the errata, a set each."""
 
     def to_json(self) -> dict[str, Any]:
         """Keys of summary.json."""
@@ -194,9 +183,6 @@ class Beside:
         if self.card is not None:
             scores = {name: {"mean": s.mean, "low": s.low, "high": s.high} for name, s in self.by_prompt.items()}
             told["judge"] = {"card": self.card.to_json(), "scores": scores, "ungraded": self.ungraded_by_prompt}
-        if self.errata is not None:
-            told["errata"] = self.errata.to_json()
-            told["corrected"] = [summary.to_json() for summary in self.corrected]
         return told
 
     @property
@@ -206,11 +192,6 @@ class Beside:
         if self.by_prompt:
             scores = ", ".join(f"{name} {_percent(score)}{self._left(name)}" for name, score in self.by_prompt.items())
             lines.append(f"  score by prompt: {scores}")
-        if self.errata is not None:
-            lines += self.errata.told
-            for each in self.corrected:
-                of = self.errata.episodes(each.name)
-                lines.append(f"  {each.name}: {_percent(each.accuracy)} corrected, over {each.graded} of {of}")
         return lines
 
     def _left(self, prompt: str) -> str:
@@ -219,12 +200,7 @@ class Beside:
 
 
 async def beside(
-    samples: Sequence[Sample],
-    config: RewardConfig,
-    folder: Path | None,
-    *,
-    problems: Problems | None = None,
-    errata: Errata | None = None,
+    samples: Sequence[Sample], config: RewardConfig, folder: Path | None, *, problems: Problems | None = None
 ) -> Beside:
     """What is to be said beside `samples`, which `config` graded.
 
@@ -240,22 +216,7 @@ async def beside(
             name = prompt_name(prompt)
             scores[name] = accuracy_of(graded)
             ungraded[name] = sum(sample.value is None for sample in graded)
-    corrected: tuple[EvalSummary, ...] = ()
-    fixed = None
-    if errata is not None:
-        fixed = errata.corrected(samples)
-        anew = await regraded(fixed.stale, config, folder) if fixed.stale else []
-        corrected = summaries_by_set([*fixed.kept, *anew])
-    return Beside(card, scores, ungraded, fixed, corrected)
-
-
-def errata_for(config: RunConfig) -> Errata | None:
-    """The overlay that an evaluation names, before anything is played. Raises ConfigError or DataError."""
-    path = config.evaluation.errata
-    if path is None:
-        return None
-    check_regradable(config.reward)
-    return read_errata(Path(path))
+    return Beside(card, scores, ungraded)
 
 
 def _under(config: RewardConfig, prompt: str) -> RewardConfig:
@@ -281,7 +242,7 @@ class Rescoring:
     summaries: tuple[EvalSummary, ...]
     """Under the reward."""
     beside: Beside
-    """Its judge's card and its score under other prompts, and what errata change."""
+    """Its judge's card and its score under other prompts."""
     out: Path
     notes: tuple[str, ...] = ()
     """What was left out, and what the log lacks."""
@@ -294,10 +255,8 @@ class Rescoring:
     @property
     def table(self) -> Table:
         """A row a set; shares. `logged` is what the evaluation said, `accuracy` what the reward gives."""
-        corrected = {summary.name: summary for summary in self.beside.corrected}
         rows: list[dict[str, Any]] = []
         for old, new in zip(self.before, self.summaries, strict=True):
-            fixed = corrected.get(new.name)
             row = {
                 "": new.name,
                 "problems": new.problems,
@@ -306,8 +265,6 @@ class Rescoring:
                 "accuracy": new.accuracy.mean,
                 "low": new.accuracy.low,
                 "high": new.accuracy.high,
-                "corrected": fixed.accuracy.mean if fixed else None,
-                "of": fixed.problems if fixed else None,
             }
             rows.append({key: value for key, value in row.items() if value is not None})
         return Table.of(rows)
@@ -325,15 +282,13 @@ async def rescore_async(
     folder: str | Path,
     overrides: Overrides = (),
     *,
-    errata: str | Path | None = None,
     name: str | None = None,
     quiet: bool = False,
 ) -> Rescoring:
-    """Grade the episodes of an evaluation anew, under another reward or with errata, without its model.
+    """Grade the episodes of an evaluation anew, under another reward, without its model.
 
     - `folder`: what `palimpsest eval --out` wrote
     - `overrides`: dotted keys of `reward`, as texts or as a mapping; without them the reward it had
-    - `errata`: a file of known errors of the data (docs/evaluation.md); both scores are told
     - `name`: of the folder under `folder`/rescored; by default after the reward
     - `quiet`: as in the other calls; nothing is shown in any case
 
@@ -342,12 +297,11 @@ async def rescore_async(
     folder = Path(folder)
     samples, identity, notes = _read(folder)
     config = _reward(folder, identity, overrides)
-    overlay = read_errata(Path(errata)) if errata is not None else None
     check_regradable(config, samples)
-    out = folder / RESCORED / _name(name or _default_name(config, overlay))
+    out = folder / RESCORED / _name(name or _default_name(config))
     _check_out(out)
     graded = await regraded(samples, config, folder)
-    around = await beside([s for s in graded if s.baseline is None], config, folder, errata=overlay)
+    around = await beside([s for s in graded if s.baseline is None], config, folder)
     if layers := training_layers(config):
         notes.append(f"left out, as they count in training alone: {', '.join(layers)}")
     policies = list(identity.get("policies") or ())
@@ -413,13 +367,12 @@ def _is_changed(layer: str, changes: Mapping[str, Any]) -> bool:
     return any(key == layer or key.startswith(f"{layer}.") for key in changes)
 
 
-def _default_name(config: RewardConfig, overlay: Errata | None) -> str:
+def _default_name(config: RewardConfig) -> str:
     parts = [config.name, "strict" if config.strict else ""]
     if config.name == "final_answer":
         parts.append(config.final_answer.match)
     if config.name == "sub_em" and config.sub_em != "gold_in_answer":
         parts.append(config.sub_em)
-    parts.append(f"errata-{overlay.sha256[:8]}" if overlay else "")
     return "-".join(part for part in parts if part)
 
 

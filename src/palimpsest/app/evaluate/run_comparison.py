@@ -1,4 +1,4 @@
-"""Runs and evaluations compared: their folders read, errata applied to all alike, differences with intervals.
+"""Runs and evaluations compared: their folders read, differences with intervals.
 
 A folder of an evaluation or of a run, as a side of a comparison: its samples and what it was configured as.
 
@@ -9,12 +9,6 @@ config.yaml.
 Guaranteed: the samples are those that were asked for last, as in summary.json; others, and lines that can't be read,
 are counted; a folder without samples is refused by name.
 Not covered: logs of a quickstart that were set aside (`.old-1`).
-
-Sides of a comparison under errata: items left out, and golds corrected, on every side alike.
-
-Guaranteed: no model and no judge is asked. What only they could grade by its corrected golds is ungraded, with the way
-to have it graded as the reason.
-Not covered: several objectives of one search problem.
 """
 
 from __future__ import annotations
@@ -27,21 +21,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from palimpsest.app.evaluate.evaluation_data import edition_of_set
 from palimpsest.app.evaluate.judge_calibration import parsed_card
-from palimpsest.app.evaluate.rescoring import check_regradable, regraded, stored_reward
-from palimpsest.app.python_calls import Table, finish
+from palimpsest.app.python_calls import Table
 from palimpsest.app.quickstart_methods import TITLES
-from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import SideBySide, settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.errata import Corrected, Errata, read_errata
 from palimpsest.evaluation.pairing import Cell, Flip, cell_of
 from palimpsest.evaluation.published import Counterpart, Ours, condition_of, counterparts, read_published
-from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Sample, logs_below, read_identity, read_log
+from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, logs_below, read_identity, read_log
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.runs.run_folder import CONFIG, load_config
 
@@ -58,8 +47,6 @@ class Side(comparison.Side):
     folder: Path
     editions: Mapping[str, str]
     """File of the data to its SHA-256, where it is known."""
-    reward: RewardConfig | None
-    """What graded it; None where that can't be told."""
     judged: str | None
     """How far its judge can be believed, in a sentence; None where no judge graded it, or no card was made."""
 
@@ -106,7 +93,6 @@ def _side(folder: Path, name: str) -> Side:
         not_asked=sum(each.not_asked for each in read),
         settings=_settings(folder),
         editions=_editions(folder),
-        reward=_reward(folder),
         judged=_judged(folder),
     )
 
@@ -120,19 +106,6 @@ def _judged(folder: Path) -> str | None:
     scores = {name: score.get("mean") for name, score in told.get("scores", {}).items()}
     shares = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in scores.items() if mean is not None)
     return f"{'; '.join(line.strip() for line in card.told[:2])}; score by prompt: {shares or 'none'}"
-
-
-def _reward(folder: Path) -> RewardConfig | None:
-    if (folder / CONFIG).is_file():
-        try:
-            return load_config(folder).reward
-        except PalimpsestError:  # of another version
-            return None
-    stored = read_identity(folder).get("reward")
-    try:
-        return stored_reward(stored) if isinstance(stored, dict) else None
-    except ValidationError:
-        return None
 
 
 def _editions(folder: Path) -> dict[str, str]:
@@ -177,71 +150,7 @@ def _json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-# ---- Sides of a comparison under errata ----------------------------------------------------------------------
-
-
-_ASK_AGAIN = "its corrected golds can't be compared without what graded it: palimpsest rescore --errata does"
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """What errata change in all sides together."""
-
-    sides: tuple[Side, ...]
-    sha256: str
-    items: int
-    excluded: tuple[str, ...]
-    corrected: tuple[str, ...]
-    unknown: tuple[str, ...]
-    """Items that no side has."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Keys of compare.json."""
-        lists = {name: list(getattr(self, name)) for name in ("excluded", "corrected", "unknown")}
-        return {"sha256": self.sha256, "items": self.items, **lists}
-
-    @property
-    def told(self) -> str:
-        """In a sentence."""
-        unknown = f"; no side has {', '.join(self.unknown)}" if self.unknown else ""
-        counts = f"{len(self.excluded)} items left out, {len(self.corrected)} with corrected golds"
-        return f"errata {self.sha256[:12]}: {counts}{unknown}"
-
-
-def corrected_sides(sides: Sequence[Side], errata: Errata) -> Correction:
-    """The sides as the errata have them."""
-    fixed = {side.name: errata.corrected(side.samples) for side in sides}
-    return Correction(
-        sides=tuple(
-            replace(
-                side, samples=_anew(side, fixed[side.name]), baselines=_anew(side, errata.corrected(side.baselines))
-            )
-            for side in sides
-        ),
-        sha256=errata.sha256,
-        items=len(errata.errata),
-        excluded=tuple(sorted({sample.id for each in fixed.values() for sample in each.excluded})),
-        corrected=tuple(sorted({sample.id for each in fixed.values() for sample in each.stale})),
-        unknown=tuple(sorted(set.intersection(*(set(each.unknown) for each in fixed.values())))),
-    )
-
-
-def _anew(side: Side, fixed: Corrected) -> tuple[Sample, ...]:
-    return (*fixed.kept, *_graded(side, fixed.stale))
-
-
-def _graded(side: Side, stale: Sequence[Sample]) -> list[Sample]:
-    reward = side.reward
-    try:
-        if stale and reward is not None and reward.judge is None:
-            check_regradable(reward, stale)
-            return finish(lambda: regraded(stale, reward, None))
-    except PalimpsestError:
-        pass  # a reward of one's own, or several objectives: below
-    return [replace(sample, value=None, metrics={}, reason=_ASK_AGAIN) for sample in stale]
-
-
-# ---- Folders of evaluations side by side (evaluation/comparison.py), with published figures and under errata -
+# ---- Folders of evaluations side by side (evaluation/comparison.py), with published figures -----------------
 
 
 FORMAT = 2
@@ -255,13 +164,6 @@ class Comparison(SideBySide):
     sides: tuple[Side, ...]
     published: tuple[Counterpart, ...] = ()
     """Figures of others at lengths that a side has, where they were asked for."""
-    correction: Correction | None = None
-    """What errata change, where they were given."""
-
-    @cached_property
-    def corrected(self) -> Comparison | None:
-        """The same comparison under the errata."""
-        return Comparison(self.correction.sides) if self.correction is not None else None
 
     @property
     def flips(self) -> dict[str, tuple[Flip, ...]]:
@@ -289,7 +191,6 @@ class Comparison(SideBySide):
         own = self.figures[cell][name]
         pairing = self.cell_pairings.get(cell, {}).get(name)
         difference = pairing.difference if pairing else None
-        fixed = self.corrected.figures.get(cell, {}).get(name) if self.corrected else None
         values = {
             "": self.label(cell),
             "side": name,
@@ -302,8 +203,6 @@ class Comparison(SideBySide):
             "difference low": difference and difference.low,
             "difference high": difference and difference.high,
             "p": difference and difference.p,
-            "corrected": fixed and fixed.accuracy.mean,
-            "corrected of": fixed and fixed.graded,
             "turns": own.turns_per_document,
             "tokens": round(own.tokens_per_document),
         }
@@ -342,14 +241,7 @@ class Comparison(SideBySide):
             ],
             "notes": list(self.notes),
             "published": [each.to_json() for each in self.published],
-            "corrected": self._corrected_json(flips),
         }
-
-    def _corrected_json(self, flips: int | None) -> dict[str, Any] | None:
-        if self.correction is None or self.corrected is None:
-            return None
-        told = self.corrected.to_json(flips)
-        return {"errata": self.correction.to_json(), **{key: told[key] for key in ("cells", "pairs", "notes")}}
 
     def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
         pairs = self.cell_pairings.get(cell, {})
@@ -361,16 +253,13 @@ class Comparison(SideBySide):
         }
 
 
-def compare(
-    *folders: Folder, published: bool | Folder = False, errata: Folder | None = None, quiet: bool = False
-) -> Comparison:
+def compare(*folders: Folder, published: bool | Folder = False, quiet: bool = False) -> Comparison:
     """Evaluations, or runs of a quickstart, side by side; differences are against the first.
 
     `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more; one is
     enough with `published`: whether published figures stand beside, those of a file of your own too if one is named.
 
-    `errata`: known errors of the data; figures and differences are then told as published and corrected. `quiet`: as in
-    the other calls; nothing is shown in any case.
+    `quiet`: as in the other calls; nothing is shown in any case.
 
     Raises ConfigError for too few, RunError for a folder that holds no evaluation, DataError for a wrong file.
     """
@@ -381,9 +270,6 @@ def compare(
         raise ConfigError(f"compare: {twice[0]} is given twice")
     sides = tuple(read_sides(folders))
     comparison = Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
-    if errata is not None:
-        correction = corrected_sides(comparison.sides, read_errata(Path(errata)))
-        comparison = replace(comparison, correction=correction)
     if published is False:
         return comparison
     theirs = read_published(None if published is True else Path(published))
