@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +101,10 @@ def test_a_log_of_an_earlier_version_without_digests_of_documents_goes_on(
     write(data, list(map(golds, rows())))
     with pytest.raises(RunError, match="golds of 4 of 4 episodes"):
         evaluated(tiny_model_folder, data, tmp_path / "e")
+
+
+def test_an_evaluation_writes_down_the_sha256_of_its_files(tmp_path: Path, tiny_model_folder: Path) -> None:
+    data = write(tmp_path / "d.jsonl", rows(1))
+    evaluated(tiny_model_folder, data, tmp_path / "e")
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    assert json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["editions"] == {str(data): digest}

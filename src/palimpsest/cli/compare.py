@@ -30,12 +30,6 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder for compare.html (everything), compare.json and both figures.")
     ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Published figures beside, greyed with the reason where they differ.")
-    ] = False,
-    published_file: Annotated[
-        Path | None, typer.Option(help="YAML of further published figures, as evaluation/published.yaml; shows them.")
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Put evaluations side by side: accuracy and cost by task and length, differences, what was configured otherwise.
@@ -49,7 +43,6 @@ def compare(
       palimpsest compare evals/seed-0 evals/seed-1 evals/seed-2 --plot seeds.svg
       palimpsest compare runs/quickstart runs/other --out comparison
       palimpsest compare evals/a evals/b --json
-      palimpsest compare evals/a --published
     """
     from palimpsest.app.evaluate.comparison_report import check_plot, write_folder, write_plots
     from palimpsest.app.evaluate.run_comparison import compare as compare_folders
@@ -58,14 +51,14 @@ def compare(
         check_plot(plot)
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; give a folder")
-    comparison = compare_folders(*folders, published=published_file or published)
+    comparison = compare_folders(*folders)
     written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
     if json:
         import json as json_module
 
         print(json_module.dumps(comparison.to_json(flips or None)))
         return
-    _show(comparison, flips, published or published_file is not None)
+    _show(comparison, flips)
     for path in written:
         typer.echo(str(path), err=True)
 
@@ -73,8 +66,8 @@ def compare(
 _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference", "95%", "p", "turns", "tokens/problem"]
 
 
-def _show(comparison: Comparison, flips: int, published: bool) -> None:
-    from palimpsest.cli.output import show_published, stdout, table
+def _show(comparison: Comparison, flips: int) -> None:
+    from palimpsest.cli.output import stdout, table
 
     console = stdout(160)
     title = ", ".join(side.name for side in comparison.sides)
@@ -91,8 +84,6 @@ def _show(comparison: Comparison, flips: int, published: bool) -> None:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
     _show_differs(comparison)
-    if published:
-        show_published(comparison.published)
     for name in comparison.flips if flips else ():
         _show_flips(comparison, name, flips)
 

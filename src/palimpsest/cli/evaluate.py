@@ -111,9 +111,6 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Published figures beside, greyed with the reason where they differ.")
-    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the draws and of the assembly of contexts.")] = 0,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -180,14 +177,12 @@ def evaluate(
 
     prices = None if price_in is None and price_out is None else Prices(price_in or 0.0, price_out or 0.0)
     for (place, each), sweep in zip(placed.items(), sweeps, strict=True):
-        _play(each, sweep, place, force=force, prices=prices, published=published)
+        _play(each, sweep, place, force=force, prices=prices)
     if others and out is not None:
         Terminal().message(str(report([place for place in placed if place is not None], out)[0]))
 
 
-def _play(
-    agents: Agents, sweep: Sweep, out: Path | None, *, force: bool, prices: Prices | None, published: bool
-) -> None:
+def _play(agents: Agents, sweep: Sweep, out: Path | None, *, force: bool, prices: Prices | None) -> None:
     from palimpsest.app.evaluate.evaluation_run import evaluate_sweep
     from palimpsest.cli.evaluation_output import show_evaluation
 
@@ -199,8 +194,3 @@ def _play(
     ):
         evaluation = evaluate_sweep(sweep, out=out, force=force, prices=prices, progress=terminal)
     show_evaluation(evaluation)
-    if published:
-        from palimpsest.app.evaluate.evaluation_plan import published_beside
-        from palimpsest.cli.output import show_published
-
-        show_published(published_beside(evaluation))

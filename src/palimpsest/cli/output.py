@@ -1,4 +1,4 @@
-"""What commands print: tables, published figures, figures of a benchmark.
+"""What commands print: tables, figures of a benchmark.
 
 Guaranteed: text of models and documents is escaped before it reaches a terminal.
 """
@@ -6,7 +6,6 @@ Guaranteed: text of models and documents is escaped before it reaches a terminal
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,7 +17,6 @@ from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
     from palimpsest.bench.measurements import Measured
-    from palimpsest.evaluation.published import Counterpart
 
 
 def stdout(width: int = 120) -> Console:
@@ -92,23 +90,3 @@ def _row(row: Any) -> str:
     if isinstance(row, dict):
         return ", ".join(f"{name} {_shown(value)}" for name, value in row.items())
     return " ".join(f"{number:,.4g}" for number in row)
-
-
-# ---- Published figures on a terminal -------------------------------------------------------------------------
-
-
-def show_published(counterparts: Sequence[Counterpart]) -> None:
-    """A line each; where there is none, that there is none."""
-    console = stdout()
-    if not counterparts:
-        console.print("\npublished: no figure for these problems at these lengths")
-        return
-    console.print("\npublished, in percent", style="bold")
-    for each in counterparts:
-        theirs, ours = each.published, "–" if each.ours is None else f"{each.ours:.1f}"
-        line = (
-            f"{theirs.system}, {theirs.model}: {theirs.values[each.size]:.1f} on {theirs.benchmark}, {each.size} "
-            f"{theirs.unit}, {theirs.metric} ({theirs.source}); {each.side}: {ours}"
-        )
-        told = line if each.reason is None else f"{line}; can't be compared: {each.reason}"
-        console.print(told, style=None if each.reason is None else "dim", markup=False, highlight=False, soft_wrap=True)

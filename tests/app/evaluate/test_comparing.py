@@ -258,7 +258,7 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
     first, again = palimpsest.compare(*paths).to_json(2), palimpsest.compare(*paths).to_json(2)
     assert json.dumps(first) == json.dumps(again)
     assert first["format"] == 2
-    assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes", "published"]
+    assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes"]
     (pair,) = first["pairs"]
     assert (pair["first"], pair["second"], pair["flipped"], len(pair["flips"])) == ("a", "b", 7, 2)
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")

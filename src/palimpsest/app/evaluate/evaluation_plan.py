@@ -1,4 +1,4 @@
-"""What one evaluation plays: policies on sets of problems at sizes, under one reward; presets and published figures.
+"""What one evaluation plays: policies on sets of problems at sizes, under one reward; presets.
 
     policies x data x documents     rows named `overwrite, dev, 50 documents`, without the policy where there is one,
                                     without the documents where no numbers of them are asked for
@@ -14,22 +14,19 @@ for beside a preset and changes it is told and stands in summary.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from palimpsest.app.composition import fitted
 from palimpsest.app.config_resolution import Agent, Model, Recipe, Remote, evaluation_config
-from palimpsest.app.evaluate.evaluation_data import edition_of_set, editions_of
-from palimpsest.app.evaluate.evaluation_result import Evaluation
 from palimpsest.config.data import Sources
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.presets import Preset, load_preset
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.published import Counterpart, Ours, condition_of, counterparts, read_published
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.types import Problem
@@ -361,23 +358,3 @@ def _too_large(policy: PolicyConfig, engine: Engine) -> bool:
 
 def _without(policy: PolicyConfig, options: Container[str]) -> PolicyConfig:
     return PolicyConfig(name=policy.name, options={k: v for k, v in policy.options.items() if k not in options})
-
-
-# ---- Published figures next to those of one evaluation -------------------------------------------------------
-
-
-def published_beside(evaluation: Evaluation) -> list[Counterpart]:
-    """The shipped figures at the lengths that it played, matching or with the reason why not."""
-    return list(counterparts(list(_ours(evaluation)), read_published()))
-
-
-def _ours(evaluation: Evaluation) -> Iterator[Ours]:
-    editions = editions_of(evaluation.config.data)
-    for row in evaluation.rows:
-        if row.policy == "closed_book":  # it reads nothing: what was published is of agents
-            continue
-        if len(row.summary.sizes) == 1:  # the metrics are those of all sizes together
-            samples = [sample for sample in evaluation.samples if sample.name == row.summary.name]
-            condition = condition_of(row.data, row.summary.sizes[0].size, samples)
-            edition = edition_of_set(row.data, editions)
-            yield Ours(row.summary.name, row.data, condition, row.summary.metrics, edition)

@@ -21,15 +21,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.evaluate.evaluation_data import edition_of_set
 from palimpsest.app.evaluate.judge_calibration import parsed_card
 from palimpsest.app.python_calls import Table
 from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import SideBySide, settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.pairing import Cell, Flip, cell_of
-from palimpsest.evaluation.published import Counterpart, Ours, condition_of, counterparts, read_published
+from palimpsest.evaluation.pairing import Cell, Flip
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, logs_below, read_identity, read_log
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.runs.run_folder import CONFIG, load_config
@@ -45,8 +43,6 @@ class Side(comparison.Side):
     """What one folder holds; its name is its path, without what all sides have in common."""
 
     folder: Path
-    editions: Mapping[str, str]
-    """File of the data to its SHA-256, where it is known."""
     judged: str | None
     """How far its judge can be believed, in a sentence; None where no judge graded it, or no card was made."""
 
@@ -92,7 +88,6 @@ def _side(folder: Path, name: str) -> Side:
         unreadable=sum(each.unreadable for each in read),
         not_asked=sum(each.not_asked for each in read),
         settings=_settings(folder),
-        editions=_editions(folder),
         judged=_judged(folder),
     )
 
@@ -106,12 +101,6 @@ def _judged(folder: Path) -> str | None:
     scores = {name: score.get("mean") for name, score in told.get("scores", {}).items()}
     shares = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in scores.items() if mean is not None)
     return f"{'; '.join(line.strip() for line in card.told[:2])}; score by prompt: {shares or 'none'}"
-
-
-def _editions(folder: Path) -> dict[str, str]:
-    """As the evaluation wrote them down; of a rescoring, as the evaluation that it comes from did."""
-    known = _summary(folder).get("editions")
-    return {str(file): str(digest) for file, digest in known.items()} if isinstance(known, dict) else {}
 
 
 def _logs(folder: Path) -> Iterator[Path]:
@@ -150,7 +139,7 @@ def _json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-# ---- Folders of evaluations side by side (evaluation/comparison.py), with published figures -----------------
+# ---- Folders of evaluations side by side (evaluation/comparison.py) -----------------------------------------
 
 
 FORMAT = 2
@@ -159,11 +148,9 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Comparison(SideBySide):
-    """Two or more sides, or one beside published figures; differences are against the first."""
+    """Two or more sides; differences are against the first."""
 
     sides: tuple[Side, ...]
-    published: tuple[Counterpart, ...] = ()
-    """Figures of others at lengths that a side has, where they were asked for."""
 
     @property
     def flips(self) -> dict[str, tuple[Flip, ...]]:
@@ -240,7 +227,6 @@ class Comparison(SideBySide):
                 for band in self.bands
             ],
             "notes": list(self.notes),
-            "published": [each.to_json() for each in self.published],
         }
 
     def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
@@ -253,38 +239,22 @@ class Comparison(SideBySide):
         }
 
 
-def compare(*folders: Folder, published: bool | Folder = False, quiet: bool = False) -> Comparison:
+def compare(*folders: Folder, quiet: bool = False) -> Comparison:
     """Evaluations, or runs of a quickstart, side by side; differences are against the first.
 
-    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more; one is
-    enough with `published`: whether published figures stand beside, those of a file of your own too if one is named.
+    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more.
 
     `quiet`: as in the other calls; nothing is shown in any case.
 
-    Raises ConfigError for too few, RunError for a folder that holds no evaluation, DataError for a wrong file.
+    Raises ConfigError for too few, RunError for a folder that holds no evaluation.
     """
-    if len(folders) < (1 if published else 2):
+    if len(folders) < 2:
         raise ConfigError(f"compare: {len(folders)} folder given; two or more are needed")
     twice = [folder for place, folder in enumerate(folders) if Path(folder) in map(Path, folders[:place])]
     if twice:
         raise ConfigError(f"compare: {twice[0]} is given twice")
     sides = tuple(read_sides(folders))
-    comparison = Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
-    if published is False:
-        return comparison
-    theirs = read_published(None if published is True else Path(published))
-    return replace(comparison, published=tuple(counterparts(list(_ours(comparison)), theirs)))
-
-
-def _ours(comparison: Comparison) -> Iterator[Ours]:
-    """What the agents reached; a baseline played another protocol than any published figure."""
-    for side in comparison.sides:
-        for cell in comparison.cells:
-            samples = [sample for sample in side.samples if cell_of(sample) == cell]
-            if not samples or cell.title(comparison.titles):  # a quickstart draws what nobody published figures of
-                continue
-            figures, edition = comparison.figures[cell][side.name], edition_of_set(cell.set, side.editions)
-            yield Ours(side.name, cell.set, condition_of(cell.set, _size(cell), samples), figures.metrics, edition)
+    return Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
 
 
 def _size(cell: Cell) -> int | None:

@@ -7,7 +7,7 @@ Two to six runs or evaluations side by side: what differs in their configuration
 
 Guaranteed: rows, differences, notes and settings are those of `palimpsest compare` (evaluation/comparison.py), over the
 sides that were evaluated; sides that differ by their seeds alone are one band.
-Not covered: published figures and a judge's card, which that command tells.
+Not covered: a judge's card, which that command tells.
 """
 
 from __future__ import annotations
