@@ -53,7 +53,7 @@ _RESUME = re.compile(r"palimpsest (\w+) --resume ('[^']*'|[^\s;,:]+)")
 _ASIDE = " (in Python resume=True, force=True)"
 """What messages of commands add for Python."""
 _SETTING = re.compile(r"--set ([\w.]+)=([^\s,;]+)")
-_OTHERS = {"set": "overrides", "price_in": "prices", "price_out": "prices"}
+_OTHERS = {"set": "overrides"}
 """Options whose argument has another name."""
 
 

@@ -23,7 +23,6 @@ from palimpsest.progress.displays import Terminal
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep
-    from palimpsest.app.evaluate.evaluation_result import Prices
 
 
 # ---- Presets of evaluations as text --------------------------------------------------------------------------
@@ -90,8 +89,6 @@ def evaluate(
         bool,
         typer.Option(help="Play the question alone, the whole document and retrieval too, once each."),
     ] = True,
-    price_in: Annotated[float | None, typer.Option(min=0, help="Of a million tokens read.")] = None,
-    price_out: Annotated[float | None, typer.Option(min=0, help="Of a million tokens sampled.")] = None,
     columns: Columns = None,
     out: Annotated[Path | None, typer.Option(help="Folder for samples, summary, report.html and episodes.")] = None,
     preset: Annotated[
@@ -173,16 +170,13 @@ def evaluate(
         for each in placed.values()
     ]
     check_alike(sweeps)
-    from palimpsest.app.evaluate.evaluation_result import Prices  # after the configuration is known to be right
-
-    prices = None if price_in is None and price_out is None else Prices(price_in or 0.0, price_out or 0.0)
     for (place, each), sweep in zip(placed.items(), sweeps, strict=True):
-        _play(each, sweep, place, force=force, prices=prices)
+        _play(each, sweep, place, force=force)
     if others and out is not None:
         Terminal().message(str(report([place for place in placed if place is not None], out)[0]))
 
 
-def _play(agents: Agents, sweep: Sweep, out: Path | None, *, force: bool, prices: Prices | None) -> None:
+def _play(agents: Agents, sweep: Sweep, out: Path | None, *, force: bool) -> None:
     from palimpsest.app.evaluate.evaluation_run import evaluate_sweep
     from palimpsest.cli.evaluation_output import show_evaluation
 
@@ -192,5 +186,5 @@ def _play(agents: Agents, sweep: Sweep, out: Path | None, *, force: bool, prices
     with going_on(
         lambda: "nothing is kept without --out" if out is None else RERUN + (", without --force" if force else "")
     ):
-        evaluation = evaluate_sweep(sweep, out=out, force=force, prices=prices, progress=terminal)
+        evaluation = evaluate_sweep(sweep, out=out, force=force, progress=terminal)
     show_evaluation(evaluation)

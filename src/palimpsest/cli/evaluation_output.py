@@ -43,10 +43,6 @@ def _name(row: Row) -> str:
     return f"baseline: {row.summary.name}" + (f" ({row.summary.problems} of {row.set_problems} fit)" if fewer else "")
 
 
-def _money(cost: float | None) -> str | None:
-    return None if cost is None else f"{cost:,.4g}"
-
-
 def _tokens_per_correct(row: Row) -> str | None:
     tokens = row.summary.tokens_per_correct
     return None if tokens is None else f"{tokens:,.0f}"
@@ -69,8 +65,6 @@ FIGURES: dict[str, Cell] = {
 WHERE_KNOWN: dict[str, Cell] = {
     "pass@k": lambda row: _percent(row.summary.pass_at.get(str(row.summary.samples))),
     "disagree": lambda row: _percent(row.summary.disagreement),
-    "cost": lambda row: _money(row.cost),
-    "cost/correct": lambda row: _money(row.cost_per_correct),
 }
 """Columns that stand in the table if a row has them."""
 MEMORY: dict[str, Cell] = {

@@ -52,9 +52,6 @@ def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
     samples, _ = read_samples(out / "samples.jsonl")
     assert len(samples) == 4
     assert {sample.outcome for sample in samples} <= {"answered", "answer_truncated"}
-    usage = json.loads((out / "usage.jsonl").read_text())
-    turns = sum(sample.turns for sample in samples)
-    assert (usage["requests"], usage["cached_tokens"], usage["sampled_tokens"]) == (turns, 2 * turns, 3 * turns)
     assert not [file for file in out.iterdir() if b"s3cret" in file.read_bytes()]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import palimpsest
-from palimpsest.app.evaluate.evaluation_result import Prices
 from palimpsest.cli.output import stdout, table
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY
@@ -25,14 +24,6 @@ def test_samples_without_end_are_refused_before_they_are_counted(tiny_model_fold
     hot = [*BUDGETS, "eval_sampling.temperature=1"]
     with pytest.raises(ConfigError, match=r"evaluate\(samples=1000000000\): expected at most 10,000 of a problem"):
         palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, samples=10**9, overrides=hot, quiet=True)
-
-
-@pytest.mark.parametrize("price", [float("inf"), float("nan"), -1.0, 1e300])
-def test_a_price_that_json_has_no_number_for_is_refused_by_name(price: float) -> None:
-    with pytest.raises(ConfigError, match=r"--price-in\) is .*expected from 0"):
-        Prices(read=price)
-    with pytest.raises(ConfigError, match=r"--price-out\) is .*expected from 0"):
-        Prices(sampled=price)
 
 
 def test_foreign_names_steer_no_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path, palimpsest: Run) -> None:

@@ -137,24 +137,18 @@ def test_names_of_policies() -> None:
         policy_names("a,,b")
 
 
-def test_the_command_sweeps_and_says_what_it_costs(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_the_command_sweeps(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     files = [str(save(tmp_path / f"{name}.jsonl", rows(2))) for name in "ab"]
     words = [word for name, value in BUDGETS.items() for word in ("--set", f"{name}={value}")]
     data = ("--data", files[0], "--data", files[1], "--documents", "2,3")
-    prices = ("--price-in", "1000000", "--price-out", "0")
     out = ("--no-baselines", "--out", str(tmp_path / "out"))
     done = palimpsest(
         "eval", "--policy", "overwrite,sliding_window", "--model", str(tiny_model_folder), *data, *words,
-        "--set", "window_tokens=64", *prices, *out,
+        "--set", "window_tokens=64", *out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "overwrite, a, 2 documents" in done.stdout
     assert "sliding_window, b, 3 documents" in done.stdout
-    assert "cost" in done.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["documents"], summary["episodes_played"]) == ([2, 3], 16)
-    read = {row["name"]: row["cost"] for row in summary["evaluations"]}
-    for sample_name in read:
-        samples = [each for each in read_samples(tmp_path / "out" / "samples.jsonl")[0] if each.name == sample_name]
-        assert read[sample_name] == sum(each.prompt_tokens for each in samples)
     assert all(row["answer_chars"] is not None for row in summary["evaluations"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from palimpsest.config.data import listed
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Endpoint
-from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EPISODES, first_episodes
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, interval_notes
@@ -26,27 +25,6 @@ from palimpsest.provenance import MADE_WITH, facts, provenance
 from palimpsest.report.page import ToldStory, told_beside, view_command
 from palimpsest.report.run_reports import EvaluationResults, write_evaluation_report
 from palimpsest.text.codec import Codec
-
-_DEAREST = 1e12
-"""Per million tokens; beyond it costs would leave the range of numbers that JSON has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Of tokens, per million, in whatever currency."""
-
-    read: float = 0.0
-    """Of a prompt."""
-    sampled: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, price in (("read (--price-in)", self.read), ("sampled (--price-out)", self.sampled)):
-            if not 0 <= price <= _DEAREST:  # nan is in no range
-                raise ConfigError(f"price of tokens {name} is {price:g} a million: expected from 0 to {_DEAREST:g}")
-
-    def of(self, samples: Sequence[Sample]) -> float:
-        """What these episodes cost, prefixes counted each time they are read."""
-        return sum(s.prompt_tokens * self.read + s.sampled_tokens * self.sampled for s in samples) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +40,15 @@ class Row:
     """Problems of the set; a baseline may have played fewer."""
     fits_window: int | None = None
     """Problems whose document fits the model's window whole; None where that wasn't looked at."""
-    cost: float | None = None
-    """Of all its episodes; None without prices."""
 
     @property
     def measures_reading(self) -> bool:
         """Whether every document fits the window, so that no memory is needed."""
         return self.baseline is None and self.fits_window == self.summary.problems
 
-    @property
-    def cost_per_correct(self) -> float | None:
-        """Cost of all its episodes over the number of right answers; None without prices, or without a right one."""
-        if self.cost is None or self.summary.tokens_per_correct is None or self.summary.accuracy.mean is None:
-            return None
-        return self.cost / (self.summary.accuracy.mean * self.summary.graded)
-
     def to_json(self) -> dict[str, Any]:
         """The summary's keys and these."""
         own = {key: value for key, value in asdict(self).items() if key != "summary"}
-        own["cost_per_correct"] = self.cost_per_correct
         note = {"note": READING} if self.measures_reading else {}
         return {**self.summary.to_json(), **own, **note}
 
@@ -108,8 +76,6 @@ class Row:
             "turns": summary.turns_per_document,
             "tokens": round(summary.tokens_per_document),
             "tokens/correct": None if summary.tokens_per_correct is None else round(summary.tokens_per_correct),
-            "cost": self.cost,
-            "cost/correct": self.cost_per_correct,
         }
         return {name: value for name, value in figures.items() if value is not None}
 

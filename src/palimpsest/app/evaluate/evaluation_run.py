@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from palimpsest.app.composition import Evaluator, evaluation_identity, measure_memory
 from palimpsest.app.config_resolution import Recipe, Remote
 from palimpsest.app.evaluate.baselines import Baselines, Planned, Sets, plan_baselines
-from palimpsest.app.evaluate.evaluation_cost import Counted, announce_cost, counting, finished, logged, metered
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, given, move_aside, read_problems
 from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, changes, choose, with_budgets
-from palimpsest.app.evaluate.evaluation_result import Evaluation, Prices, Row, report_evaluation
+from palimpsest.app.evaluate.evaluation_result import Evaluation, Row, report_evaluation
 from palimpsest.app.evaluate.rescoring import beside
 from palimpsest.app.python_calls import blocking, python_words, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
@@ -27,10 +29,18 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import EvalSet, Samples, summaries_of
-from palimpsest.evaluation.sample_log import SUMMARY, Sample, write_json
+from palimpsest.evaluation.sample_log import (
+    SAMPLES,
+    SUMMARY,
+    Sample,
+    SampleKey,
+    not_asked_told,
+    read_samples,
+    write_json,
+)
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.plugins import held_by
-from palimpsest.progress.reporter import Progress
+from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
 from palimpsest.types import Problem
@@ -56,7 +66,6 @@ async def evaluate_async(
     limit: int | None = None,
     samples: int = 1,
     baselines: bool = True,
-    prices: Prices | None = None,
     seed: int = 0,
     base_url: str | None = None,
     api_key_env: str | None = None,
@@ -84,7 +93,7 @@ async def evaluate_async(
     - `documents`: documents per context of a file; `chunks`: paragraphs per synthetic document; `objectives`: questions
       per search problem; each one number or several; `corpus`: a file of further distractors; `limit`: problems
     - `samples`: episodes of each problem; `baselines`: whether the question alone, the whole document and retrieval
-      are played with the agent, once each; `prices`: of tokens, for a column of costs
+      are played with the agent, once each
     - `base_url`: an OpenAI-compatible endpoint, where `model` is the model's name; `api_key_env`: the environment
       variable with its key; `tokenizer`: a folder or hub id, where the name is none (docs/endpoints.md), or the loaded
       model's
@@ -114,7 +123,7 @@ async def evaluate_async(
         shown = progress or suitable_progress(quiet=quiet)
         for line in agents.told(sweep.config):
             shown.message(line)
-        return await evaluate_sweep_async(sweep, out=folder, force=force, prices=prices, progress=shown)
+        return await evaluate_sweep_async(sweep, out=folder, force=force, progress=shown)
 
 
 evaluate = blocking(evaluate_async)
@@ -134,7 +143,6 @@ async def evaluate_sweep_async(
     *,
     out: Path | None = None,
     force: bool = False,
-    prices: Prices | None = None,
     progress: Progress,
 ) -> Evaluation:
     """`evaluate` of what is asked for, resolved."""
@@ -145,21 +153,21 @@ async def evaluate_sweep_async(
     changed = _changed(sweep, named)
     planned = _planned(sweep, named, engine)
     _announce(progress, engine, sweep.policies, skipped, changed)
-    log = logged(None if force else out)
+    log = _logged(None if force else out)
     baselines = _baselines(sweep, named, engine, progress, log)
     move_aside(out if force else None, progress.message)
     sets = [each.episodes for each in (*planned, *baselines.planned)]
-    with counting(sets, log, progress) as counted:
-        samples = await _play(sweep, sets, engine, out, counted, prices, progress)
+    with _counting(sets, log, progress) as counted:
+        samples = await _play(sweep, sets, engine, out, counted, progress)
     played = _samples(planned, samples)
     evaluation = Evaluation(
         config=sweep.config,
-        rows=_rows(planned, samples, baselines, prices),
+        rows=_rows(planned, samples, baselines),
         samples=played,
         out=out,
         endpoint=engine.limits.endpoint,
         rows_left_out=len(skipped),
-        baseline_rows=_rows(baselines.planned, samples, baselines, prices),
+        baseline_rows=_rows(baselines.planned, samples, baselines),
         baseline_samples=_samples(baselines.planned, samples),
         documents=sweep.documents,
         seconds=counted.seconds,
@@ -218,7 +226,7 @@ def _planned(sweep: Sweep, named: Sets, engine: Engine) -> list[Planned]:
 def _baselines(sweep: Sweep, named: Sets, engine: Engine, progress: Progress, log: Samples) -> Baselines:
     if not sweep.baselines:
         return Baselines()
-    return plan_baselines(named, sweep.config, sweep.policies, engine, progress.message, finished(log))
+    return plan_baselines(named, sweep.config, sweep.policies, engine, progress.message, _finished(log))
 
 
 async def _play(
@@ -227,11 +235,9 @@ async def _play(
     engine: Engine,
     out: Path | None,
     counted: Counted,
-    prices: Prices | None,
     progress: Progress,
 ) -> Samples:
-    """Every episode, in one pool; first what it will cost."""
-    await announce_cost(sets, sweep.config, engine, prices, progress, counted.done)
+    """Every episode, in one pool."""
     reward = build_reward(sweep.config.reward, engine.codec, out)
     evaluator = Evaluator(sweep.config, engine, reward.answer, measure=measure_memory)
     playing = evaluator.play(
@@ -241,7 +247,7 @@ async def _play(
         on_sample=counted,
         on_warning=progress.message,
     )
-    return await metered(engine, using(engine, closing(reward, playing)), out, progress)
+    return await using(engine, closing(reward, playing))
 
 
 def _identity(sweep: Sweep, engine: Engine) -> dict[str, Any]:
@@ -258,14 +264,13 @@ def _identity(sweep: Sweep, engine: Engine) -> dict[str, Any]:
     return evaluation_identity(config, policies, sweep.problems, engine.limits.endpoint)
 
 
-def _rows(planned: Sequence[Planned], samples: Samples, baselines: Baselines, prices: Prices | None) -> tuple[Row, ...]:
+def _rows(planned: Sequence[Planned], samples: Samples, baselines: Baselines) -> tuple[Row, ...]:
     """The figures of each set: policies in their order, each from short to long."""
     rows = []
     summaries = summaries_of([each.episodes for each in planned], samples)
     for each, summary in zip(planned, summaries, strict=True):
-        cost = None if prices is None else prices.of([samples[key] for key in each.episodes.keys])
         fits = baselines.fits.get(each.data)
-        rows.append(Row(summary, each.policy, each.data, each.episodes.baseline, each.problems, fits, cost))
+        rows.append(Row(summary, each.policy, each.data, each.episodes.baseline, each.problems, fits))
     order = {policy: index for index, policy in enumerate(dict.fromkeys(each.policy for each in planned))}
     return tuple(sorted(rows, key=lambda row: (order[row.policy], row.summary.length)))
 
@@ -326,3 +331,49 @@ def _changed(sweep: Sweep, named: Sets) -> list[str]:
     published = sweep.chosen.preset.problems
     others = {name: len(own) for name, own in named.items() if published and len(own) != published}
     return told + [f"{name}: {count} problems in place of {published}" for name, count in others.items()]
+
+
+# ---- How far an evaluation is --------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counts the episodes as they end, with the agent's score so far."""
+
+    def __init__(self, tick: Tick, before: Sequence[Sample]) -> None:
+        self.played, self.seconds = 0, 0.0
+        self._tick = tick
+        self._values = [sample.value for sample in before if sample.baseline is None and sample.value is not None]
+
+    def __call__(self, sample: Sample) -> None:
+        self.played += 1
+        if sample.baseline is None and sample.value is not None:
+            self._values.append(sample.value)
+        self._tick(note=f"score {100 * fmean(self._values):.1f}" if self._values else None)
+
+
+def _logged(out: Path | None) -> Samples:
+    """Every episode in the log at `out`."""
+    found = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
+    return {sample.key: sample for sample in found}
+
+
+def _finished(log: Samples) -> frozenset[SampleKey]:
+    """Episodes that need not be played again."""
+    return frozenset(key for key, sample in log.items() if sample.is_final)
+
+
+@contextmanager
+def _counting(sets: Sequence[EvalSet], log: Samples, progress: Progress) -> Iterator[Counted]:
+    """What was played before counts as done; `log`: everything that was."""
+    drawn = {(each.name, problem.id): each.samples for each in sets for problem in outlines(each.problems)}
+    asked = [sample for sample in log.values() if sample.draw < drawn.get((sample.name, sample.id), 0)]
+    before = [sample for sample in asked if sample.is_final]
+    if before:
+        progress.message(f"{len(before):,} of {sum(drawn.values()):,} episodes are there already")
+    if further := len(log) - len(asked):
+        progress.message(not_asked_told(further))
+    began = time.monotonic()
+    with progress.count("episodes", sum(drawn.values()), done=len(before)) as tick:
+        counted = Counted(tick, before)
+        yield counted
+        counted.seconds = time.monotonic() - began
