@@ -90,8 +90,7 @@ HEAVY = {
     "transformers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
     "tokenizers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
     "ray": ("engines.ray",),
-    # In an interpreter of its own; and the learner's end of NCCL. engines.vllm asks servers.
-    "vllm": ("bench", "engines.embedded"),
+    "vllm": ("bench",),  # in an interpreter of its own; engines.vllm asks servers
     "peft": ("engines.embedded", "engines.ray"),
     "matplotlib": ("report",),
     "pyarrow": ("data",),

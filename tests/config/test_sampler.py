@@ -15,30 +15,12 @@ from palimpsest.errors import ConfigError
 from palimpsest.runs.resume_rules import changes
 
 VLLM = "sampler.name=vllm"
-NCCL = ("sampler.publish=nccl", "sampler.devices=[1]")
-FAR = ("engine.name=ray", "cluster.gpus_per_learner=1", "cluster.address=10.0.0.1:6379", "cluster.folder=/nfs")
 
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
         (["sampler.servers=2"], "set sampler.name=vllm"),
-        (["sampler.publish=nccl"], "sampler.publish is for servers: set sampler.name=vllm"),
-        ([VLLM, "sampler.publish=nccl", "sampler.urls=[http://127.0.0.1:1]"], "sampler.publish is for servers that pa"),
-        ([VLLM, "sampler.publish=nccl", "model.device=cpu"], "goes from GPU to GPU: set sampler.publish=safetensors"),
-        ([VLLM, "sampler.publish=ipc", "model.device=cpu"], "goes from GPU to GPU: set sampler.publish=safetensors"),
-        ([VLLM, "sampler.publish=nccl"], "name the servers' GPUs by sampler.devices, none of which is the learner's"),
-        (
-            [VLLM, *NCCL, "engine.name=ray", "cluster.gpus_per_learner=0"],
-            "set cluster.gpus_per_learner=1, or sampler.publish=safetensors",
-        ),
-        ([VLLM, *NCCL, *FAR], "stays on one machine: leave out cluster.address"),
-        (
-            [VLLM, "sampler.publish=ipc", "engine.name=ray"],
-            "ranks and servers have different GPUs: set sampler.pub",
-        ),
-        ([VLLM, "sampler.publish=ipc", "sampler.servers=2"], "so there is one, on one GPU: set sampler.servers=1"),
-        ([VLLM, "sampler.publish=ipc", "sampler.tensor_parallel=2"], "set sampler.servers=1 and sampler.tensor_para"),
         ([VLLM, "sampler.urls=[http://127.0.0.1:1]", "sampler.servers=2"], "sampler.servers is for servers that"),
         ([VLLM, "sampler.urls=[http://127.0.0.1:1]", "sampler.args=[--seed=1]"], "sampler.args is for servers"),
         ([VLLM, "sampler.urls=[http://127.0.0.1:1, http://127.0.0.1:1]"], "names a server twice"),

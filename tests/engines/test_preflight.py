@@ -94,7 +94,7 @@ def test_gpus_that_stay_idle_are_a_warning_with_the_overrides_that_use_them(told
         (["sampler.servers=2"], 8, "which the learner has; add 'sampler.devices=[6,7]'"),
         (["model.device=cuda:7", "sampler.devices=[7]"], 8, "a server would take GPU 7, which the learner has"),
         (["model.device=cpu", "sampler.servers=2"], 8, "which another server has; add 'sampler.devices=[6,7]'"),
-        ([], 1, "and this machine has 1; add sampler.publish=ipc sampler.memory=0.4, or sampler.name=embedded"),
+        ([], 1, "and this machine has 1; add sampler.memory=0.4, or sampler.name=embedded"),
         (["engine.name=ray", "cluster.learners=7"], 8, "GPU 0, which the learner has; add 'sampler.devices=[7]'"),
         (["engine.name=ray", "cluster.learners=8"], 8, "and this machine has 8; lower cluster.learners, or add"),
     ],
@@ -104,11 +104,13 @@ def test_a_gpu_that_two_would_take_is_an_error(overrides: list[str], gpus: int, 
         told("sampler.name=vllm", "train.ahead=0", *overrides, gpus=gpus, weights=10**9)
 
 
-def test_weights_that_ranks_send_to_gpus_come_from_gpus(told: Told) -> None:
-    nccl = ["engine.name=ray", "sampler.name=vllm", "sampler.devices=[7]", "sampler.publish=nccl", "train.ahead=0"]
-    assert told(*nccl, "cluster.learners=7") == []
-    with pytest.raises(ConfigError, match="ranks get none: set sampler"):
-        told(*nccl, "cluster.learners=7", gpus=0)
+def test_one_server_shares_the_learners_gpu_where_its_part_of_the_memory_is_given(told: Told) -> None:
+    shared = ["sampler.name=vllm", "sampler.memory=0.4", "train.ahead=0"]
+    assert told(*shared, gpus=1, weights=10**9) == []
+    with pytest.raises(ConfigError, match=r"take 60 GB, a GPU has 48 GB for them"):
+        told(*shared, gpus=1, weights=3 * 10**9)
+    with pytest.raises(ConfigError, match="which another server has; add "):
+        told(*shared, "sampler.servers=2", "model.device=cpu", gpus=8)
 
 
 def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu(

@@ -77,8 +77,6 @@ class Wire:
     """What requests were authorised by."""
     faults: dict[str, Fault] = field(default_factory=dict)
     """By the path they break."""
-    watched: dict[str, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
-    """Given the bodies of requests to their path."""
     gate: asyncio.Event | None = None
     """Completions wait for it."""
     in_flight: int = 0
@@ -87,8 +85,6 @@ class Wire:
     async def reply_to(self, path: str, body: dict[str, Any]) -> bytes | None:
         path = path.partition("?")[0]
         self.asked.append(path)
-        if watch := self.watched.get(path):
-            watch(body)
         if fault := self.faults.get(path):
             return fault(body)
         match path:

@@ -31,7 +31,6 @@ OWN_ARGS = (
     "trust-remote-code",
     "enable-prompt-tokens-details",
     "disable-uvicorn-access-log",
-    "weight-transfer-config",
     "config",
 )
 """Options of a server that follow from the run, under each of their names; and a file, which could hold any of them."""
@@ -64,7 +63,7 @@ option before it or the model."""
 _ADDRESS = re.compile(r"http://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::([0-9]+))?/?", re.IGNORECASE | re.ASCII)
 PYTHON = "PALIMPSEST_VLLM_PYTHON"
 """Environment variable that names the Python of servers where `sampler.python` doesn't."""
-STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "publish", "args", "start_timeout_s")
+STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "args", "start_timeout_s")
 """Keys of the servers that palimpsest starts."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -90,9 +89,6 @@ class SamplerConfig(Strict):
     """Share of a GPU's memory that a server takes; a CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
     max_context: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
-    publish: Literal["safetensors", "nccl", "ipc"] = "safetensors"
-    """How new weights reach the servers: by safetensors files; from the learner's GPUs to those of sampler.devices by
-    nccl; to one server on the learner's own GPU by ipc. No GPU has run the last two yet (docs/vllm.md)."""
     folder: str | None = None
     """Where the files of new weights are written, e.g. /dev/shm; null: the run folder."""
     max_in_flight: int = Field(128, ge=1, le=16_384)

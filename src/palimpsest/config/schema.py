@@ -403,7 +403,6 @@ def check_served(config: RunConfig) -> None:
         raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
     if own := [name for name, role in config.roles.items() if role.model is not None]:
         raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
-    check_publish(config)
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
     if cut and (loss.old_logprobs != "recompute" or loss.tis_cap is not None):
         raise ValueError(
@@ -411,28 +410,3 @@ def check_served(config: RunConfig) -> None:
             "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.tis_cap=null, which need none, "
             "or sampling.top_p=1"
         )
-
-
-def check_publish(config: RunConfig) -> None:
-    """Refuse ways of publishing that the processes of a run can't go."""
-    settings, cluster = config.sampler, config.cluster
-    way, on_ray = f"sampler.publish={settings.publish}", config.engine.name == "ray"
-    if settings.publish == "safetensors":
-        return
-    if config.model.device == "cpu":
-        raise ValueError(f"{way} goes from GPU to GPU: set sampler.publish=safetensors, for model.device says cpu")
-    if settings.publish == "ipc":
-        if on_ray:
-            raise ValueError(f"{way}: Ray's ranks and servers have different GPUs: set sampler.publish=nccl")
-        if settings.servers * settings.tensor_parallel > 1:
-            raise ValueError(
-                f"{way}: a server copies from the GPU that it shares with the learner, so there is one, on one GPU: "
-                "set sampler.servers=1 and sampler.tensor_parallel=1, or sampler.publish=nccl"
-            )
-        return
-    if not settings.devices:
-        raise ValueError(f"{way}: name the servers' GPUs by sampler.devices, none of which is the learner's")
-    if on_ray and cluster.gpus_per_learner == 0:
-        raise ValueError(f"{way} goes from GPU to GPU: set cluster.gpus_per_learner=1, or sampler.publish=safetensors")
-    if cluster.address is not None:
-        raise ValueError(f"{way} stays on one machine: leave out cluster.address, or set sampler.publish=safetensors")

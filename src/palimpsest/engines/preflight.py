@@ -42,10 +42,6 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
     For engine.name=embedded and ray.
     """
     gpus = compute.memories()
-    if config.sampler.publish == "nccl" and config.engine.name == "ray" and not _of_ray(config, objective, len(gpus)):
-        raise ConfigError(
-            "sampler.publish=nccl goes from GPU to GPU, and ranks get none: set sampler.publish=safetensors"
-        )
     if not gpus or config.cluster.address is not None:
         return []
     use = Use.of(config, objective, gpus)
@@ -86,11 +82,17 @@ class Use:
             learning = [] if device == "cpu" else names[number : number + 1]
         return cls(config, objective, gpus, learning, serving)
 
+    @property
+    def shares(self) -> bool:
+        """Whether a single server takes a part of the learner's GPU, which sampler.memory was set for."""
+        alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
+        return alone and self.serving[0] in self.learning and "memory" in self.config.sampler.changed()
+
     def check_shared(self) -> None:
         """Raise ConfigError where servers would take a GPU that something else has."""
         settings = self.config.sampler
         twice = [name for name in self.serving if name in self.learning or self.serving.count(name) > 1]
-        if not twice or settings.publish == "ipc":
+        if not twice or self.shares:
             return
         other = "the learner has" if twice[0] in self.learning else "another server has"
         told = f"sampler.devices={list(settings.devices)}: a server would take GPU {twice[0]}, which {other}"
@@ -99,7 +101,7 @@ class Use:
         if len(left) >= needed and len(left[-needed:]) + len(self.learning) <= len(self.gpus):
             raise ConfigError(f"{told}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
         fewer = "lower cluster.learners, or " if self.config.engine.name == "ray" else ""
-        share = "sampler.publish=ipc sampler.memory=0.4" if needed == 1 and not fewer else "sampler.servers=1"
+        share = "sampler.memory=0.4" if needed == 1 and not fewer else "sampler.servers=1"
         raise ConfigError(
             f"{told}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
         )
@@ -109,7 +111,7 @@ class Use:
         if not self.learning or not (memory := min(self.gpus[name] for name in self.learning)):
             return
         needed = weights * bytes_each(self.config, self.objective)
-        if self.config.sampler.publish == "ipc" and self.serving:
+        if self.shares:
             memory = int(memory * (1 - self.config.sampler.memory))
         if needed <= memory:
             return

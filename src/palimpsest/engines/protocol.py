@@ -295,16 +295,6 @@ class Learner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsDescription:
-    """Weights that a learner sends to servers without a file, in the order in which they go."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    """As torch calls them, `bfloat16` say."""
-    shapes: tuple[tuple[int, ...], ...]
-
-
 class Engine(Protocol):
     """A model that can be sampled from and, if it was opened for that, trained."""
 

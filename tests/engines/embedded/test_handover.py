@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from palimpsest.config.model import AdapterConfig, ModelConfig
-from palimpsest.engines.embedded.model_loading import adapted
+from palimpsest.config.schema import OptimConfig
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.model_loading import adapted, trainable
 from palimpsest.engines.embedded.weight_transfer import untied, write_untied
 from palimpsest.engines.ray.sharding import _describe
+from palimpsest.errors import EngineError
 from support.architectures import built, configured
+from support.disks import no_file_over
 from support.models import build_llama
 
 
@@ -55,6 +60,21 @@ def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
     opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "embedded")
     ids = torch.arange(20)[None]
     assert torch.equal(opened(ids).logits, model(ids).logits)
+
+
+def test_a_disk_without_room_for_what_servers_read_is_told_with_the_room_and_the_key(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    learner = ForestLearner(trainable(ModelConfig(path=str(tiny_model_folder))), optim=OptimConfig())
+    learner.write_weights(tmp_path / "whole")
+    files = (tmp_path / "whole").glob("*.safetensors")
+    size = sum(tensor.nbytes for file in files for tensor in load_file(file).values())
+    told = (
+        rf"folder: weights can't be written \(.*File too large.*\): [\d,]+ bytes were, {size:,} are needed, [\d,]+ are "
+        r"free on the disk; free some room, or set sampler\.folder to a folder of a larger one"
+    )
+    with no_file_over(100_000), pytest.raises(EngineError, match=told):
+        learner.write_weights(tmp_path / "folder")
 
 
 def test_a_configuration_is_untied_in_a_copy() -> None:

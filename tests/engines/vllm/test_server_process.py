@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from palimpsest.config.sampler import SamplerConfig
-from palimpsest.engines.vllm import server_process as processes
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
 
@@ -138,37 +137,6 @@ def test_a_python_without_vllm_is_refused_by_its_key(python: Callable[[str], str
 def test_a_python_that_is_none_is_refused_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sampler\.python=.*No such file"):
         check_python(SamplerConfig(name="vllm", python=str(tmp_path / "none")))
-
-
-def test_a_server_that_weights_are_sent_to_is_told_how(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "check_build", lambda *_: None)
-    for way in ("nccl", "ipc"):
-        _, seen = start(publish=way)
-        words = seen["args"]
-        assert json.loads(words[words.index("--weight-transfer-config") + 1]) == {"backend": way}
-        assert (seen["env"].get("VLLM_ALLOW_INSECURE_SERIALIZATION") == "1") == (way == "ipc")
-        assert (seen["env"].get("NCCL_SOCKET_IFNAME") == "lo") == (way == "nccl")
-    _, plain = start()
-    assert "--weight-transfer-config" not in plain["args"]
-    assert not {"VLLM_ALLOW_INSECURE_SERIALIZATION", "NCCL_SOCKET_IFNAME"} & plain["env"].keys()
-
-
-@pytest.mark.parametrize(
-    ("way", "torch", "told"),
-    [
-        ("nccl", "2.13.0+cpu", "computes on a CPU; name another by sampler.python, or set sampler.publish=safe"),
-        ("ipc", "2.13.0+cpu", "computes on a CPU"),
-        ("nccl", "2.13.0+cu130", "the learner sends by vLLM, too: pip install "),
-    ],
-)
-def test_a_python_whose_servers_take_no_weights_without_a_file_is_refused(
-    python: Callable[[str], str], way: Any, torch: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError) as caught:
-        check_python(SamplerConfig(name="vllm", publish=way, python=python(f"True {torch}")))
-    assert str(caught.value).startswith(f"sampler.publish={way}: ")
-    assert told in str(caught.value)
 
 
 def test_gpus_are_not_named_in_vain_for_a_build_that_computes_on_a_cpu(python: Callable[[str], str]) -> None:

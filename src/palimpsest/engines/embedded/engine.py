@@ -26,7 +26,6 @@ from palimpsest.engines.embedded.freed_memory import give_back_freed_memory
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.embedded.weight_transfer import IpcSender, LocalSender, NcclSender
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
@@ -87,18 +86,13 @@ class EmbeddedLearner:
         await self._thread.run(self._learner.load, folder)
         await self.publish()
 
-    async def write_weights(self, folder: Path) -> int:
-        """Write them as a Hugging Face folder for another process; see `write_untied`. Returns their version."""
-        return await self._thread.run(self._learner.write_weights, folder)
+    async def write_weights(self, folder: Path) -> None:
+        """Write them as a Hugging Face folder for another process; see `write_untied`."""
+        await self._thread.run(self._learner.write_weights, folder)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
         return await self._thread.run(self._learner.score, ids)
-
-    def sender(self, publish: str) -> LocalSender:
-        """Takes the weights to servers by `publish`: nccl or ipc."""
-        kind = NcclSender if publish == "nccl" else IpcSender
-        return LocalSender(kind(self._learner.whole_weights, self._learner.device), self._thread)
 
     async def publish(self) -> int:
         """See `Learner.publish`."""

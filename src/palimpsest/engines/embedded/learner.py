@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from palimpsest.engines.embedded.forest.gradients import (
 )
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests, with_signal
 from palimpsest.engines.embedded.freed_memory import keep_freed_memory
-from palimpsest.engines.embedded.model_loading import merged_weights, save_adapter
+from palimpsest.engines.embedded.model_loading import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.embedded.weight_transfer import no_room, size_of, write_untied
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
@@ -135,27 +135,21 @@ class ForestLearner:
         (inner / FACTS).write_text(facts.to_json())
         return hashes(folder)
 
-    def write_weights(self, folder: Path) -> int:
-        """Write what another process samples from; see `write_untied`. Returns the version of the weights; raises
-        EngineError where a disk refuses them."""
+    def write_weights(self, folder: Path) -> None:
+        """Write what another process samples from; see `write_untied`. Raises EngineError where a disk refuses them."""
         try:
             write_untied(self._model, folder)
         except (OSError, SafetensorError) as error:
             needed = size_of(self._model, self._model.dtype)
             raise no_room(folder, error, needed=needed, key="sampler.folder") from None
-        return self.version
-
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What servers sample from, by name: adapters merged, the output projection even where it is tied."""
-        return merged_weights(self._model, self._model.dtype, tied=True)
 
     @property
-    def device(self) -> torch.device:
+    def _device(self) -> torch.device:
         return self._model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
-        return scores_of(ids, partial(self._forward, temperature=1.0), self.max_context, self.device)
+        return scores_of(ids, partial(self._forward, temperature=1.0), self.max_context, self._device)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, or ranks did; raises CheckpointError where a file is missing or belongs to another
@@ -188,7 +182,7 @@ class ForestLearner:
         chosen = with_signal(batch.segments) if self._skips_silent else None
         exact = torch.promote_types(self._model.dtype, torch.float32)
         return build_forests(
-            batch.segments, self._micro_batch_tokens, self.max_context, self.device, chosen, dtype=exact
+            batch.segments, self._micro_batch_tokens, self.max_context, self._device, chosen, dtype=exact
         )
 
     def _before(self, batch: StepBatch) -> OldLogprobs:

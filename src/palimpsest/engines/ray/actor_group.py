@@ -230,15 +230,13 @@ class Group:
             self._guard.finish()
             self._guard = None
 
-    def lose(self, reason: str) -> None:
-        """End everything; whoever waits for an answer, or asks from now on, is told the reason."""
+    def _miss(self, name: str) -> None:
+        """One of Ray's own processes ended: Ray would end this one, too, a minute later. Ends everything; whoever waits
+        for an answer, or asks from now on, has the reason."""
+        reason = f"a process of engine.name=ray was lost (Ray's {name} ended)"
         self._answers.failed(ProcessesLost(f"{reason}; {GOES_ON}"), reason)
         self._answers.settle()
         self.close()
-
-    def _miss(self, name: str) -> None:
-        """One of Ray's own processes ended: Ray would end this one, too, a minute later."""
-        self.lose(f"a process of engine.name=ray was lost (Ray's {name} ended)")
 
     # ---- calls ----------------------------------------------------------------------------------------------
 
@@ -288,9 +286,7 @@ def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
     shares = learners * cluster.rank_gpus(gpus, config.model.device) + copies * cluster.gpus_per_sampler
     needed = max(learners, copies) if cluster.placement == "colocated" else shares
     if cluster.address is None and needed:
-        there = {"GPU": gpus}
-        way = "" if config.sampler.publish == "safetensors" else ", with sampler.publish=safetensors"
-        _check_room([{"GPU": float(needed)}], there, way)
+        _check_room([{"GPU": float(needed)}], {"GPU": gpus})
 
 
 @contextmanager
@@ -307,7 +303,7 @@ def _hidden(servers: Sequence[int]) -> Iterator[None]:
             os.environ[VISIBLE] = before
 
 
-def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float], way: str = "") -> None:
+def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
     """Raise EngineError where `bundles` ask for more than the whole cluster has, whoever uses it now.
 
     >>> _check_room([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 1.0}], {"CPU": 8.0, "GPU": 2.0})
@@ -316,7 +312,7 @@ def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, floa
         needed, has = sum(bundle.get(kind, 0.0) for bundle in bundles), there.get(kind, 0.0)
         if needed > has:
             ways = "cluster.learners or cluster.samplers"
-            ways += f", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0{way}" if kind == "GPU" else ""
+            ways += ", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0" if kind == "GPU" else ""
             raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
 
 

@@ -9,7 +9,6 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +23,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
 from palimpsest.engines.embedded.sampling.continuous_batch import Batch, Counters, Request
-from palimpsest.engines.protocol import Objective, UpdateStats, WeightsDescription
+from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.engines.ray.rank_batches import Part
 from palimpsest.errors import CheckpointError, RunError, SamplerError
@@ -83,25 +82,9 @@ class Rank:
         self._learner.load(folder)
         return self._learner.version
 
-    def publish(self, folder: Path) -> int:
-        """The version that was written."""
+    def publish(self, folder: Path) -> None:
         check_seen(folder, "sampler.folder")
         self._learner.publish(folder)
-        return self._learner.version
-
-    def describe(self) -> WeightsDescription:
-        """This and what follows: see `NcclSender`."""
-        return self._learner.sender.description
-
-    def invite(self) -> str:
-        return self._learner.sender.invite()
-
-    def join(self, invitation: str, size: int) -> None:
-        with ThreadPoolExecutor(1) as aside:  # vLLM puts the thread that joins on a stream of its own
-            aside.submit(self._learner.sender.join, invitation, size).result()
-
-    def send(self) -> None:
-        self._learner.sender.send()
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         return self._learner.score(ids)

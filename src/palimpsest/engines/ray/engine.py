@@ -39,7 +39,6 @@ from palimpsest.engines.protocol import (
     SamplerStats,
     StepBatch,
     UpdateStats,
-    WeightsDescription,
 )
 from palimpsest.engines.ray.actor_group import Group, check_gpus
 from palimpsest.engines.ray.actors import Reply, Step
@@ -227,23 +226,17 @@ class RayLearner:
         self._published = self.version
         return self.version
 
-    async def write_weights(self, folder: Path) -> int:
+    async def write_weights(self, folder: Path) -> None:
         """Write the whole present model, adapters merged and its output projection apart, as samplers read it.
 
-        Returns its version. Raises EngineError where there is no room for it.
+        Raises EngineError where there is no room for it.
         """
         folder.mkdir()
-        written = await self._all("publish", folder.resolve(), key="publish_timeout_s")
-        return int(written[0])
+        await self._all("publish", folder.resolve(), key="publish_timeout_s")
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
         return tuple((await self._all("score", ids, key="publish_timeout_s"))[0])
-
-    def sender(self, publish: str) -> RaySender:
-        """Takes the weights to servers by `publish`, which is nccl."""
-        assert publish == "nccl"
-        return RaySender(self._group)
 
     async def _all(self, method: str, argument: Any, key: str = "start_timeout_s") -> list[Any]:
         def call() -> list[Any]:
@@ -251,38 +244,6 @@ class RayLearner:
             return self._group.call(self._group.ranks, method, argument, limit=self._group.limit(key))
 
         return await asyncio.to_thread(call)
-
-
-class RaySender:
-    """The ranks' senders. Satisfies `palimpsest.engines.vllm.weight_push.Broadcasts`."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    async def describe(self) -> WeightsDescription:
-        """Collective, as sending is."""
-        described: list[WeightsDescription] = await self._ask(None, "describe")
-        return described[0]
-
-    async def invite(self) -> str:
-        return str((await self._ask(1, "invite"))[0])
-
-    async def join(self, invitation: str, size: int) -> None:
-        await self._ask(1, "join", invitation, size)
-
-    async def send(self) -> None:
-        await self._ask(None, "send")
-
-    async def abort(self, reason: str) -> None:
-        """End all ranks: one that waits for a server hears nothing else."""
-        await asyncio.to_thread(self._group.lose, f"weights did not reach the servers ({reason})")
-
-    async def part(self) -> None:
-        """The ranks end with the engine."""
-
-    async def _ask(self, ranks: int | None, method: str, *arguments: Any) -> list[Any]:
-        actors, limit = self._group.ranks[:ranks], self._group.limit("publish_timeout_s")
-        return await asyncio.to_thread(self._group.call, actors, method, *arguments, limit=limit)
 
 
 class RayEngine:

@@ -16,9 +16,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,14 @@ from palimpsest.engines.embedded.checkpoint_state import SHARES, Facts, fingerpr
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
 from palimpsest.engines.embedded.learner import check_savable
-from palimpsest.engines.embedded.model_loading import DTYPES, merged_weights, pick_device
+from palimpsest.engines.embedded.model_loading import DTYPES, pick_device
 from palimpsest.engines.embedded.optim import Optimizer, total_norm
-from palimpsest.engines.embedded.weight_transfer import NcclSender, no_room, size_of
+from palimpsest.engines.embedded.weight_transfer import no_room, size_of
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.ray.rank_batches import Part
 from palimpsest.engines.ray.sharding import (
     ForestModel,
     checked_copy,
-    full,
     load_state,
     on_disk,
     save_state,
@@ -173,15 +171,6 @@ class RankLearner:
             key = "sampler.folder" if is_served(self._config, self._objective) else "cluster.folder"
             needed = size_of(skeleton(source_of(self._config.model)), DTYPES[self._config.model.dtype])
             raise no_room(folder, error, needed=needed, key=key) from None
-
-    @cached_property
-    def sender(self) -> NcclSender:
-        """Takes the weights that `publish` writes to servers by NCCL; collective but for what the first rank does."""
-        return NcclSender(self._whole_weights, self._device, rank=dist.get_rank())
-
-    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        self._root.reshard()
-        return merged_weights(self._model, DTYPES[self._config.model.dtype], whole=full, tied=True)
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1; the same on all ranks."""

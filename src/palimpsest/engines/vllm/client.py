@@ -286,49 +286,16 @@ class Client:
 
     async def load(self, folder: Path, version: str) -> None:
         """Sample from the weights in `folder` from now on, with nothing left of those before. Raises ServerFailed."""
-        await self.pause()
+        await self._ask("POST", "/pause?mode=abort", {})
         wanted = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         loaded = await self._ask("POST", "/collective_rpc", wanted)
         with self._reading():
             check_loaded(loaded)
-        await self.go_on(version)
-
-    async def pause(self) -> None:
-        """Sample nothing until `go_on`. Raises ServerFailed."""
-        await self._ask("POST", "/pause?mode=abort", {})
-
-    async def go_on(self, version: str) -> None:
-        """Sample from weights that were taken, and which are called `version`, with nothing left of those before.
-        Raises ServerFailed."""
         reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true", {})
         if not isinstance(reset, dict) or reset.get("success") is not True:
             raise ServerFailed(f"{self.name}: its prefix cache could not be emptied, prompts there are of old weights")
         await self.set_version(version)
         await self._ask("POST", "/resume", {})
-
-    # ---- weights without a file: what vLLM's own client asks of a server ---------------------------------------
-
-    async def join(self, terms: Mapping[str, Any]) -> None:
-        """Meet whoever sends weights, on these terms; of NCCL it returns once all are there. Raises ServerFailed."""
-        await self._ask("POST", "/init_weight_transfer_engine", {"init_info": terms})
-
-    async def part(self) -> None:
-        """Leave the group that was joined. Raises ServerFailed."""
-        await self._ask("POST", "/shutdown_weight_transfer_engine", {})
-
-    async def start_update(self) -> None:
-        """Make ready for new weights. Raises ServerFailed."""
-        await self._ask("POST", "/start_weight_update", {})
-
-    async def update(self, weights: Mapping[str, Any]) -> None:
-        """Take the weights that are described; returns once they are there. Raises ServerFailed."""
-        await self._ask("POST", "/update_weights", {"update_info": weights})
-
-    async def finish_update(self) -> None:
-        """Compute with what was taken. Raises ServerFailed."""
-        await self._ask("POST", "/finish_weight_update", {})
-
-    # -------------------------------------------------------------------------------------------------------------
 
     async def check_weights(self, probe: Probe, version: str, before: Scored | None) -> Scored:
         """Raise ServerFailed unless it finds the ids of `probe` as likely as the learner does, who found them so with

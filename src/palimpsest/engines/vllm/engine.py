@@ -1,7 +1,6 @@
 """An engine whose learner is another engine's and whose sampler is a pool of vLLM servers.
 
     publish: the learner's weights -> a folder of a new name -> every server -> the folder before it is deleted
-             or, by sampler.publish=nccl or ipc, -> every server that is up, without a folder
 
 Guaranteed: a version is written once, however often it is published; no weights stay on their way once the engine is
 closed, or its process is killed (engines/process_guard.py).
@@ -17,15 +16,13 @@ otherwise in another batch (docs/vllm.md).
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.config.schema import RunConfig, logprobs_mode
@@ -39,16 +36,13 @@ from palimpsest.engines.protocol import (
     SamplerStats,
     StepBatch,
     UpdateStats,
-    WeightsDescription,
     check_prompt,
 )
 from palimpsest.engines.vllm.client import Client, Probe, probe_ids
-from palimpsest.engines.vllm.pool import Member, Pool, Write, time_limit
+from palimpsest.engines.vllm.pool import Member, Pool, time_limit
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
-from palimpsest.engines.vllm.weight_push import OverIpc, OverNccl, Transfer
-from palimpsest.errors import GOES_ON, ConfigError, ProcessesLost, SamplerError
+from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.http_services import token_from
-from palimpsest.models.model_files import check_weights
 from palimpsest.types import Completion, SamplingParams
 
 # ---- Servers of vLLM as one sampler --------------------------------------------------------------------------
@@ -96,22 +90,15 @@ class VllmSampler:
         """Requests that the servers take at once."""
         return self._settings.max_in_flight * len(self._pool)
 
-    def take_over(self, transfer: Transfer) -> None:
-        """Have servers that are up get their weights by `transfer` from now on."""
-        self._pool.transfer = transfer
-
-    async def load_weights(
-        self, folder: Path, version: int, probe: Probe | None = None, write: Write | None = None
-    ) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
         """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
         name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
         again, and while it is in `reading`. `probe`: what the learner says of `probe_ids`, which every server must say
-        too. `write`: called before a server reads the folder, which isn't there yet. A server that is being started is
-        waited for only where no other is left.
+        too. A server that is being started is waited for only where no other is left.
 
         Raises SamplerError if no server is left.
         """
-        await self._pool.load_weights(folder, version, probe, write)
+        await self._pool.load_weights(folder, version, probe)
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -172,37 +159,24 @@ FOLDER = "servers"
 class WritesWeights(Learner, Protocol):
     """What is needed of a learner besides."""
 
-    async def write_weights(self, folder: Path) -> int:
-        """Write a Hugging Face folder that isn't there yet, its output projection written out even where it is tied.
-        Returns the version of these weights."""
+    async def write_weights(self, folder: Path) -> None:
+        """Write a Hugging Face folder that isn't there yet, its output projection written out even where it is tied."""
         ...
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, by the present weights, at temperature 1."""
         ...
 
-    def sender(self, publish: str) -> Any:
-        """A `Broadcasts` for nccl, an `Exposes` for ipc (weight_push.py)."""
-        ...
-
 
 class ServedLearner:
     """A learner that publishes to servers. Satisfies `palimpsest.engines.protocol.Learner`."""
 
-    def __init__(
-        self, learner: WritesWeights, sampler: VllmSampler, handover: Path, transfer: Transfer | None = None
-    ) -> None:
-        """`handover` is where weights lie on their way; with `transfer` those alone that a server starts with."""
+    def __init__(self, learner: WritesWeights, sampler: VllmSampler, handover: Path) -> None:
+        """`handover` is where weights lie on their way."""
         self._learner, self._sampler, self._handover = learner, sampler, handover
-        self._transfer = transfer
-        if transfer is not None:
-            sampler.take_over(transfer)
         self._published: int | None = None
         self._guard: process_guard.Guard | None = None
         self._count = 0
-        self._written: Path | None = None
-        """The last folder that is whole."""
-        self._writing = asyncio.Lock()
 
     @property
     def version(self) -> int:
@@ -234,32 +208,14 @@ class ServedLearner:
             self._handover.mkdir(mode=0o700, parents=True)
         self._count += 1
         folder = self._handover / f"{self._count}-version-{self.version}"
-        write = partial(self._write, folder, self.version)
-        if self._transfer is None:
-            await write()
+        await self._learner.write_weights(folder)
         probe = self._sampler.probe(await self._learner.score(self._sampler.probe_ids))
-        await self._sampler.load_weights(folder, self.version, probe, write if self._transfer else None)
+        await self._sampler.load_weights(folder, self.version, probe)
         self._published = self.version
         for other in self._handover.iterdir():
             if other != folder and other.resolve() not in self._sampler.reading:
                 await asyncio.to_thread(shutil.rmtree, other)
         return self.version
-
-    async def _write(self, folder: Path, version: int) -> None:
-        """Write the weights of `version`, unless they are there. Raises ProcessesLost if the learner has left them."""
-        async with self._writing:
-            if folder == self._written:
-                return
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # what an attempt has left
-            written = await self._learner.write_weights(folder)
-            if written != version:  # it learnt while servers sampled
-                raise ProcessesLost(
-                    f"no server is left with weights of version {version}, and the learner has those of {written} by "
-                    f"now; {GOES_ON}"
-                )
-            if self._transfer is not None:
-                check_names(await self._transfer.describe(), folder)
-            self._written = folder
 
     def clear(self) -> None:
         """Delete what lies on the way; a second call does nothing."""
@@ -284,8 +240,7 @@ class ServedEngine:
         mode, dtype = logprobs_mode(config.sampling), config.model.dtype
         self._inner, self.codec = inner, inner.codec
         self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs)
-        self.learner = ServedLearner(learner, self.sampler, handover, _transfer(learner, settings))
-        check_gpus(config)
+        self.learner = ServedLearner(learner, self.sampler, handover)
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
         note = "; ".join(filter(None, (inner.limits.note, f"sampled by {who}")))
         self.limits = replace(inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=note)
@@ -297,38 +252,3 @@ class ServedEngine:
         finally:
             await asyncio.to_thread(self.learner.clear)
             await self._inner.close()
-
-
-def check_gpus(config: RunConfig) -> None:
-    """Raise ConfigError where the learner's GPU, as far as it can be told, is none that weights can be sent from."""
-    settings, device = config.sampler, config.model.device
-    if settings.publish == "safetensors" or config.engine.name != "embedded":
-        return
-    number = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
-    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "").split(",")
-    gpu = visible[number] if number < len(visible) and visible[number] else str(number)
-    servers = [str(each) for each in settings.devices] or (visible[:1] if visible[0] else ["0"])
-    if not gpu.isdecimal() or (gpu in servers) == (settings.publish == "ipc"):
-        return
-    told = f"sampler.publish={settings.publish}: model.device={device} is GPU {gpu}"
-    if settings.publish == "ipc":
-        raise ConfigError(f"{told}, and the server's is {servers[0]}: set sampler.devices=[{gpu}]")
-    raise ConfigError(f"{told}, which sampler.devices={list(settings.devices)} holds, too: name others there")
-
-
-def check_names(described: WeightsDescription, folder: Path) -> None:
-    """Raise ConfigError where what is sent without a file isn't what the files of the same weights hold: vLLM knows
-    weights by the names in files, from which those of some classes differ."""
-    sent = dict(zip(described.names, described.shapes, strict=True))
-    if wrong := sorted(sent.items() ^ check_weights(str(folder), folder).items()):
-        raise ConfigError(
-            f"sampler.publish: files of this model don't name its weights as its class does ({wrong[0][0]}): set "
-            "sampler.publish=safetensors"
-        )
-
-
-def _transfer(learner: WritesWeights, settings: SamplerConfig) -> Transfer | None:
-    if settings.publish == "safetensors":
-        return None
-    sender = learner.sender(settings.publish)
-    return OverNccl(sender, settings.tensor_parallel) if settings.publish == "nccl" else OverIpc(sender)

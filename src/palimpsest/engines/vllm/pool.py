@@ -1,11 +1,8 @@
 """The servers of a run: which of them a request goes to, which have left, and how all come to new weights.
 
     admitted ---> the server of the request's group, another where that is busy
-    load_weights ---> every server: pause, take them, empty the prefix cache, set the version and read it back, resume,
-                      and be as sure of some ids as the learner
-
-Weights come by a folder, or where the pool has a `Transfer` from the learner itself; a server that starts reads the
-folder in any case.
+    load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
+                      be as sure of some ids as the learner
 
 Guaranteed: nothing is asked of a server that hasn't the weights published last; `load_weights` returns once every
 server that is up has the new ones, and raises where none is; a server that ends, fails or doesn't answer is asked no
@@ -20,7 +17,7 @@ import asyncio
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +26,9 @@ from time import perf_counter
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.engines.vllm.client import Client, Probe, Scored, ServerFailed, is_tied
 from palimpsest.engines.vllm.server_process import ServerProcess
-from palimpsest.engines.vllm.weight_push import Transfer
 from palimpsest.errors import SamplerError
 
 # ---- One server of the pool, the weights that it is to have, and the time limit of what it is asked ----------
-
-
-Write = Callable[[], Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -93,8 +86,6 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Published:
     folder: Path
-    write: Write | None
-    """Makes the folder be there, whoever else asks for it; None: it is."""
     version: int
     tag: str
     """What servers say of their weights: another word in every run, for a server may have served another."""
@@ -130,10 +121,6 @@ class Pool:
 
     def __init__(self, members: Iterable[Member], settings: SamplerConfig, *, mode: LogprobsMode, window: int) -> None:
         """`window`: tokens that each must take."""
-        self.transfer: Transfer | None = None
-        """Takes weights to servers that are up; None: all read the folder."""
-        self._failed = ""
-        """Why it took nothing to any the last time."""
         self._members = list(members)
         self._settings, self._mode, self._window = settings, mode, window
         self._homes: dict[str, Member] = {}
@@ -225,12 +212,12 @@ class Pool:
 
     # ---- weights --------------------------------------------------------------------------------------------
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None, write: Write | None = None) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None) -> None:
         """See `VllmSampler.load_weights`."""
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
-                self.published = Published(folder.resolve(), write, version, tag, probe)
+                self.published = Published(folder.resolve(), version, tag, probe)
                 self._homes.clear()
                 await self._bring_up()
         finally:
@@ -249,14 +236,13 @@ class Pool:
         published = self.published
         assert published is not None
         self._forget_starts()
-        there = await self._carried(published) if self.transfer is not None else []
-        loads = [self._load(member, published, member in there) for member in self._members if _loads(member)]
-        await asyncio.gather(self._start_those_down(published), *loads)
+        self._start_those_down(published)
+        await asyncio.gather(*(self._load(member, published) for member in self._members if _loads(member)))
         if not any(member.usable for member in self._members):
-            await self._start_those_down(published)  # those that ended on the way too
+            self._start_those_down(published)  # those that ended on the way too
             await asyncio.gather(*(member.starting for member in self._members if member.starting is not None))
             stale = [member for member in self._members if member.up and not member.sound]  # started on older weights
-            await asyncio.gather(*(self._load(member, published, False) for member in stale))
+            await asyncio.gather(*(self._load(member, published) for member in stale))
         self._attempts += 1
         if not any(member.usable for member in self._members):
             raise SamplerError(self._why())
@@ -269,66 +255,24 @@ class Pool:
                 if not starting.cancelled():
                     starting.result()
 
-    async def _start_those_down(self, published: Published) -> None:
+    def _start_those_down(self, published: Published) -> None:
         """Have servers that ended or left start on the published weights, each once; nothing waits for them here."""
         for member in self._members:
             if member.process is not None and not member.up and member.starting is None:
                 member.sound = member.started = False
-                if published.write is not None:
-                    await published.write()
                 member.starts_on = published.folder
                 member.starting = asyncio.create_task(self._start(member, member.process, published))
 
     def _why(self) -> str:
         return "no server is left: " + "; ".join(member.reason for member in self._members)
 
-    async def _carried(self, published: Published) -> list[Member]:
-        """Have servers that are up take the published weights from the learner; those that did, paused. What fails on
-        the way leaves, and is started on the folder: in a group none knows what it has. Raises SamplerError."""
-        assert self.transfer is not None
-        up = [member for member in self._members if member.up]
-        paused = dict(zip(up, await asyncio.gather(*map(self._paused, up)), strict=True))
-        clients = {member: client for member, client in paused.items() if client is not None}
-        if not clients:
-            return []
-        way = f"sampler.publish={self._settings.publish}"
-        try:
-            await self.transfer.meet(list(clients.values()), self._settings.publish_timeout_s)
-            async with time_limit(self._settings.publish_timeout_s, way, "publish_timeout_s"):
-                await self.transfer.carry(list(clients.values()))
-        except SamplerError as error:
-            if self._failed:
-                raise SamplerError(f"{way} failed twice: {error}; set sampler.publish=safetensors") from None
-            self._failed = str(error)
-            for member in clients:
-                self._leave(member, f"new weights did not reach it: {error}")
-            return []
-        self._failed = ""
-        return list(clients)
-
-    async def _paused(self, member: Member) -> Client | None:
-        """The server, which samples no more; None: it left."""
-        assert member.client is not None
-        try:
-            async with time_limit(self._settings.publish_timeout_s, member.client.name, "publish_timeout_s"):
-                await member.client.pause()
-            return member.client
-        except SamplerError as error:
-            self._leave(member, str(error))
-            return None
-
-    async def _load(self, member: Member, published: Published, there: bool) -> None:
-        """Have a server that is up sample from the published weights, or leave; `there`: it has taken them."""
+    async def _load(self, member: Member, published: Published) -> None:
+        """Have a server that is up sample from the published weights, or leave."""
         known, member.sound = member.up, False
         assert member.client is not None
         try:
-            if published.write is not None and not (there and known):
-                await published.write()
             async with time_limit(self._settings.publish_timeout_s, member.client.name, "publish_timeout_s"):
-                if there:
-                    await member.client.go_on(published.tag)
-                else:
-                    await member.client.load(published.folder, published.tag)
+                await member.client.load(published.folder, published.tag)
                 if not known:
                     await self._admit(member.client)
                 await self._check_weights(member, member.client, published)
@@ -395,8 +339,6 @@ class Pool:
         for starting in starts:
             starting.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
-        if self.transfer is not None:
-            await self.transfer.close()
         for member in self._members:
             member.sound = member.started = False
             if member.client is not None:

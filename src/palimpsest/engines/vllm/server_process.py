@@ -10,14 +10,12 @@ Not covered: other users with the rights of this one.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from palimpsest.config.install_hints import install_line
@@ -106,7 +104,6 @@ class ServerProcess:
             *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
             *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
             *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
-            *_transfer_args(settings.publish),
             *("--tensor-parallel-size", str(settings.tensor_parallel)),
             *("--gpu-memory-utilization", str(settings.memory)),
             *(*(_CPU_ARGS if self._cpu else ()), *settings.args),
@@ -127,10 +124,6 @@ class ServerProcess:
             **{name: str(math.ceil(settings.start_timeout_s)) for name in _STARTING},
             "HF_HUB_OFFLINE": "1",
         }
-        if settings.publish == "nccl":
-            environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        if settings.publish == "ipc":  # handles are a pickle; whoever reaches the socket may have code run anyway
-            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self._cpu:
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # bound, servers would share the first cores
@@ -141,10 +134,6 @@ class ServerProcess:
         if _python(settings):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
-
-
-def _transfer_args(publish: str) -> tuple[str, ...]:
-    return () if publish == "safetensors" else ("--weight-transfer-config", json.dumps({"backend": publish}))
 
 
 def _inductor_cache() -> str:
@@ -163,21 +152,13 @@ def on_cpu(settings: SamplerConfig) -> bool:
 
 
 def check_python(settings: SamplerConfig) -> None:
-    """Raise ConfigError unless `sampler.python` is a Python with vLLM, and one that `sampler.publish` works with."""
-    check_build(settings, _torch_of(settings))
-
-
-def check_build(settings: SamplerConfig, torch: str) -> None:
-    """Raise ConfigError for settings that servers with this version of torch can't follow."""
-    way, otherwise = f"sampler.publish={settings.publish}", "or set sampler.publish=safetensors"
-    if torch.endswith("+cpu"):
-        build = f"the vLLM of {_python(settings) or sys.executable} computes on a CPU; name another by sampler.python"
-        if settings.publish != "safetensors":
-            raise ConfigError(f"{way}: {build}, {otherwise}")
-        if settings.devices:
-            raise ConfigError(f"sampler.devices={list(settings.devices)}: {build}, or leave it out")
-    if settings.publish == "nccl" and find_spec("vllm") is None:
-        raise ConfigError(f"{way}: the learner sends by vLLM, too: {install_line('vllm')}, {otherwise}")
+    """Raise ConfigError unless `sampler.python` is a Python with vLLM, on GPUs where `sampler.devices` names some."""
+    if on_cpu(settings) and settings.devices:
+        python = _python(settings) or sys.executable
+        raise ConfigError(
+            f"sampler.devices={list(settings.devices)}: the vLLM of {python} computes on a CPU; name another by "
+            "sampler.python, or leave it out"
+        )
 
 
 def _torch_of(settings: SamplerConfig) -> str:
