@@ -2,41 +2,31 @@
 
 Guaranteed: a checkpoint verifies before anything is copied; the folder appears whole or not at all, and nothing that
 was there, or comes there meanwhile, is touched: of several exports to one place one wins. Without options every file
-of a run that trained all weights is the checkpoint's, byte for byte, but for README.md, which is a model card
-(app/model_card.py), and nothing that its manifest doesn't name is copied. Of adapters the model they belong to is
-written with them merged, so that the folder loads by itself.
+of a run that trained all weights is the checkpoint's, byte for byte, but for README.md (app/model_card.py), and nothing
+that its manifest doesn't name is copied. Of adapters the model they belong to is written with them merged, so that the
+folder loads by itself.
 Not covered: other formats than Hugging Face's; a hidden `.NAME.….palimpsest-partial` beside the folder, which a kill
 leaves.
-
-`palimpsest export --push-to-hub`: an exported folder in a repository of the Hugging Face hub.
-
-Guaranteed: a missing token, a name that is none, and a repository that is public though `public` wasn't asked for are
-rejected before anything is exported; a new repository is private unless `public`; what fails is one line, and the
-folder stays. The environment variable HF_ENDPOINT names another hub.
-Not covered: the visibility of a repository that exists, which stays; files that it holds and the export doesn't.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
-
-import httpx2
+from typing import get_args
 
 from palimpsest import files
-from palimpsest.app.model_card import CARD, Card, card_facts, loading, render
+from palimpsest.app.model_card import CARD, loading, model_card
 from palimpsest.config.model import SHIPPED, Dtype, ModelConfig, model_path
 from palimpsest.engines.open import cast, write_whole
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
 from palimpsest.models.model_files import ADAPTER_SETTINGS, read_object
-from palimpsest.models.model_folder import HUB, opened
+from palimpsest.models.model_folder import opened
 from palimpsest.runs.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
@@ -77,15 +67,15 @@ def export(
     dtype: str | None = None,
     untied: bool = False,
     adapter: bool = False,
-    card: Card | None = None,
+    evaluations: Sequence[Path] = (),
     warn: Callable[[str], None] = lambda _: None,
 ) -> Exported:
     """Write the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`, adapters merged.
 
     `run` may be a model's folder too, or one inside the package. `dtype`: float32 or bfloat16; None: as it
     is, merged ones in the run's. `untied`: the output projection is written out, as servers of vLLM need it that take
-    new weights. `adapter`: adapters alone, which name the model they belong to. Raises RunError, CheckpointError and
-    ModelError.
+    new weights. `adapter`: adapters alone, which name the model they belong to. `evaluations`: folders of `palimpsest
+    eval` outside of the run's, whose figures README.md has too. Raises RunError, CheckpointError and ModelError.
     """
     run, to = str(run), Path(to)
     if dtype not in (None, *DTYPES):
@@ -100,13 +90,13 @@ def export(
         source = _source(run, step, warn)
         if adapter and not source.has_adapter:
             raise RunError(f"--adapter: {source.folder} holds a whole model and no adapter; leave it out")
-        asked = card or Card(to.resolve().name)
-        changed = _changes(source, dtype, untied, adapter)
-        facts = card_facts(run, source.folder, asked, step=source.step, adapter=adapter, changed=changed)
+        config = load_config(run) if (Path(run) / CONFIG).is_file() else None
+        named = {"step": source.step, "adapter": adapter, "changed": _changes(source, dtype, untied, adapter)}
+        card = model_card(run, source.folder, to.resolve().name, evaluations, **named)
         with _published(to) as hidden:
             _write(source, run, hidden, dtype, untied, adapter)
-            files.write_plain(hidden / CARD, render(facts).encode("utf-8", "replace"))
-        policy = None if facts.config is None else facts.config.policy
+            files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))
+        policy = None if config is None else config.policy
         size = sum(file.stat().st_size for file in to.iterdir())
         return Exported(source.step, to, size, loading(str(to.resolve()), policy, adapter=adapter))
 
@@ -210,69 +200,3 @@ def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpo
         there = ", ".join(str(checkpoint_step(each)) for each in checkpoint_paths(folder)) or "none"
         raise CheckpointError(f"{run}: has no checkpoint of step {step}; it has those of {there}")
     return verify(path)
-
-
-# ---- palimpsest export --push-to-hub -------------------------------------------------------------------------
-
-
-_OPTION = "--push-to-hub"
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """A repository that may be written to."""
-
-    repo: str
-    public: bool
-    api: Any
-    """huggingface_hub's HfApi."""
-
-    def upload(self, folder: Path) -> str:
-        """Upload the files of a folder, and give the repository's address. Raises RunError."""
-        again = f"{folder} is there: hf upload {shlex.quote(self.repo)} {shlex.quote(str(folder))} uploads it"
-        with _in_words(self.repo, again):
-            url = self.api.create_repo(self.repo, private=not self.public, exist_ok=True)
-            self.api.upload_folder(repo_id=self.repo, folder_path=folder, commit_message="Exported by palimpsest")
-        return str(url)
-
-
-def ready_to_push(repo: str, *, public: bool) -> Push:
-    """A repository, once it is known that it may be pushed to. Raises RunError."""
-    from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    if "/" not in repo:
-        raise RunError(f"{_OPTION} {repo}: a repository's name has its owner's in front, as me/my-agent")
-    if get_token() is None:
-        raise RunError(f"{_OPTION} {repo}: no token of the hub here; set HF_TOKEN, or log in with `hf auth login`")
-    endpoint = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
-    api = HfApi(endpoint=endpoint)
-    with _in_words(repo, "nothing was exported"):
-        try:
-            found = api.model_info(repo, timeout=10.0)
-        except RepositoryNotFoundError:
-            return Push(repo, public, api)
-    if not found.private and not public:
-        raise RunError(f"{_OPTION} {repo}: is there and public; add --public, or give a repository of another name")
-    return Push(repo, public, api)
-
-
-@contextmanager
-def _in_words(repo: str, then: str) -> Iterator[None]:
-    """Errors of the hub and its client as one line; `then`: what is to be known."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        yield
-    except HFValidationError:
-        raise RunError(f"{_OPTION} {repo}: no name of a repository, such as me/my-agent") from None
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        why = {401: "the token is not valid", 403: "the token may not write there"}.get(status, _first(error))
-        raise RunError(f"{_OPTION} {repo}: {why} (status {status}); {then}") from None
-    except (httpx2.HTTPError, OSError, ValueError) as error:
-        raise RunError(f"{_OPTION} {repo}: the hub can't be reached ({_first(error)}); {then}") from None
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palimpsest.cli.options import Force
-from palimpsest.errors import RunError
 
 if TYPE_CHECKING:
     from palimpsest.app.model_export_job import Exported
@@ -84,38 +83,25 @@ def export(
     untied: Annotated[bool, typer.Option("--untied", help="Write out a tied output projection, for vLLM.")] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, not merged into their model.")] = False,
     evaluation: Annotated[
-        list[Path] | None, typer.Option(help="Folder of palimpsest eval whose figures go into the model card too.")
+        list[Path] | None, typer.Option(help="Folder of palimpsest eval whose figures go into README.md too.")
     ] = None,
-    push_to_hub: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this repository of the Hugging Face hub.")
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="A new repository is public instead of private.")] = False,
 ) -> None:
-    """Write the model of a run's checkpoint into a folder of its own, with a model card; adapters are merged.
+    """Write the model of a run's checkpoint into a folder of its own; adapters are merged.
 
-    The card, README.md, holds the accuracy of every evaluation of these weights in the run's folder. Uploading needs
-    a token of the hub in HF_TOKEN or from `hf auth login`; HF_ENDPOINT names another hub.
+    README.md in it holds the accuracy of every evaluation of these weights in the run's folder. `hf upload` puts the
+    folder on the Hugging Face hub.
 
     \b
     Examples:
       palimpsest export runs/quickstart --to my-agent
       palimpsest export runs/quickstart --step 40 --dtype bfloat16 --to my-agent
-      palimpsest export runs/first --evaluation evals/hotpot --to my-agent --push-to-hub me/my-agent
+      palimpsest export runs/first --evaluation evals/hotpot --to my-agent
       palimpsest export runs/quickstart --untied --to served
     """
-    from palimpsest.app.model_card import Card
     from palimpsest.app.model_export_job import export as export_model
-    from palimpsest.app.model_export_job import ready_to_push
 
-    if public and push_to_hub is None:
-        raise RunError("--public: says how a repository is made; give --push-to-hub OWNER/NAME too")
-    push = None if push_to_hub is None else ready_to_push(push_to_hub, public=public)
-    warn = partial(typer.echo, err=True)
-    card = Card(push_to_hub or to.resolve().name, tuple(evaluation or ()))
-    done = export_model(run, to, step=step, dtype=dtype, untied=untied, adapter=adapter, card=card, warn=warn)
-    _show(done)
-    if push is not None:
-        typer.echo(push.upload(done.path))
+    warn, places = partial(typer.echo, err=True), evaluation or ()
+    _show(export_model(run, to, step=step, dtype=dtype, untied=untied, adapter=adapter, evaluations=places, warn=warn))
 
 
 def _show(done: Exported) -> None:
