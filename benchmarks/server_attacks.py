@@ -1,13 +1,11 @@
-"""Clients that take what a server has: pipelined requests without end, slow bodies, multipart bodies of many parts.
+"""Clients that take what a server has: pipelined requests without end, slow bodies.
 
     python benchmarks/server_attacks.py --seconds 20
-    python benchmarks/server_attacks.py --seconds 20 --servers serve --attacks bodies parts heads
+    python benchmarks/server_attacks.py --seconds 20 --servers serve --attacks bodies
 
     pipelined   one connection that reads its responses, without the key; `serve`, `view` and `retrieval serve`
     unread20    20 connections that pipeline requests and never read, without the key; and `unread40`
     bodies      600 connections that send a byte of a body every second, with the key; `serve`
-    parts       one upload of empty parts without end, with the key; `serve`
-    heads       one upload of parts whose heads are long, with the key; `serve`
 
 Connections that are closed are opened again. One row per attack: what was sent, the server's CPU seconds, its resident
 memory before and at its highest, and the latency of another client's requests, which are sent with the key meanwhile
@@ -42,8 +40,6 @@ from support.serving_process import serving_process  # noqa: E402  found by the 
 KEY = "a-key-nobody-else-has"
 GETS = b"GET / HTTP/1.1\r\nA:\r\n\r\n" * 4000
 POST = f"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n"
-UPLOAD = POST % "/v1/files" + "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
-PART = b'\r\n--x\r\nContent-Disposition: form-data; name="purpose"'
 PATIENCE = 5.0
 """Seconds for an answer to the other client."""
 Address = tuple[str, int]
@@ -72,8 +68,6 @@ ATTACKS = {
     "unread20": Attack(GETS, connections=20, reads=False, servers=SERVERS),
     "unread40": Attack(GETS, connections=40, reads=False, servers=SERVERS),
     "bodies": Attack(chunk(b" "), (POST % "/v1/chat/completions" + "\r\n").encode(), connections=600, pause=1.0),
-    "parts": Attack(chunk((PART + b"\r\n\r\n") * 1000), UPLOAD.encode()),
-    "heads": Attack(chunk((PART + b';"' * 3900 + b"\r\n\r\n") * 8), UPLOAD.encode()),
 }
 
 

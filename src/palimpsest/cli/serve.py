@@ -30,9 +30,9 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="Environment variable with the key that clients have to send.")
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(help="Folder for files and episodes; default: palimpsest/serve in the user's state.")
+        Path | None, typer.Option(help="Folder for episodes; default: palimpsest/serve in the user's state.")
     ] = None,
-    no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk: no /v1/files.")] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Take a run's new checkpoints as they are saved.")] = False,
     engine: Annotated[
         str, typer.Option(metavar="URL", help="`embedded`, or an OpenAI-compatible endpoint that has MODEL, as vLLM's.")
@@ -63,7 +63,7 @@ def serve(
 ) -> None:
     """Serve a memory agent to every client of OpenAI's interface, until SIGTERM.
 
-    A document of any length comes as a file of the message, by its id from /v1/files, between tags or under a label in
+    A document of any length comes as a file of the message, between tags or under a label in
     the user's or the system's message, as earlier messages, or with its question in one message; the reply names the
     rule that was used.
 
@@ -92,7 +92,7 @@ def serve(
     for line in agent.told():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
-    kept = "nothing is kept on disk" if folder is None else f"files and episodes are kept in {folder}"
+    kept = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"
     limits = Limits(bounds=Bounds(running=concurrency, waiting=queue))
     first = iter([kept])
 

@@ -9,9 +9,8 @@ const model = "palimpsest";
 const told = { models: [] };
 for await (const each of client.models.list()) told.models.push(each.id);
 
-const file = await client.files.create({ file: fs.createReadStream(path), purpose: "user_data" });
 const content = [
-  { type: "file", file: { file_id: file.id } },
+  { type: "file", file: { filename: "a.txt", file_data: fs.readFileSync(path, "base64") } },
   { type: "text", text: "What does Bob3 sell?" },
 ];
 const messages = [{ role: "user", content }];
@@ -21,8 +20,6 @@ for await (const chunk of await client.chat.completions.create({ model, messages
   told.streamed += chunk.choices[0].delta.content ?? "";
   told.reasoning += chunk.choices[0].delta.reasoning_content ?? "";
 }
-told.content = await (await client.files.content(file.id)).text();
-told.deleted = (await client.files.delete(file.id)).deleted;
 
 const input = `<document>${fs.readFileSync(path, "utf8")}</document> What does Bob5 sell?`;
 told.response = (await client.responses.create({ model, input })).output_text;

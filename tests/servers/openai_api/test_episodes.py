@@ -474,7 +474,7 @@ async def test_a_wrong_key_has_the_code_of_openai_and_is_not_repeated(given: str
 
 async def test_a_key_is_asked_of_every_other_path_and_pages_of_other_sites_of_none() -> None:
     client, _, _ = scripted(None, token="secret")
-    paths = ["/v1/models", "/metrics", "/version", "/v1/files", "/nowhere", "/v1/episodes/x", "/view/x", "/health/"]
+    paths = ["/v1/models", "/metrics", "/version", "/nowhere", "/v1/episodes/x", "/view/x", "/health/"]
     for path in paths:
         answer = await client.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (401, "invalid_request_error")
@@ -568,7 +568,7 @@ async def test_a_body_beyond_the_limit_is_refused_with_what_to_do() -> None:
     client, _, _ = scripted(None, limits=Limits(body_bytes=100))
     answer = await client.post(PATH, json=about("Who?"))
     assert answer.status_code == 413
-    assert "/v1/files" in answer.json()["error"]["message"]
+    assert "divide the document" in answer.json()["error"]["message"]
 
 
 async def test_a_long_text_is_tokenised_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,11 +641,8 @@ async def test_a_store_that_fails_at_once_is_told(tmp_path: Path, monkeypatch: p
         return opened(path, *given)
 
     monkeypatch.setattr(os, "open", full)
-    for asked in ({"files": {"file": b"Anna"}}, {"json": about("Who?")}):
-        path = "/v1/files" if "files" in asked else PATH
-        refused = await client.post(path, **asked)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_failed")
-    assert not list((tmp_path / "blobs").iterdir())
+    refused = await client.post(PATH, json=about("Who?"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_failed")
 
 
 async def test_a_response_whose_end_can_not_be_stored_is_told_from_memory(

@@ -16,7 +16,7 @@ def read(*messages: Message, room: int = 1000, **own: Any) -> Input:
     """`room`: characters of the longest question."""
 
     def text_of_file(part: FilePart) -> tuple[str, str]:
-        return part.name or str(part.file_id), (part.data or b"stored text").decode()
+        return part.name, part.data.decode()
 
     def takes(questions: Sequence[str]) -> bool:
         return sum(map(len, questions)) <= room
@@ -34,15 +34,13 @@ def user(text: str, *files: FilePart) -> Message:
 
 
 def test_the_field_comes_first_whatever_else_is_there() -> None:
-    file = FilePart(None, b"file", "a.txt")
+    file = FilePart(b"file", "a.txt")
     found = read(user("Who?", file), document="Anna is here.", question="Where?")
     assert (found.rule, found.document.text, found.questions) == (Rule.FIELD, "Anna is here.", ("Where?",))  # type: ignore[union-attr]
-    found = read(user("Who?", file), file_ids=["file-1"])
-    assert (found.rule, found.document.text, found.questions) == (Rule.FIELD, "stored text", ("Who?",))  # type: ignore[union-attr]
 
 
 def test_files_of_all_messages_in_their_order_are_the_document() -> None:
-    one, two = FilePart(None, b"one", "a.txt"), FilePart(None, b"two", "b.txt")
+    one, two = FilePart(b"one", "a.txt"), FilePart(b"two", "b.txt")
     found = read(user("First?", one), Message("assistant", "Yes."), user("And then?", two))
     assert found.rule is Rule.FILES
     assert found.document is not None
@@ -107,8 +105,8 @@ def test_one_paragraph_is_read_and_asked() -> None:
         ([Message("system", "Be short.")], {}, "nothing is asked"),
         ([user("Who?"), Message("assistant", "Anna")], {}, "nothing is asked"),
         ([user("  ")], {}, "nothing is asked"),
-        ([user("", FilePart(None, b"text", "a.txt"))], {}, "nothing is asked"),
-        ([user("Who?", FilePart(None, b" ", "a.txt"))], {}, "a.txt: holds no text"),
+        ([user("", FilePart(b"text", "a.txt"))], {}, "nothing is asked"),
+        ([user("Who?", FilePart(b" ", "a.txt"))], {}, "a.txt: holds no text"),
         ([user("Who?")], {"document": ""}, "document: holds no text"),
         ([user("<document> </document> Who?")], {}, "holds no text"),
     ],

@@ -105,7 +105,7 @@ def test_a_wrong_value_or_name_is_told(more: dict[str, Any], param: str, code: s
         ({"type": "image_url", "image_url": {"url": "http://a/b.png"}}, "messages.0.content.0.type"),
         ({"type": "input_audio"}, "messages.0.content.0.type"),
         ({"type": "file", "file": {}}, "messages.0.content.0"),
-        ({"type": "file", "file": {"file_id": "a", "file_data": "b"}}, "messages.0.content.0"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "messages.0.content.0.file_id"),
         ({"type": "file", "file": {"file_data": "not base64"}}, "messages.0.content.0.file_data"),
         ({"type": "file", "file": {"file_data": "data:text/plain,a"}}, "messages.0.content.0.file_data"),
         ({"type": "input_file", "file_url": "http://a/b"}, "messages.0.content.0.file_url"),

@@ -224,13 +224,3 @@ async def test_without_a_store_a_response_is_answered_and_gone() -> None:
     assert response["status"] == "completed"
     assert (await client.get(f"{PATH}/{response['id']}")).status_code == 404
     assert (await client.post(PATH, json=about("Who?", background=True))).json()["error"]["param"] == "background"
-
-
-async def test_a_file_of_the_input_is_the_document(tmp_path: Path) -> None:
-    client, _, _ = scripted(tmp_path)
-    file = (await client.post("/v1/files", files={"file": ("a.txt", FACTS.encode())})).json()
-    parts = [{"type": "input_file", "file_id": file["id"]}, {"type": "input_text", "text": "Who?"}]
-    response = (
-        await client.post(PATH, json={"model": "palimpsest", "input": [{"role": "user", "content": parts}]})
-    ).json()
-    assert response["palimpsest"]["input"] == "file_parts"

@@ -90,13 +90,11 @@ async def test_what_was_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> No
     client, service, _ = scripted(tmp_path)
     asked = {"model": "palimpsest", "input": "<document>Anna.</document> Who?"}
     name = (await client.post("/v1/responses", json=asked)).json()["id"]
-    file = (await client.post("/v1/files", files={"file": ("a", b"Anna")})).json()["id"]
     service.store.close()
     for path in tmp_path.glob("*/*.json*"):
         path.write_bytes(b"\0" * 20 + b"\n")
     client, service, _ = scripted(tmp_path)
-    for gone in (f"/v1/responses/{name}", f"/v1/files/{file}"):
-        assert (await client.get(gone)).status_code == 404
+    assert (await client.get(f"/v1/responses/{name}")).status_code == 404
     again = await client.post("/v1/responses", json=asked)
     assert (again.status_code, again.json()["palimpsest"]["stored"]) == (200, False)
     assert (await client.get(f"/v1/episodes/{again.json()['palimpsest']['episode']}")).json()["result"] is not None
@@ -152,28 +150,6 @@ async def test_a_damaged_episode_is_shown_as_damaged_until_it_is_played_again(tm
     assert again["result"]["outcome"] == "answered"
 
 
-async def test_no_flipped_bit_of_a_file_is_read_or_served(tmp_path: Path) -> None:
-    client, _, _ = scripted(tmp_path)
-    files = {"file": ("a.txt", b"Anna sells tea.")}
-    name = (await client.post("/v1/files", files=files)).json()["id"]
-    (blob,) = (tmp_path / "blobs").iterdir()
-    asked = [
-        {"role": "user", "content": [{"type": "input_file", "file_id": name}, {"type": "input_text", "text": "Who?"}]}
-    ]
-    for trial in range(FLIPS):
-        blob.write_bytes(flipped(b"Anna sells tea.", trial))
-        for response in (
-            await client.get(f"/v1/files/{name}/content"),
-            await client.post("/v1/responses", json={"model": "palimpsest", "input": asked}),
-        ):
-            assert response.status_code == 404
-            assert response.json()["error"]["code"] == "damaged"
-            assert "send the same file again" in response.json()["error"]["message"]
-    await client.post("/v1/files", files=files)
-    assert (await client.get(f"/v1/files/{name}/content")).content == b"Anna sells tea."
-    assert (await client.post("/v1/responses", json={"model": "palimpsest", "input": asked})).status_code == 200
-
-
 async def test_no_flipped_bit_of_a_response_is_served(tmp_path: Path) -> None:
     client, _, _ = scripted(tmp_path)
     first = (await client.post("/v1/responses", json={**LONG, "metadata": {"who": "Anna"}})).json()
@@ -190,14 +166,12 @@ async def test_no_flipped_bit_of_a_response_is_served(tmp_path: Path) -> None:
 async def test_a_store_without_checksums_still_opens_and_gets_them_with_what_is_added(tmp_path: Path) -> None:
     client, service, _ = scripted(tmp_path)
     first = await client.post("/v1/responses", json=LONG)
-    file = (await client.post("/v1/files", files={"file": ("a.txt", b"Anna")})).json()["id"]
     service.store.close()
     for path in tmp_path.glob("*/*.json*"):  # as earlier versions wrote them
         path.write_bytes(b"".join(line.partition(b"\t")[0] + b"\n" for line in path.read_bytes().splitlines()))
     log = tmp_path / "episodes" / f"{first.json()['palimpsest']['episode']}.jsonl"
     client, service, sampler = scripted(tmp_path)
     assert answered(await client.get(f"/v1/responses/{first.json()['id']}")) == answered(first)
-    assert (await client.get(f"/v1/files/{file}/content")).content == b"Anna"
     again = await client.post("/v1/responses", json=LONG)
     assert again.json()["palimpsest"]["stored"] is True
     assert answered(again) == answered(first)

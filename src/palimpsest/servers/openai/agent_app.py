@@ -2,7 +2,6 @@
 
     POST /v1/chat/completions           POST /v1/completions
     GET /v1/models                      GET DELETE /v1/episodes/ID
-    POST GET /v1/files                  GET DELETE /v1/files/ID             GET /v1/files/ID/content
     POST /v1/responses                  GET DELETE /v1/responses/ID         POST /v1/responses/ID/cancel
     POST /tokenize                      GET /health  /ready  /version  /metrics (Prometheus text)
     GET /view/ID (a page)               GET /openapi.json
@@ -38,7 +37,6 @@ from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Guard, Intake, ReadingThreads, Refused, json_response, shown
 from palimpsest.servers.openai.chat_completions import Chat, CompletionBody, TokenizeBody
 from palimpsest.servers.openai.episode_store import Quota, Store, damaged
-from palimpsest.servers.openai.file_uploads import Files
 from palimpsest.servers.openai.request_bodies import Bodies, ChatBody, checked, invalid, json_object, openai_error
 from palimpsest.servers.openai.request_resolver import Orders, check_model, needed
 from palimpsest.servers.openai.responses import ResponseBody, Responses
@@ -65,11 +63,6 @@ OPERATIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("/v1/responses/{response}/cancel", "post"): ("cancelResponse", "Cancel a response in the background."),
     ("/v1/models", "get"): ("listModels", "The policies, as models that can be asked."),
     ("/v1/models/{model}", "get"): ("getModel", "One policy."),
-    ("/v1/files", "post"): ("createFile", "Upload a document."),
-    ("/v1/files", "get"): ("listFiles", "The uploaded documents."),
-    ("/v1/files/{file_id}", "get"): ("getFile", "Name and size of a document."),
-    ("/v1/files/{file_id}", "delete"): ("deleteFile", "Delete a document."),
-    ("/v1/files/{file_id}/content", "get"): ("downloadFile", "The bytes of a document."),
     ("/v1/episodes/{episode}", "get"): ("getEpisode", "An episode turn by turn, in tokens."),
     ("/v1/episodes/{episode}", "delete"): ("deleteEpisode", "Forget an episode that has ended."),
     ("/view/{episode}", "get"): ("viewEpisode", "A page that shows an episode that has ended."),
@@ -81,16 +74,10 @@ OPERATIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("/openapi.json", "get"): ("openapi", "This document."),
 }
 """(path, method): (id, what it does)."""
-_ANSWERS = {"viewEpisode": "text/html", "metrics": "text/plain", "downloadFile": "application/octet-stream"}
+_ANSWERS = {"viewEpisode": "text/html", "metrics": "text/plain"}
 _STREAMED = ("createChatCompletion", "createCompletion", "createResponse", "getResponse")
 _QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "getResponse": {"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": -1}},
-    "listFiles": {"purpose": {"type": "string"}},
-}
-_FILE = {
-    "type": "object",
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}},
-    "required": ["file"],
 }
 _ERROR = {
     "type": "object",
@@ -150,8 +137,6 @@ def _operation(path: str, method: str, name: str, summary: str) -> dict[str, Any
     if method == "post" and path in _BODIES:
         schema = {"$ref": f"#/components/schemas/{_BODIES[path].__name__}"}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    elif name == "createFile":
-        found["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FILE}}}
     return found
 
 
@@ -212,9 +197,6 @@ class Limits:
     body_bytes: int = 64 << 20
     body_seconds: float = 300.0
     """For a body to arrive whole."""
-    file_bytes: int = 1 << 30
-    silence_seconds: float = 30.0
-    """Between two pieces of a file that is sent."""
     bounds: Bounds = field(default_factory=Bounds)
     quota: Quota = field(default_factory=Quota)
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -257,16 +239,14 @@ class AgentService:
         self._measures = RequestMeasures()
         origins = self._options.cors_origins
         self._guard = Guard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
-        intake = Intake(limits.connection)
-        self._bodies = Bodies(intake, most=limits.body_bytes, seconds=limits.body_seconds)
-        orders = Orders(agents, self.episodes, store, self._bodies)
+        self._bodies = Bodies(Intake(limits.connection), most=limits.body_bytes, seconds=limits.body_seconds)
+        self._orders = orders = Orders(agents, self.episodes, self._bodies)
         lenient = self._options.ignore_unsupported
         self._chat = Chat(orders, self.episodes, self._bodies, lambda: agents.current.fingerprint, lenient)
         self._responses = Responses(orders, self.episodes, self._bodies, store, lenient)
-        self._files = Files(store, intake, file_bytes=limits.file_bytes, silence_s=limits.silence_seconds)
 
     def app(self) -> Starlette:
-        files, responses = self._files, self._responses
+        responses = self._responses
         app = self._guard.app(
             (
                 ("/v1/chat/completions", "POST", self._chat.completions),
@@ -277,11 +257,6 @@ class AgentService:
                 ("/v1/responses/{response}/cancel", "POST", responses.cancel),
                 ("/v1/models", "GET", self._models),
                 ("/v1/models/{model:path}", "GET", self._model),
-                ("/v1/files", "POST", files.create),
-                ("/v1/files", "GET", files.list),
-                ("/v1/files/{file_id}", "GET", files.get),
-                ("/v1/files/{file_id}", "DELETE", files.delete),
-                ("/v1/files/{file_id}/content", "GET", files.content),
                 ("/v1/episodes/{episode}", "GET", self._episode),
                 ("/v1/episodes/{episode}", "DELETE", self._forget),
                 ("/view/{episode}", "GET", self._view),
@@ -308,6 +283,7 @@ class AgentService:
         await self.episodes.drain()
         self._threads.close()
         self._bodies.close()
+        self._orders.close()
 
     def resume(self) -> None:
         """Go on with what ran in the background when the server ended; on its event loop."""

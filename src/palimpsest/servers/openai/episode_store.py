@@ -1,48 +1,41 @@
-"""What the server keeps on disk: files, episodes turn by turn, responses.
+"""What the server keeps on disk: episodes turn by turn, responses.
 
-    blobs/SHA256            what a file holds, once however often it was sent
-    files/ID.json           its name, purpose, size
     episodes/ID.jsonl       head; a line a turn, written before the next begins; at the end the result
     documents/ID.json       of an episode in the background, until it ends
     responses/ID.json
     inputs/ID.json          of a response: what was said in it, for `previous_response_id`
 
-Every line of a log, and every other file but the blobs, is a line with a checksum (episode_log.py); the name of a blob
-is
-its SHA-256. What earlier versions wrote without a checksum is read as it is.
+Every line of a log, and every other file, is a line with a checksum (episode_log.py). What earlier versions wrote
+without a checksum is read as it is.
 
 Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
 line that a kill cut off is left out; a line or a file in which a bit was flipped is never taken for what was written,
 and an episode continues after the turns before that line; the whole stays within `Quota`: of episodes that don't
-run and responses that have ended the oldest go first, files are refused; what can't be written is a `StoreFailed` and
-leaves nothing behind. Beginning an episode, and telling how one ended, takes no longer the more turns, episodes or
-files are kept.
+run and responses that have ended the oldest go first; what can't be written is a `StoreFailed` and
+leaves nothing behind. Beginning an episode, and telling how one ended, takes no longer the more turns or episodes
+are kept.
 Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-import threading
-import time
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.files import sha256
 from palimpsest.rollout.trajectory_file import turn_to_json
 from palimpsest.runs.folder_guard import FolderLock
 from palimpsest.servers.http_service import Refused, shown
 from palimpsest.servers.openai.episode_log import EpisodeLog, opened, sealed
 from palimpsest.types import Turn
 
-_ID = re.compile(r"(?:file-|ep_|resp_)[0-9a-f]{32}")
-_FOLDERS = ("blobs", "files", "episodes", "documents", "responses", "inputs")
+_ID = re.compile(r"(?:ep_|resp_)[0-9a-f]{32}")
+_FOLDERS = ("episodes", "documents", "responses", "inputs")
 _KEPT = 0.9
 """Of their share, once the oldest episodes have gone: looking for them takes time that grows with their number."""
 
@@ -68,7 +61,6 @@ def writing() -> Iterator[None]:
 class Quota:
     """Bytes on disk."""
 
-    files: int = 10 << 30
     episodes: int = 10 << 30
     """And responses."""
 
@@ -82,94 +74,11 @@ class Store:
         for name in ("", *_FOLDERS):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = FolderLock(folder)
-        self._files_lock = threading.Lock()
-        self._claimed = 0  # bytes of files that are being sent
-        known = {path.stem: self._read("files", path.stem) for path in (folder / "files").glob("file-*.json")}
-        self._files: dict[str, dict[str, Any]] = {
-            name: each
-            for name, each in known.items()
-            if each is not None
-            and name == _file_id(each.get("sha256"), each.get("filename"), each.get("purpose"))
-            and self.blob(each["sha256"]).is_file()
-        }
         self._sweep()
-        self._blob_bytes = _size(folder / "blobs")
         self._episode_bytes = self._size_of_episodes()  # at the most: what is deleted is counted on
 
     def close(self) -> None:
         self._lock.release()
-
-    # ---- files
-
-    def add_file(self, part: Path, digest: str, name: str, purpose: str) -> dict[str, Any]:
-        """Take over a finished upload. The same content under the same name is the same file; its content is replaced,
-        which repairs a damaged one."""
-        size, file_id = part.stat().st_size, _file_id(digest, name, purpose)
-        facts = {"id": file_id, "object": "file", "bytes": size, "created_at": int(time.time()), "filename": name}
-        facts |= {"purpose": purpose, "status": "processed", "sha256": digest}
-        with self._files_lock:
-            if (known := self._files.get(file_id)) is not None:
-                os.replace(part, self.blob(digest))
-                return known
-            self._write("files", file_id, facts)
-            self._blob_bytes += 0 if self.blob(digest).exists() else size
-            os.replace(part, self.blob(digest))
-            self._files[file_id] = facts
-        return facts
-
-    def file(self, file_id: str) -> dict[str, Any]:
-        """Raises Refused for one that isn't there."""
-        found = self._files.get(file_id)
-        if found is None:
-            raise Refused(404, f"file {shown(file_id)}: no such file", code="file_not_found", param="file_id")
-        return found
-
-    def files(self) -> list[dict[str, Any]]:
-        """Newest first."""
-        with self._files_lock:
-            return sorted(self._files.values(), key=lambda each: (-each["created_at"], each["id"]))
-
-    def blob(self, digest: str) -> Path:
-        return self.folder / "blobs" / digest
-
-    def content(self, file_id: str) -> Path:
-        """Where the content of a file is, after its SHA-256 was compared. Raises Refused for one that is damaged."""
-        digest = self.file(file_id)["sha256"]
-        try:
-            whole = sha256(self.blob(digest)) == digest
-        except FileNotFoundError:
-            raise Refused(404, f"file {file_id}: was deleted meanwhile", code="file_not_found") from None
-        if not whole:
-            _log.error("the store: blobs/%s is damaged", digest)
-            raise damaged(f"file {file_id}", "send the same file again")
-        return self.blob(digest)
-
-    def delete_file(self, file_id: str) -> None:
-        digest = self.file(file_id)["sha256"]
-        with self._files_lock:
-            self._path("files", file_id).unlink(missing_ok=True)
-            del self._files[file_id]
-            blob = self.blob(digest)
-            if blob.exists() and not any(each["sha256"] == digest for each in self._files.values()):
-                self._blob_bytes -= blob.stat().st_size
-                blob.unlink()
-
-    def room(self) -> int:
-        """Bytes that files may still take."""
-        with self._files_lock:
-            return max(0, self.quota.files - self._blob_bytes - self._claimed)
-
-    def claim(self, count: int) -> bool:
-        """Take so many bytes of the quota for a file that is being sent; False where they aren't left."""
-        with self._files_lock:
-            fits = self._blob_bytes + self._claimed + count <= self.quota.files
-            self._claimed += count if fits else 0
-            return fits
-
-    def release(self, count: int) -> None:
-        """Give back what was claimed: the file is kept, and counts by itself, or is gone."""
-        with self._files_lock:
-            self._claimed -= count
 
     # ---- episodes
 
@@ -280,18 +189,10 @@ class Store:
     def names(self, kind: str) -> list[str]:
         return sorted(path.stem for path in (self.folder / kind).glob("*_*.json"))
 
-    def draft(self) -> Path:
-        """A place for what is being sent."""
-        return self.folder / "blobs" / f".{os.urandom(16).hex()}.partial"
-
     def _sweep(self) -> None:
-        """Remove what broken uploads left, and inputs of which a kill left no response."""
+        """Remove inputs of which a kill left no response."""
         for path in (self.folder / "inputs").iterdir():
             if not (self.folder / "responses" / path.name).exists():
-                path.unlink()
-        known = {each["sha256"] for each in self._files.values()}
-        for path in (self.folder / "blobs").iterdir():
-            if path.name not in known:
                 path.unlink()
 
     def _log(self, episode: str) -> EpisodeLog:
@@ -335,10 +236,6 @@ def is_id(name: str) -> bool:
 def damaged(what: str, fix: str) -> Refused:
     """The answer to a request for something whose checksum differs; 404 as for what is gone."""
     return Refused(404, f"{what}: damaged on the server's disk; {fix}", code="damaged")
-
-
-def _file_id(digest: object, name: object, purpose: object) -> str:
-    return "file-" + hashlib.sha256(f"{digest}\0{name}\0{purpose}".encode()).hexdigest()[:32]
 
 
 def ended_or_cancelled(record: Mapping[str, Any]) -> bool:

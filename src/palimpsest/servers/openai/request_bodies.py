@@ -69,7 +69,6 @@ class Own(Strict):
     """The field `palimpsest`: what OpenAI's interface has no place for."""
 
     document: str | None = None
-    file_ids: list[str] | None = Field(default=None, min_length=1, max_length=1000)
     question: str | None = None
     questions: list[str] | None = Field(default=None, min_length=1, max_length=100)
     progress: bool = True
@@ -101,10 +100,9 @@ class ChatBody(Strict):
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file of a message: by its id, or with what it holds."""
+    """A file of a message, with what it holds."""
 
-    file_id: str | None
-    data: bytes | None
+    data: bytes
     name: str
 
 
@@ -325,16 +323,16 @@ def message_of(given: Mapping[str, Any], where: str, ignored: list[str] | None =
 
 def _file_part(part: object, place: str) -> FilePart:
     if not isinstance(part, dict):
-        raise invalid(f"{place}.file", f"an object with file_id or file_data, is {shown(part)}")
+        raise invalid(f"{place}.file", f"an object with file_data, is {shown(part)}")
     if part.get("file_url"):
         raise unsupported(f"{place}.file_url", "no address is ever fetched; send the file")
-    file_id, data, name = part.get("file_id"), part.get("file_data"), part.get("filename") or ""
-    if (not file_id) == (not data) or not all(isinstance(each, str | None) for each in (file_id, data, name)):
-        raise invalid(place, "a file has either file_id or file_data, both texts")
-    if data is None:
-        return FilePart(file_id, None, name)
+    if part.get("file_id"):
+        raise unsupported(f"{place}.file_id", "no files are kept; send what it holds as file_data")
+    data, name = part.get("file_data"), part.get("filename") or ""
+    if not data or not isinstance(data, str) or not isinstance(name, str):
+        raise invalid(place, "a file has its content as file_data, and may have a filename, both texts")
     mime, content = _decoded(data, place)
-    return FilePart(None, content, name or f"file{mimetypes.guess_extension(mime) or '.txt'}")
+    return FilePart(content, name or f"file{mimetypes.guess_extension(mime) or '.txt'}")
 
 
 def _decoded(data: str, place: str) -> tuple[str, bytes]:
@@ -377,7 +375,7 @@ class Bodies:
 
     async def read(self, request: Request) -> bytes:
         """Raises Refused."""
-        advice = "send the document as a file, by POST /v1/files"
+        advice = "divide the document"
         return await self._intake.body(request, most=self.most, seconds=self._seconds, advice=advice)
 
     async def look(self, size: int, work: Callable[[], T]) -> T:

@@ -1,6 +1,6 @@
 """What of a request is document, what is question and what are instructions; a message without a document.
 
-    palimpsest_field    `palimpsest: {document | file_ids, question}` in the body
+    palimpsest_field    `palimpsest: {document, question}` in the body
     file_parts          the files of the messages, in order; the user's last text is the question
     document_tags       texts between <document>, <context>, <source>... (message_documents.py) in any message
     context_label       texts under "Context:" and the like (message_documents.py)
@@ -194,7 +194,7 @@ def input_of(ask: Ask, text_of_file: TextOfFile, takes: TakesAll) -> Input:
 def plain_input(ask: Ask) -> Input:
     """For the model by itself. Raises Refused for what asks nothing, and for documents, which it doesn't read."""
     said = [each for each in ask.messages if each.role not in INSTRUCTING]
-    if ask.own.document is not None or ask.own.file_ids is not None or any(each.files for each in said):
+    if ask.own.document is not None or any(each.files for each in said):
         why = f"{ask.model} is the model without an agent and reads no documents; put the text into the message"
         raise Refused(400, why, code="unsupported_parameter", param=ask.field)
     own = tuple(ask.own.questions or ([ask.own.question] if ask.own.question is not None else []))
@@ -212,11 +212,8 @@ def _nothing_asked(ask: Ask) -> Refused:
 def _given(ask: Ask, said: Sequence[Message], text_of_file: TextOfFile) -> _Found | None:
     """What is named as a document."""
     own, files = ask.own, [part for each in said for part in each.files]
-    if own.document is not None or own.file_ids is not None:
-        texts = [text_of_file(FilePart(each, None, "")) for each in own.file_ids or ()]
-        if own.document is not None:
-            texts.insert(0, ("document", own.document))
-        return _Found((Rule.FIELD,), tuple(texts), user_text(said), (ask.instructions,))
+    if own.document is not None:
+        return _Found((Rule.FIELD,), (("document", own.document),), user_text(said), (ask.instructions,))
     if files:
         texts = [text_of_file(part) for part in files]
         return _Found((Rule.FILES,), tuple(texts), user_text(said), (ask.instructions,))

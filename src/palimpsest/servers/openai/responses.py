@@ -91,7 +91,7 @@ def messages_of(given: Input, ignored: list[str] | None = None) -> list[Message]
 
 def kept_input(given: Input, own: Own) -> dict[str, Any]:
     """What is kept with a response for those that follow it."""
-    return {"input": given, "own": own.model_dump(include={"document", "file_ids"}, exclude_none=True)}
+    return {"input": given, "own": own.model_dump(include={"document"}, exclude_none=True)}
 
 
 def links_of(store: Store | None, last: str, answer_of: AnswerOf, most: int) -> list[Link]:
@@ -123,8 +123,7 @@ def continued(ask: Ask, links: Sequence[Link], store: Store) -> Ask:
             raise Refused(400, why, code="previous_response_not_found", param=_PARAM)
         said += [*messages_of(kept["input"], []), Message("assistant", link.answer)]
         own = kept["own"] or own
-    has_own = ask.own.document is not None or ask.own.file_ids is not None
-    merged = ask.own if has_own or not own else ask.own.model_copy(update=own)
+    merged = ask.own if ask.own.document is not None or not own else ask.own.model_copy(update=own)
     return replace(ask, messages=(*said, *ask.messages), own=merged)
 
 
