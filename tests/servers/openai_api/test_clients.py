@@ -97,11 +97,8 @@ def test_openai_for_node(url: str, tmp_path: Path) -> None:
     assert told["whole"] == told["streamed"] == asked(url, TEXT)
     assert told["input"] == "file_parts"
     assert "section 1 of" in told["reasoning"]
-    assert told["response"] == told["background"] == asked(url, TEXT.replace("Bob3", "Bob5"))
-    assert told["begun"] in ("queued", "in_progress")
-    assert told["events"] == list(range(3, 3 + len(told["events"])))
-    assert told["cancelled"] == "cancelled"
-    assert told["errors"] == [[404, "not_found"], [400, "unsupported_parameter"]]
+    assert told["response"] == asked(url, TEXT.replace("Bob3", "Bob5"))
+    assert told["error"] == [400, "unsupported_parameter"]
 
 
 def test_langchain(url: str) -> None:

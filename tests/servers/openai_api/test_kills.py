@@ -18,7 +18,7 @@ from support.serving import body, server
 
 KILLS = 10
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(120))
-EACH = 4
+EACH = 6
 """Requests of each kind."""
 
 
@@ -30,11 +30,10 @@ class Clients:
         self.broken = 0
         self._http = httpx2.Client(timeout=300, trust_env=False)  # one per request would read certificates each time
         self.given_up = False
-        self._responses: dict[int, str] = {}
 
     def ask_all(self, pool: ThreadPoolExecutor) -> list[Any]:
         """Futures of the answers, `EACH` of each kind."""
-        kinds: tuple[Callable[[int], str], ...] = (self._whole, self._streamed, self._in_background)
+        kinds: tuple[Callable[[int], str], ...] = (self._whole, self._streamed)
         return [
             pool.submit(self._persistently, kind, 10 * at + n) for at, kind in enumerate(kinds) for n in range(EACH)
         ]
@@ -67,17 +66,6 @@ class Clients:
         assert ended
         return told
 
-    def _in_background(self, number: int) -> str:
-        if number not in self._responses:
-            asked = {"model": "palimpsest", "input": self._text(number), "background": True}
-            self._responses[number] = self._http.post(f"{self.url}/v1/responses", json=asked).json()["id"]
-        while True:
-            told = self._http.get(f"{self.url}/v1/responses/{self._responses[number]}").json()
-            if told["status"] not in ("queued", "in_progress"):
-                assert told["status"] in ("completed", "incomplete"), told
-                return str(told["output"][-1]["content"][0]["text"])
-            time.sleep(0.1)
-
 
 def logs(store: Path) -> dict[str, list[Any]]:
     """Turns and end of each episode; not the head, which holds the time, nor log-probabilities, whose last bits depend
@@ -98,9 +86,9 @@ def written(store: Path) -> int:
 
 @pytest.mark.slow
 def test_a_server_killed_ten_times_loses_nothing(tmp_path: Path) -> None:
-    """Whole, streamed and background requests at once: every answer, turn and end is that of a server that lived."""
+    """Whole and streamed requests at once: every answer, turn and end is that of a server that lived."""
     drawn = random.Random(0)
-    with ThreadPoolExecutor(3 * EACH) as pool:
+    with ThreadPoolExecutor(2 * EACH) as pool:
         undisturbed = Clients()
         with server(tmp_path / "whole") as (undisturbed.url, _):
             expected = [each.result() for each in undisturbed.ask_all(pool)]

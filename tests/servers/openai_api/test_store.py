@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -47,21 +46,6 @@ def test_beyond_the_quota_the_oldest_ended_episodes_go(tmp_path: Path) -> None:
     assert kept(tmp_path) == [name(0)]
 
 
-def test_responses_and_documents_take_of_the_same_quota(tmp_path: Path) -> None:
-    store, long = Store(tmp_path, Quota(episodes=5000)), {"text": "a" * 2000}
-    ids = [f"resp_{number:032x}" for number in range(4)]
-    records: list[dict[str, Any]] = [{"ended": {}}, {"background": True}, {"background": True, "ended": {}}]
-    for number, record in enumerate(records):
-        store.put("responses", ids[number], {**record, **long})
-        os.utime(tmp_path / "responses" / f"{ids[number]}.json", (number, number))
-    store.begin(name(1), {})
-    assert store.names("responses") == ids[1:3]
-    store.put("documents", name(2), long)
-    store.begin(name(3), {}, running={name(1)})
-    assert store.names("responses") == ids[1:2]
-    assert store.names("documents") == [name(2)]
-
-
 def test_within_the_quota_an_episode_begins_without_a_look_at_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,12 +73,11 @@ def test_the_end_is_told_from_the_last_line_alone(tmp_path: Path) -> None:
 async def test_what_was_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     client, service, _ = scripted(tmp_path)
     asked = {"model": "palimpsest", "input": "<document>Anna.</document> Who?"}
-    name = (await client.post("/v1/responses", json=asked)).json()["id"]
+    assert (await client.post("/v1/responses", json=asked)).status_code == 200
     service.store.close()
     for path in tmp_path.glob("*/*.json*"):
         path.write_bytes(b"\0" * 20 + b"\n")
     client, service, _ = scripted(tmp_path)
-    assert (await client.get(f"/v1/responses/{name}")).status_code == 404
     again = await client.post("/v1/responses", json=asked)
     assert (again.status_code, again.json()["palimpsest"]["stored"]) == (200, False)
     assert (await client.get(f"/v1/episodes/{again.json()['palimpsest']['episode']}")).json()["result"] is not None
@@ -150,19 +133,6 @@ async def test_a_damaged_episode_is_shown_as_damaged_until_it_is_played_again(tm
     assert again["result"]["outcome"] == "answered"
 
 
-async def test_no_flipped_bit_of_a_response_is_served(tmp_path: Path) -> None:
-    client, _, _ = scripted(tmp_path)
-    first = (await client.post("/v1/responses", json={**LONG, "metadata": {"who": "Anna"}})).json()
-    (record,) = (tmp_path / "responses").iterdir()
-    while b"ended" not in (whole := record.read_bytes()):  # it is written once more at the end
-        await asyncio.sleep(0.01)
-    for trial in range(FLIPS):
-        record.write_bytes(flipped(whole, trial))
-        response = await client.get(f"/v1/responses/{first['id']}")
-        assert response.status_code == 404
-        assert response.json()["error"]["code"] == "damaged"
-
-
 async def test_a_store_without_checksums_still_opens_and_gets_them_with_what_is_added(tmp_path: Path) -> None:
     client, service, _ = scripted(tmp_path)
     first = await client.post("/v1/responses", json=LONG)
@@ -171,7 +141,6 @@ async def test_a_store_without_checksums_still_opens_and_gets_them_with_what_is_
         path.write_bytes(b"".join(line.partition(b"\t")[0] + b"\n" for line in path.read_bytes().splitlines()))
     log = tmp_path / "episodes" / f"{first.json()['palimpsest']['episode']}.jsonl"
     client, service, sampler = scripted(tmp_path)
-    assert answered(await client.get(f"/v1/responses/{first.json()['id']}")) == answered(first)
     again = await client.post("/v1/responses", json=LONG)
     assert again.json()["palimpsest"]["stored"] is True
     assert answered(again) == answered(first)

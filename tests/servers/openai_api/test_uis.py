@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.servers.openai.agent_app import ServerOptions
-from palimpsest.servers.openai.episode_store import Quota
 from support.chat_templates import LIBRECHAT, OPEN_WEBUI, QUESTION, SOURCES, STORY
 from support.serving import scripted
 
@@ -147,13 +145,3 @@ async def test_very_many_wrong_values_cost_one_error(path: str, more: dict[str, 
     tracemalloc.stop()
     assert response.status_code == 400
     assert peak < 60 << 20  # the body and its objects; an error for each value is four times as much
-
-
-async def test_equal_requests_stay_within_the_quota(tmp_path: Path) -> None:
-    client, service, _ = scripted(tmp_path)
-    service.store.quota = Quota(episodes=1_000_000)
-    own = {"document": "Omar sells tea.", "question": QUESTION}
-    for _ in range(20):
-        body = {"model": "palimpsest", "input": "x" * 200_000, "palimpsest": own}
-        assert (await client.post("/v1/responses", json=body)).status_code == 200
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 1_500_000

@@ -222,7 +222,6 @@ async def _serve(agent: Agent, config: RunConfig, service: Service, opened: _Ope
             form=openai_error,
             grace_seconds=service.drain_seconds,
         )
-        served.resume()
         if service.follow:
             follower = asyncio.create_task(_follow(agent, lending, config.model.path, service.model_name, opened.told))
         opened.told(f"{os.fspath(agent.model)} at {server.url}/v1")

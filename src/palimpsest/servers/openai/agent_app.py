@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions           POST /v1/completions
     GET /v1/models                      GET DELETE /v1/episodes/ID
-    POST /v1/responses                  GET DELETE /v1/responses/ID         POST /v1/responses/ID/cancel
+    POST /v1/responses
     POST /tokenize                      GET /health  /ready  /version  /metrics (Prometheus text)
     GET /view/ID (a page)               GET /openapi.json
 
@@ -57,10 +57,7 @@ _BODIES: dict[str, type[BaseModel]] = {
 OPERATIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("/v1/chat/completions", "post"): ("createChatCompletion", "Ask the agent, with messages."),
     ("/v1/completions", "post"): ("createCompletion", "Ask the agent, with a prompt."),
-    ("/v1/responses", "post"): ("createResponse", "Ask the agent, in the background if wanted."),
-    ("/v1/responses/{response}", "get"): ("getResponse", "A response, or its events from a number on."),
-    ("/v1/responses/{response}", "delete"): ("deleteResponse", "Delete a response and what was said in it."),
-    ("/v1/responses/{response}/cancel", "post"): ("cancelResponse", "Cancel a response in the background."),
+    ("/v1/responses", "post"): ("createResponse", "Ask the agent, in the form of responses."),
     ("/v1/models", "get"): ("listModels", "The policies, as models that can be asked."),
     ("/v1/models/{model}", "get"): ("getModel", "One policy."),
     ("/v1/episodes/{episode}", "get"): ("getEpisode", "An episode turn by turn, in tokens."),
@@ -75,10 +72,7 @@ OPERATIONS: dict[tuple[str, str], tuple[str, str]] = {
 }
 """(path, method): (id, what it does)."""
 _ANSWERS = {"viewEpisode": "text/html", "metrics": "text/plain"}
-_STREAMED = ("createChatCompletion", "createCompletion", "createResponse", "getResponse")
-_QUERIES: dict[str, dict[str, dict[str, Any]]] = {
-    "getResponse": {"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": -1}},
-}
+_STREAMED = ("createChatCompletion", "createCompletion", "createResponse")
 _ERROR = {
     "type": "object",
     "properties": {
@@ -124,7 +118,6 @@ def _operation(path: str, method: str, name: str, summary: str) -> dict[str, Any
         {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
         for each in re.findall(r"\{(\w+)\}", path)
     ]
-    parameters += [{"name": each, "in": "query", "schema": shape} for each, shape in _QUERIES.get(name, {}).items()]
     found = {
         "operationId": name,
         "summary": summary,
@@ -243,18 +236,14 @@ class AgentService:
         self._orders = orders = Orders(agents, self.episodes, self._bodies)
         lenient = self._options.ignore_unsupported
         self._chat = Chat(orders, self.episodes, self._bodies, lambda: agents.current.fingerprint, lenient)
-        self._responses = Responses(orders, self.episodes, self._bodies, store, lenient)
+        self._responses = Responses(orders, self.episodes, self._bodies, lenient)
 
     def app(self) -> Starlette:
-        responses = self._responses
         app = self._guard.app(
             (
                 ("/v1/chat/completions", "POST", self._chat.completions),
                 ("/v1/completions", "POST", self._chat.text_completions),
-                ("/v1/responses", "POST", responses.create),
-                ("/v1/responses/{response}", "GET", responses.get),
-                ("/v1/responses/{response}", "DELETE", responses.delete),
-                ("/v1/responses/{response}/cancel", "POST", responses.cancel),
+                ("/v1/responses", "POST", self._responses.create),
                 ("/v1/models", "GET", self._models),
                 ("/v1/models/{model:path}", "GET", self._model),
                 ("/v1/episodes/{episode}", "GET", self._episode),
@@ -284,10 +273,6 @@ class AgentService:
         self._threads.close()
         self._bodies.close()
         self._orders.close()
-
-    def resume(self) -> None:
-        """Go on with what ran in the background when the server ended; on its event loop."""
-        self._responses.resume()
 
     def _models(self, _: Request) -> Response:
         return json_response({"object": "list", "data": [self._shown(name) for name in self.agents.current.cards]})

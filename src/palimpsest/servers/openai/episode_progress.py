@@ -47,10 +47,6 @@ class Episode:
         self.started = False
         self.place = ""
         """How far it has read, in words."""
-        self.turns = self.tokens_sampled = self.sections = 0
-        """Turns taken, tokens sampled in them, and sections to be read; 0 sections: not known."""
-        self.holders: set[str] = set()
-        """Responses in the background, for which it goes on without a follower."""
         self.task: asyncio.Task[None] | None = None
         self.followers = 0
         self.lingers: asyncio.TimerHandle | None = None
@@ -69,13 +65,6 @@ class Episode:
     def end(self, result: dict[str, Any]) -> None:
         self.result = result
         self._wake()
-
-    def progress(self) -> dict[str, int]:
-        """How far it is: what can be said without working out what changed in the memory."""
-        known = {"turns": self.turns, "tokens_sampled": self.tokens_sampled}
-        if not self.sections:
-            return known
-        return {"section": min(self.turns, self.sections), "sections": self.sections, **known}
 
     async def follow(self) -> AsyncIterator[News | None]:
         """All news from the first on, until it ends; None where there were none for a while."""
@@ -164,16 +153,12 @@ def _overlap(text: str, mark: str) -> int:
 class Telling:
     """Of one episode."""
 
-    def __init__(self, episode: Episode, watch: Watch, text: AnswerText, sections: int = 0) -> None:
-        """`sections`: as many as it will read; 0: not known."""
+    def __init__(self, episode: Episode, watch: Watch, text: AnswerText) -> None:
         self._episode, self._watch, self._text = episode, watch, text
-        episode.sections = sections
         self._late: list[Callable[[], News]] = []
         episode.catch_up = self.catch_up
 
     def turn(self, turn: Turn, events: Sequence[Event]) -> None:
-        self._episode.turns += 1
-        self._episode.tokens_sampled += len(turn.completion.token_ids)
         self._later(lambda: ("reasoning", self._changed(self._watch(turn, events))))
 
     def token(self, token: int) -> None:

@@ -1,17 +1,13 @@
-"""What the server keeps on disk: episodes turn by turn, responses.
+"""What the server keeps on disk: episodes turn by turn.
 
     episodes/ID.jsonl       head; a line a turn, written before the next begins; at the end the result
-    documents/ID.json       of an episode in the background, until it ends
-    responses/ID.json
-    inputs/ID.json          of a response: what was said in it, for `previous_response_id`
 
-Every line of a log, and every other file, is a line with a checksum (episode_log.py). What earlier versions wrote
-without a checksum is read as it is.
+Every line has a checksum (episode_log.py).
 
 Guaranteed: everything is readable by its owner alone; ids of clients never become paths unless they are ids of ours; a
-line that a kill cut off is left out; a line or a file in which a bit was flipped is never taken for what was written,
+line that a kill cut off is left out; a line in which a bit was flipped is never taken for what was written,
 and an episode continues after the turns before that line; the whole stays within `Quota`: of episodes that don't
-run and responses that have ended the oldest go first; what can't be written is a `StoreFailed` and
+run the oldest go first; what can't be written is a `StoreFailed` and
 leaves nothing behind. Beginning an episode, and telling how one ended, takes no longer the more turns or episodes
 are kept.
 Not covered: a machine that loses its power (lines are not flushed to the disk one by one).
@@ -22,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +27,10 @@ from typing import Any
 from palimpsest.rollout.trajectory_file import turn_to_json
 from palimpsest.runs.folder_guard import FolderLock
 from palimpsest.servers.http_service import Refused, shown
-from palimpsest.servers.openai.episode_log import EpisodeLog, opened, sealed
+from palimpsest.servers.openai.episode_log import EpisodeLog
 from palimpsest.types import Turn
 
-_ID = re.compile(r"(?:ep_|resp_)[0-9a-f]{32}")
-_FOLDERS = ("episodes", "documents", "responses", "inputs")
+_ID = re.compile(r"ep_[0-9a-f]{32}")
 _KEPT = 0.9
 """Of their share, once the oldest episodes have gone: looking for them takes time that grows with their number."""
 
@@ -62,7 +57,6 @@ class Quota:
     """Bytes on disk."""
 
     episodes: int = 10 << 30
-    """And responses."""
 
 
 class Store:
@@ -71,10 +65,9 @@ class Store:
     def __init__(self, folder: Path, quota: Quota | None = None) -> None:
         """Raises RunError where another server has the folder."""
         self.folder, self.quota = folder, quota or Quota()
-        for name in ("", *_FOLDERS):
+        for name in ("", "episodes"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = FolderLock(folder)
-        self._sweep()
         self._episode_bytes = self._size_of_episodes()  # at the most: what is deleted is counted on
 
     def close(self) -> None:
@@ -92,7 +85,7 @@ class Store:
         return False
 
     def keep_within(self, running: Collection[str]) -> None:
-        """Delete the oldest episodes and responses where all take more than the quota, but for those that run. Raises
+        """Delete the oldest episodes where all take more than the quota, but for those that run. Raises
         Refused where that is not enough."""
         if self._episode_bytes > self.quota.episodes:
             self._make_room(set(running))
@@ -127,8 +120,7 @@ class Store:
 
     def forget(self, episode: str) -> None:
         """Delete all that is kept of an episode."""
-        for name in ("episodes", "documents"):
-            self._path(name, episode).unlink(missing_ok=True)
+        self._path(episode).unlink(missing_ok=True)
 
     def heads(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(id, head) of the episodes."""
@@ -138,109 +130,34 @@ class Store:
                 yield path.stem, first["head"]
 
     def _make_room(self, running: Set[str]) -> None:
-        """Delete the oldest episodes and responses until there is room for more than one."""
+        """Delete the oldest episodes until there is room for more than one."""
         most, size = self.quota.episodes, self._size_of_episodes()
-        kept = [path for kind in ("episodes", "responses") for path in (self.folder / kind).glob("*_*")]
+        kept = (self.folder / "episodes").glob("ep_*")
         for path in sorted(kept, key=lambda path: path.stat().st_mtime) if size > most else ():
             if size <= most * _KEPT:
                 break
-            if not self._goes_on(path, running):
+            if path.stem not in running:
                 size -= path.stat().st_size
                 path.unlink(missing_ok=True)
-                if path.parent.name == "responses" and (given := self._path("inputs", path.stem)).exists():
-                    size -= given.stat().st_size
-                    given.unlink()
         self._episode_bytes = size
         if size > most:
             raise Refused(507, "the store is full of episodes that run; try again later", code="store_full")
 
-    def _goes_on(self, path: Path, running: Set[str]) -> bool:
-        """Whether an episode or a response runs, or will with the next start of the server."""
-        if path.parent.name == "responses":
-            record = opened(path.read_bytes()) or {}
-            return bool(record.get("background")) and not ended_or_cancelled(record)
-        return path.stem in running or self._path("documents", path.stem).exists()
-
     def _size_of_episodes(self) -> int:
-        return sum(_size(self.folder / kind) for kind in ("episodes", "documents", "responses", "inputs"))
-
-    # ---- documents, responses, inputs
-
-    def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        """Raises StoreFailed."""
-        self._episode_bytes += self._write(kind, name, value)
-
-    def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """None where there is none, or where it is damaged; `holds` says which."""
-        return self._read(kind, name)
-
-    def holds(self, kind: str, name: str) -> bool:
-        """Whether something is kept under that name, damaged or not."""
-        return self._path(kind, name).exists()
-
-    def size(self, kind: str, name: str) -> int:
-        """Bytes of what is kept under that name."""
-        path = self._path(kind, name)
-        return path.stat().st_size if path.exists() else 0
-
-    def delete(self, kind: str, name: str) -> None:
-        self._path(kind, name).unlink(missing_ok=True)
-
-    def names(self, kind: str) -> list[str]:
-        return sorted(path.stem for path in (self.folder / kind).glob("*_*.json"))
-
-    def _sweep(self) -> None:
-        """Remove inputs of which a kill left no response."""
-        for path in (self.folder / "inputs").iterdir():
-            if not (self.folder / "responses" / path.name).exists():
-                path.unlink()
+        return _size(self.folder / "episodes")
 
     def _log(self, episode: str) -> EpisodeLog:
-        return EpisodeLog(self._path("episodes", episode))
+        return EpisodeLog(self._path(episode))
 
-    def _path(self, kind: str, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         if not _ID.fullmatch(name):
             raise Refused(404, f"{shown(name)}: no such id", code="not_found")
-        return self.folder / kind / f"{name}.{'jsonl' if kind == 'episodes' else 'json'}"
-
-    def _write(self, kind: str, name: str, value: dict[str, Any]) -> int:
-        """How many bytes. Raises StoreFailed."""
-        path = self._path(kind, name)
-        partial, data = path.with_name(f".{path.name}.partial"), sealed(value)
-        with writing():
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                os.replace(partial, path)
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
-        return len(data)
-
-    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        try:
-            found = opened(self._path(kind, name).read_bytes())
-        except FileNotFoundError:
-            return None
-        if found is None:
-            _log.error("the store: %s/%s is damaged and left out", kind, self._path(kind, name).name)
-        return found
-
-
-def is_id(name: str) -> bool:
-    """Whether it is an id of ours, of something that may be kept."""
-    return _ID.fullmatch(name) is not None
+        return self.folder / "episodes" / f"{name}.jsonl"
 
 
 def damaged(what: str, fix: str) -> Refused:
     """The answer to a request for something whose checksum differs; 404 as for what is gone."""
     return Refused(404, f"{what}: damaged on the server's disk; {fix}", code="damaged")
-
-
-def ended_or_cancelled(record: Mapping[str, Any]) -> bool:
-    """Of a response in the background: whether it goes on no more."""
-    return "ended" in record or bool(record.get("cancelled"))
 
 
 def _size(folder: Path) -> int:

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import orjson
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.data.files.text_files import Document, Part
+from palimpsest.data.files.text_files import Document
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.events import Event
 from palimpsest.rollout.episode import OnToken, OnTurn
-from palimpsest.servers.openai.request_inputs import Input, Rule
+from palimpsest.servers.openai.request_inputs import Input
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory, Turn
 
@@ -170,50 +170,11 @@ class Order:
     request: str = ""
     """What a retry of the same request is known by."""
 
-    def to_json(self) -> dict[str, Any]:
-        """What `order_of` reads: all of it, for an episode that goes on without its client."""
-        given, document = self.input, self.input.document
-        read = None if document is None else [document.text, [[p.file, p.start, p.end] for p in document.parts]]
-        asked = {
-            "rule": str(given.rule),
-            "questions": given.questions,
-            "instructions": given.instructions,
-            "earlier": given.earlier,
-        }
-        sampling = {"temperature": self.draws.sampling.temperature, "top_p": self.draws.sampling.top_p}
-        return {
-            "model": self.model,
-            "input": {**asked, "document": read},
-            "sampling": sampling,
-            "seed": self.draws.seed,
-            "answer_tokens": self.answer_tokens,
-            "stops": self.stops,
-            "request": self.request,
-        }
-
     def key(self, agent: AgentInterface) -> str:
         """The id of its episode: everything its tokens depend on."""
         sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
         asked = (self.input_digest, self.answer_tokens, self.stops)
         return "ep_" + _sha256(repr((agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)))[:32]
-
-
-def order_of(data: dict[str, Any]) -> Order:
-    """The inverse of `Order.to_json`."""
-    given = data["input"]
-    text, parts = given["document"] or (None, [])
-    document = None if text is None else Document(text, tuple(Part(*part) for part in parts))
-    earlier = tuple((role, text) for role, text in given.get("earlier", ()))
-    asked = Input(Rule(given["rule"]), document, tuple(given["questions"]), given["instructions"], earlier=earlier)
-    return Order(
-        model=data["model"],
-        input=asked,
-        draws=Draws(SamplingConfig(**data["sampling"]), data["seed"]),
-        input_digest=digest_of(asked),
-        answer_tokens=data["answer_tokens"],
-        stops=tuple(data["stops"]),
-        request=data["request"],
-    )
 
 
 def digest_of(given: Input) -> str:

@@ -2,8 +2,8 @@
 
 Guaranteed: equal requests that run at the same time are one episode, and an equal one that ended is told from the
 store; without a seed, at a temperature above 0, only a retry is equal; at most `Bounds.running` run, at most
-`Bounds.waiting` wait, further ones are refused with 429; one that nobody follows for `Bounds.linger_s` is cancelled,
-unless it runs in the background; every one ends, whatever fails; every turn is in the store before the next begins,
+`Bounds.waiting` wait, further ones are refused with 429; one that nobody follows for `Bounds.linger_s` is cancelled;
+every one ends, whatever fails; every turn is in the store before the next begins,
 and an episode goes on from there.
 """
 
@@ -21,7 +21,7 @@ from palimpsest.events import Event
 from palimpsest.servers.http_service import ReadingThreads, Refused
 from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
 from palimpsest.servers.openai.episode_store import Store, StoreFailed
-from palimpsest.servers.openai.served_agent import AgentInterface, Agents, Order, Plan, Told, order_of
+from palimpsest.servers.openai.served_agent import AgentInterface, Agents, Order, Plan, Told
 from palimpsest.servers.openai.server_metrics import EpisodeMeasures
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.reply_tags import left_open
@@ -80,13 +80,11 @@ class Episodes:
     def get(self, name: str) -> Episode | None:
         return self._running.get(name)
 
-    def begin(self, order: Order, holder: str | None = None) -> Episode:
-        """The episode of an order: one that runs already, one that ended, or a new one; it goes on without a client for
-        `holder`, a response in the background. Raises Refused."""
+    def begin(self, order: Order) -> Episode:
+        """The episode of an order: one that runs already, one that ended, or a new one. Raises Refused."""
         name = order.key(self.agents.current)
         if (known := self._running.get(name)) is not None:
             self.counts["joined"] += 1
-            self._hold(known, order, holder)
             self._linger(known)
             return known
         if (ended := self.ended(name)) is not None:
@@ -95,28 +93,13 @@ class Episodes:
         if self.waiting >= self.bounds.waiting or self.draining:
             why = "the server is ending" if self.draining else f"{self.waiting} episodes are waiting already"
             raise Refused(429, f"{why}; try again later", code="queue_full", headers={"Retry-After": "5"})
-        return self._start(name, order, holder)
+        return self._start(name, order)
 
-    def resume(self, name: str, holder: str) -> Episode | None:
-        """Go on with an episode in the background that the server's end broke off; None where nothing is kept of it, or
-        the weights or the policy are others now."""
-        if (known := self._running.get(name)) is not None:
-            known.holders.add(holder)
-            return known
-        if self.store is None or (data := self.store.get("documents", name)) is None:
-            return None
-        order = order_of(data)
-        if order.model not in self.agents.current.cards or order.key(self.agents.current) != name:
-            self.store.delete("documents", name)
-            return None
-        return self._start(name, order, holder)
-
-    def _start(self, name: str, order: Order, holder: str | None) -> Episode:
+    def _start(self, name: str, order: Order) -> Episode:
         episode = Episode(name)
         episode.head = _head(episode, order)
         if self.store is not None:
             episode.goes_on = self.store.begin(name, episode.head, self._running)
-        self._hold(episode, order, holder)
         self._running[name] = episode
         if self._rest is not None:
             self._rest.cancel()
@@ -127,14 +110,6 @@ class Episodes:
         episode.task = asyncio.create_task(self._run(episode, order, self.agents.lease()))
         episode.task.add_done_callback(lambda _: self._end(episode, _CANCELLED))  # one cancelled before it began
         return episode
-
-    def _hold(self, episode: Episode, order: Order, holder: str | None) -> None:
-        """Have an episode go on for a response; what it needs for that after a kill is stored."""
-        if holder is None:
-            return
-        if not episode.holders and self.store is not None:
-            self.store.put("documents", episode.id, order.to_json())
-        episode.holders.add(holder)
 
     def ended(self, name: str) -> Episode | None:
         """One that the store holds the end of, if it ended well."""
@@ -160,7 +135,7 @@ class Episodes:
         if episode.lingers is not None:
             episode.lingers.cancel()
             episode.lingers = None
-        if not episode.followers and episode.result is None and not episode.holders:
+        if not episode.followers and episode.result is None:
             loop = asyncio.get_running_loop()
             episode.lingers = loop.call_later(self.bounds.linger_s, self._cancel_unfollowed, episode)
 
@@ -169,7 +144,7 @@ class Episodes:
             episode.task.cancel()
 
     async def drain(self) -> None:
-        """Cancel what runs; what a store holds of it goes on at the next start, or with the client's retry."""
+        """Cancel what runs; what a store holds of it goes on with the client's retry."""
         self.draining = True
         tasks = [each.task for each in self._running.values() if each.task is not None]
         for task in tasks:
@@ -177,7 +152,7 @@ class Episodes:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _cancel_unfollowed(self, episode: Episode) -> None:
-        if not episode.followers and not episode.holders:
+        if not episode.followers:
             self.cancel(episode)
 
     async def _run(self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[AgentInterface]) -> None:
@@ -221,11 +196,7 @@ class Episodes:
 
     def _keep(self, episode: Episode, result: dict[str, Any]) -> None:
         """Store how an episode ended. Raises StoreFailed."""
-        if self.store is None:
-            return
-        if not (result["outcome"] == "cancelled" and self.draining):
-            self.store.delete("documents", episode.id)
-        if result["outcome"] in _KEPT:
+        if self.store is not None and result["outcome"] in _KEPT:
             self.store.append(episode.id, {"result": {**result, "news": episode.news}})
 
     async def _played(self, episode: Episode, order: Order, agent: AgentInterface) -> dict[str, Any]:
@@ -235,7 +206,7 @@ class Episodes:
         if store is not None and episode.goes_on:
             recorded = await on_thread(lambda: store.recover(episode.id, episode.head))
         text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
-        telling = Telling(episode, agent.watch(plan), text, plan.sections)
+        telling = Telling(episode, agent.watch(plan), text)
         kept = _Kept(store, episode.id, {turn.step for turn in recorded})
 
         def on_turn(turn: Turn, events: Sequence[Event]) -> None:
