@@ -82,9 +82,7 @@ def scripted(
     config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
     agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), Cast({}, ())))
     kept = None if store is None else Store(store)
-    service = AgentService(
-        Lending(agent), kept, token=token, limits=limits or Limits(), version=lambda: "0", options=options
-    )
+    service = AgentService(Lending(agent), kept, token=token, limits=limits or Limits(), options=options)
     transport = httpx2.ASGITransport(service.app())
     return httpx2.AsyncClient(transport=transport, base_url="http://localhost"), service, sampler
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import gc
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,19 +22,17 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.app.quickstart_methods import TITLES
-from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import SAMPLES, Sample, not_asked_told
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.retrieval.search import check_token
-from palimpsest.rollout.trajectory_file import encode_groups, trajectory_from_json
 from palimpsest.runs.folder_guard import free_file, refuse_inside
 from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
-from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import to_json
-from palimpsest.types import Grade, Group, Problem, Question
+from palimpsest.types import Group
 from palimpsest.viewer.export.export_bundle import MOST_BYTES, Place, collect, left_out, worst_first
 from palimpsest.viewer.export.export_lines import (
     Described,
@@ -301,37 +298,6 @@ def _written(out: Path, made: _Made, *, force: bool, progress: Progress) -> Expo
         for path, each in logs.items()
     )
     return replace(first, others=tuple(others))
-
-
-# ---- An episode that a server keeps, as one page of the viewer, which opens without a server -----------------
-
-
-def episode_page(record: Mapping[str, Any], codec: Codec) -> bytes:
-    """The page of what the store keeps of an episode that has ended. Raises DataError for one beyond `MOST_BYTES`."""
-    with tempfile.TemporaryDirectory(prefix="palimpsest-view-") as made:  # readable by its owner alone
-        tokenizer, path = Path(made) / "tokenizer", Path(made) / f"{record['id']}.jsonl.zst"
-        tokenizer.mkdir()
-        codec.save(tokenizer)
-        path.write_bytes(encode_groups([_group(record)]))
-        library = Library([path])
-        (source,) = library.sources()
-        found = collect(Answers(library, tokenizer=str(tokenizer)), source, [(0, 0)])
-        page = single_page(page_files(), found.answers, f"{record['id']} · palimpsest").data
-    if len(page) > MOST_BYTES:
-        raise DataError(
-            f"episode {record['id']}: its page would take {len(page) / 1e6:.1f} MB, {MOST_BYTES / 1e6:.0f} are the "
-            "most; take its turns from /v1/episodes"
-        )
-    return page
-
-
-def _group(record: Mapping[str, Any]) -> Group:
-    """The episode alone, which nobody graded."""
-    name, result = record["id"], record["result"]
-    played = {"problem_id": name, "group_id": name, "rollout": 0, "events": [], "turns": record["turns"]}
-    ended = {"outcome": result["outcome"], "answer": result["content"], "answers": result.get("answers", ())}
-    problem = Problem.asking(name, [Question(each, ()) for each in record["questions"]])
-    return Group(problem, (trajectory_from_json(played | ended),), (Grade(None, "served: nobody graded it"),))
 
 
 # ---- The viewer as a service ---------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from palimpsest._version import __version__
 from palimpsest.errors import ConfigError
 
 
@@ -104,7 +103,7 @@ def serve(
 
     options = ServerOptions(request_log, ignore_unsupported, tuple(cors_origin or ()))
     service = Service(host, port, token, folder, follow, drain_seconds, limits, served_model_name, options)
-    serve_agent(agent, service, version=__version__, told=told)
+    serve_agent(agent, service, told)
 
 
 # ---- palimpsest retrieval ------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import errno
 import json
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +92,10 @@ async def test_the_answer_has_no_box_unless_asked_for(tmp_path: Path) -> None:
 
 
 async def test_usage_counts_what_the_model_read_and_sampled(tmp_path: Path) -> None:
-    client, _, sampler = scripted(tmp_path)
+    client, service, sampler = scripted(tmp_path)
     first = (await client.post(PATH, json=about("Who?"))).json()
-    record = (await client.get(f"/v1/episodes/{first['palimpsest']['episode']}")).json()
-    sampled = [len(turn_from_json(turn).completion.token_ids) for turn in record["turns"]]
+    lines = list(service.store.lines(first["palimpsest"]["episode"]))
+    sampled = [len(turn_from_json(line["turn"]).completion.token_ids) for line in lines if "turn" in line]
     used, codec = first["usage"], sampler.codec
     assert used["prompt_tokens"] == sum(len(codec.encode_trusted(prompt)) for prompt in sampler.prompts)
     assert used["completion_tokens"] == sum(sampled)
@@ -114,9 +113,7 @@ async def test_usage_counts_what_the_model_read_and_sampled(tmp_path: Path) -> N
         "output_tokens_details": used["completion_tokens_details"],
         "total_tokens": used["total_tokens"],
     }
-    document = (await client.post("/tokenize", json={"prompt": FACTS})).json()["count"]
-    question = (await client.post("/tokenize", json={"prompt": "Who?"})).json()["count"]
-    assert first["palimpsest"]["request_tokens"] == document + question
+    assert first["palimpsest"]["request_tokens"] == sum(len(codec.encode(text)) for text in (FACTS, "Who?"))
 
 
 async def test_more_tokens_than_the_window_has_may_be_asked_for() -> None:
@@ -255,11 +252,9 @@ async def test_an_equal_one_that_ended_comes_from_the_store(tmp_path: Path) -> N
     ):
         await client.post(PATH, json=about("Who?", **more))
     assert service.episodes.counts["begun"] == 6
-    record = (await client.get(f"/v1/episodes/{first['palimpsest']['episode']}")).json()
-    assert len(record["turns"]) == first["palimpsest"]["turns"]
-    assert unboxed(record["result"]["content"]) == first["choices"][0]["message"]["content"]
-    await client.delete(f"/v1/episodes/{record['id']}")
-    assert (await client.get(f"/v1/episodes/{record['id']}")).status_code == 404
+    lines = list(service.store.lines(first["palimpsest"]["episode"]))
+    assert sum("turn" in line for line in lines) == first["palimpsest"]["turns"]
+    assert unboxed(lines[-1]["result"]["content"]) == first["choices"][0]["message"]["content"]
 
 
 async def test_without_a_seed_only_a_retry_draws_the_same(tmp_path: Path) -> None:
@@ -376,11 +371,12 @@ async def test_a_question_has_the_tokens_that_its_refusal_tells(model: str) -> N
 
 
 async def test_a_document_that_is_cut_is_told_or_refused() -> None:
-    client, _, _ = scripted(None)
+    client, service, _ = scripted(None)
+    codec = service.agents.current.codec
     cards = {each["id"]: each["max_model_len"] for each in (await client.get("/v1/models")).json()["data"]}
     long = " ".join([FACTS] * 40)
     document = {"palimpsest": {"document": long}}
-    tokens = (await client.post("/tokenize", json={"prompt": long})).json()["count"]
+    tokens = len(codec.encode(long))
     refused = await client.post(PATH, json={**body("Who?", **document), "model": "palimpsest/full_context"})
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
@@ -392,9 +388,7 @@ async def test_a_document_that_is_cut_is_told_or_refused() -> None:
     assert "truncated" not in whole["palimpsest"]
     assert 0 < cards["palimpsest/full_context"] < 1024 < cards["palimpsest/sliding_window"]
     fits = "a"
-    while (await client.post("/tokenize", json={"prompt": fits + " a"})).json()["count"] <= cards[
-        "palimpsest/full_context"
-    ]:
+    while len(codec.encode(fits + " a")) <= cards["palimpsest/full_context"]:
         fits += " a"
     fitting = body("Who?", palimpsest={"document": fits})
     assert (await client.post(PATH, json={**fitting, "model": "palimpsest/full_context"})).status_code == 200
@@ -468,12 +462,12 @@ async def test_a_wrong_key_has_the_code_of_openai_and_is_not_repeated(given: str
 
 async def test_a_key_is_asked_of_every_other_path_and_pages_of_other_sites_of_none() -> None:
     client, _, _ = scripted(None, token="secret")
-    paths = ["/v1/models", "/metrics", "/version", "/nowhere", "/v1/episodes/x", "/view/x", "/health/"]
+    paths = ["/v1/models", "/metrics", "/nowhere", "/health/"]
     for path in paths:
         answer = await client.get(path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (401, "invalid_request_error")
     given = {"Authorization": "Bearer secret"}
-    assert [(await client.get(path, headers=given)).status_code for path in paths[:3]] == [200] * 3
+    assert [(await client.get(path, headers=given)).status_code for path in paths[:2]] == [200] * 2
     client, _, _ = scripted(None)
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": "[::"}):
         assert (await client.get("/health", headers=headers)).status_code == 403
@@ -482,7 +476,7 @@ async def test_a_key_is_asked_of_every_other_path_and_pages_of_other_sites_of_no
 
 
 async def test_models_are_the_policies_that_fit() -> None:
-    client, service, _ = scripted(None)
+    client, _, _ = scripted(None)
     data = (await client.get("/v1/models")).json()["data"]
     assert [each["id"] for each in data][:2] == ["palimpsest", "palimpsest/overwrite"]
     assert {"max_model_len", "palimpsest"} <= set(data[0])
@@ -490,15 +484,7 @@ async def test_models_are_the_policies_that_fit() -> None:
     assert (await client.get("/v1/models/palimpsest/recall")).json()["palimpsest"]["policy"] == "recall"
     refused = await client.post(PATH, json={**about("Who?"), "model": "gpt-5"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
-    refused = await client.post("/tokenize", json={"prompt": "a", "model": "gpt-5"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
-    for each in data:
-        told = await client.post("/tokenize", json={"prompt": "a", "model": each["id"]})
-        assert told.json()["max_model_len"] == each["max_model_len"]
-    ids = (await client.post("/tokenize", json={"prompt": "Anna<|im_end|>"})).json()
-    assert ids["max_model_len"] == data[0]["max_model_len"]
-    assert ids["tokens"] == service.agents.current.codec.encode("Anna<|im_end|>")
-    assert 'palimpsest_requests_total{status="404"} 2' in (await client.get("/metrics")).text
+    assert 'palimpsest_requests_total{status="404"} 1' in (await client.get("/metrics")).text
 
 
 async def test_memory_is_given_back_once_nothing_has_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,20 +549,6 @@ async def test_a_body_beyond_the_limit_is_refused_with_what_to_do() -> None:
     answer = await client.post(PATH, json=about("Who?"))
     assert answer.status_code == 413
     assert "divide the document" in answer.json()["error"]["message"]
-
-
-async def test_a_long_text_is_tokenised_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, service, _ = scripted(None)
-    assert (await client.get("/v1/models")).status_code == 200  # the policies' budgets are computed once
-    held, codec = threading.Event(), type(service.agents.current.codec)
-    monkeypatch.setattr(codec, "encode", lambda *_: [1] if held.wait(20) else [])
-    tokenised = asyncio.create_task(client.post("/tokenize", json={"prompt": "Anna"}))
-    await asyncio.sleep(0.05)
-    assert (await asyncio.wait_for(client.get("/health"), 5)).status_code == 200
-    held.set()
-    assert (await tokenised).json()["count"] == 1
-    refused = await client.post("/tokenize", json={"prompt": "a" * (1 << 20) + "a"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, line: str) -> None:

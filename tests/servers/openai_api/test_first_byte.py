@@ -59,7 +59,6 @@ async def test_a_stream_begins_while_many_documents_are_encoded(monkeypatch: pyt
     [
         (PATH, body("<document>Anna sells tea.</document> Who?", metadata={})),
         ("/v1/responses", {"model": "palimpsest", "input": "Who?"}),
-        ("/tokenize", {"prompt": "Who?"}),
     ],
 )
 async def test_others_are_answered_while_a_long_body_is_looked_at(

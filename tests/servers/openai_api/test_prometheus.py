@@ -88,12 +88,12 @@ async def test_every_family_has_help_type_and_samples_by_the_rules_of_the_format
 async def test_histograms_count_requests_by_route_and_tokens_by_episode() -> None:
     client, _, _ = scripted(None)
     answers = [await client.post(PATH, json=body(f"<document>Tea.</document> Who {n}?")) for n in range(3)]
-    for path in ("/v1/episodes/ep_1", "/v1/episodes/ep_2", "/nowhere", "/elsewhere"):
+    for path in ("/v1/models/x", "/v1/models/y", "/nowhere", "/elsewhere"):
         await client.get(path)
     found = read((await client.get("/metrics")).text)
     seconds = found["palimpsest_request_duration_seconds"].samples
     assert seconds["_count", (("route", PATH),)] == 3
-    assert seconds["_count", (("route", "/v1/episodes/{episode}"),)] == 2
+    assert seconds["_count", (("route", "/v1/models/{model:path}"),)] == 2
     assert seconds["_count", (("route", "none"),)] == 2
     assert found["palimpsest_request_first_byte_seconds"].samples["_count", (("route", PATH),)] == 3
     for name, key in (("prompt", "tokens_in"), ("sampled", "tokens_sampled")):

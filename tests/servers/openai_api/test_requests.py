@@ -172,7 +172,6 @@ def nested(depth: int) -> bytes:
         ("/v1/chat/completions", b'{"model": "palimpsest", "messages": [{"role": "user", "content": [{"type": %s}]}]}'),
         ("/v1/chat/completions", b'{"model": "palimpsest", "metadata": %s, "messages": []}'),
         ("/v1/responses", b'{"model": "palimpsest", "input": [{"type": %s}]}'),
-        ("/tokenize", b'{"prompt": %s}'),
     ],
 )
 async def test_deeply_nested_json_is_refused(path: str, whole: bytes, depth: int) -> None:

@@ -80,7 +80,7 @@ async def test_what_was_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> No
     client, service, _ = scripted(tmp_path)
     again = await client.post("/v1/responses", json=asked)
     assert (again.status_code, again.json()["palimpsest"]["stored"]) == (200, False)
-    assert (await client.get(f"/v1/episodes/{again.json()['palimpsest']['episode']}")).json()["result"] is not None
+    assert service.store.result(again.json()["palimpsest"]["episode"]) is not None
 
 
 LONG = {"model": "palimpsest", "input": f"<document>{'Anna sells tea. ' * 8}</document> Who sells tea?"}
@@ -106,31 +106,17 @@ async def test_no_flipped_bit_of_an_episode_changes_what_is_answered(tmp_path: P
     client, service, sampler = scripted(tmp_path)
     first = await client.post("/v1/responses", json=LONG)
     name = first.json()["palimpsest"]["episode"]
-    kept = (await client.get(f"/v1/episodes/{name}")).json()
+    kept = list(service.store.lines(name))
     service.store.close()
     log = tmp_path / "episodes" / f"{name}.jsonl"
     whole = b"".join(log.read_bytes().splitlines(keepends=True)[:lines])
     for trial in range(FLIPS):
         log.write_bytes(flipped(whole, trial))
         client, service, sampler = scripted(tmp_path)
-        found = (await client.get(f"/v1/episodes/{name}")).json()
-        assert "error" in found or all(turn in kept["turns"] for turn in found["turns"])
-        assert found.get("result") in (None, kept["result"])
+        assert all(line in kept for line in service.store.lines(name))
         assert answered(await client.post("/v1/responses", json=LONG)) == answered(first)
-        assert len(sampler.prompts) <= len(kept["turns"])
+        assert len(sampler.prompts) <= len(kept) - 2
         service.store.close()
-
-
-async def test_a_damaged_episode_is_shown_as_damaged_until_it_is_played_again(tmp_path: Path) -> None:
-    client, _, _ = scripted(tmp_path)
-    name = (await client.post("/v1/responses", json=LONG)).json()["palimpsest"]["episode"]
-    log = tmp_path / "episodes" / f"{name}.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"outcome":"answered"', b'"outcome":"cnswered"'))
-    assert (await client.get(f"/v1/episodes/{name}")).json()["damaged_lines"] == 1
-    await client.post("/v1/responses", json=LONG)
-    again = (await client.get(f"/v1/episodes/{name}")).json()
-    assert "damaged_lines" not in again
-    assert again["result"]["outcome"] == "answered"
 
 
 async def test_a_store_without_checksums_still_opens_and_gets_them_with_what_is_added(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from palimpsest.app.agent.ask_files import MemoryChanges, asked_of
 from palimpsest.app.composition import OpenAgent, fitted, open_agent, weights_fingerprint
 from palimpsest.app.config_resolution import Agent, newest_checkpoint
 from palimpsest.app.python_calls import finish
-from palimpsest.app.viewer_job import episode_page
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.model import model_path
 from palimpsest.config.schema import PolicyConfig, RunConfig
@@ -171,7 +170,7 @@ def default_store() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "palimpsest" / "serve"
 
 
-def serve_agent(agent: Agent, service: Service, *, version: str, told: Callable[[str], None]) -> None:
+def serve_agent(agent: Agent, service: Service, told: Callable[[str], None]) -> None:
     """Take the address, open the agent, serve until a signal; `told` is told the address, and of new checkpoints.
 
     Raises ConfigError for an address, a token or a policy that can't be served, RunError for a store in use.
@@ -190,7 +189,7 @@ def serve_agent(agent: Agent, service: Service, *, version: str, told: Callable[
         store = None if service.store is None else Store(service.store, service.limits.quota)
         if store is not None:
             stack.callback(store.close)
-        finish(lambda: _serve(agent, config, service, _Opened(taken, store, version, told)))
+        finish(lambda: _serve(agent, config, service, _Opened(taken, store, told)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,6 @@ class _Opened:
 
     taken: socket.socket
     store: Store | None
-    version: str
     told: Callable[[str], None]
 
 
@@ -212,7 +210,6 @@ async def _serve(agent: Agent, config: RunConfig, service: Service, opened: _Ope
             opened.store,
             token=service.token,
             limits=service.limits,
-            version=lambda: opened.version,
             options=service.options,
         )
         server = Server(
@@ -372,9 +369,6 @@ class ServedAgent:
             on_token=told.token,
             recorded=told.recorded,
         )
-
-    def page(self, record: Mapping[str, Any]) -> bytes:
-        return episode_page(record, self.codec)
 
     def rest(self) -> None:
         give_back_freed_memory()

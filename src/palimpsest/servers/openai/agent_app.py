@@ -1,32 +1,21 @@
-"""The agent server: routes, limits, options, and its OpenAPI description.
+"""The agent server: routes, limits and options.
 
-    POST /v1/chat/completions           POST /v1/completions
-    GET /v1/models                      GET DELETE /v1/episodes/ID
-    POST /v1/responses
-    POST /tokenize                      GET /health  /ready  /version  /metrics (Prometheus text)
-    GET /view/ID (a page)               GET /openapi.json
+    POST /v1/chat/completions           POST /v1/responses
+    GET /v1/models                      GET /health  /ready  /metrics (Prometheus text)
 
 Guaranteed: what servers/http_service.py, servers/connection_limits.py and servers/request_log.py do; with a key every
-path but /health and
-/ready asks for it; every error is OpenAI's error object; bodies, files, their sum, episodes that run
+path but /health and /ready asks for it; every error is OpenAI's error object; bodies, their sum, episodes that run
 and that wait are bounded; what a client sends never becomes a control token, a path or an address that is asked for.
 Not covered: TLS; shares of the places between clients.
-
-GET /openapi.json: the routes and bodies as OpenAPI 3.1 describes them.
-
-Bodies come from the models that check them; a route and its line here are kept the same by a test.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -34,110 +23,22 @@ from starlette.responses import Response
 
 from palimpsest.errors import ConfigError
 from palimpsest.servers.connection_limits import ConnectionLimits
-from palimpsest.servers.http_service import Guard, Intake, ReadingThreads, Refused, json_response, shown
-from palimpsest.servers.openai.chat_completions import Chat, CompletionBody, TokenizeBody
-from palimpsest.servers.openai.episode_store import Quota, Store, damaged
-from palimpsest.servers.openai.request_bodies import Bodies, ChatBody, checked, invalid, json_object, openai_error
-from palimpsest.servers.openai.request_resolver import Orders, check_model, needed
-from palimpsest.servers.openai.responses import ResponseBody, Responses
+from palimpsest.servers.http_service import Guard, Intake, ReadingThreads, json_response
+from palimpsest.servers.openai.chat_completions import Chat
+from palimpsest.servers.openai.episode_store import Quota, Store
+from palimpsest.servers.openai.request_bodies import Bodies, openai_error
+from palimpsest.servers.openai.request_resolver import Orders, check_model
+from palimpsest.servers.openai.responses import Responses
 from palimpsest.servers.openai.served_agent import Agents
 from palimpsest.servers.openai.served_episodes import Bounds, Episodes
 from palimpsest.servers.openai.server_metrics import CONTENT_TYPE, RequestMeasures, families_of, gauge, text_of
 from palimpsest.servers.request_log import EndedRequest, RequestLog, log_request
 
-# ---- GET /openapi.json ---------------------------------------------------------------------------------------
-
-
-_BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/completions": CompletionBody,
-    "/v1/responses": ResponseBody,
-    "/tokenize": TokenizeBody,
-}
-OPERATIONS: dict[tuple[str, str], tuple[str, str]] = {
-    ("/v1/chat/completions", "post"): ("createChatCompletion", "Ask the agent, with messages."),
-    ("/v1/completions", "post"): ("createCompletion", "Ask the agent, with a prompt."),
-    ("/v1/responses", "post"): ("createResponse", "Ask the agent, in the form of responses."),
-    ("/v1/models", "get"): ("listModels", "The policies, as models that can be asked."),
-    ("/v1/models/{model}", "get"): ("getModel", "One policy."),
-    ("/v1/episodes/{episode}", "get"): ("getEpisode", "An episode turn by turn, in tokens."),
-    ("/v1/episodes/{episode}", "delete"): ("deleteEpisode", "Forget an episode that has ended."),
-    ("/view/{episode}", "get"): ("viewEpisode", "A page that shows an episode that has ended."),
-    ("/tokenize", "post"): ("tokenize", "The tokens of a text."),
-    ("/health", "get"): ("health", "Whether the server runs."),
-    ("/ready", "get"): ("ready", "Whether the server takes requests."),
-    ("/version", "get"): ("version", "The version of palimpsest."),
-    ("/metrics", "get"): ("metrics", "Measures, in Prometheus' text format."),
-    ("/openapi.json", "get"): ("openapi", "This document."),
-}
-"""(path, method): (id, what it does)."""
-_ANSWERS = {"viewEpisode": "text/html", "metrics": "text/plain"}
-_STREAMED = ("createChatCompletion", "createCompletion", "createResponse")
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
-
-
-def document(version: str, *, key: bool, open_paths: tuple[str, ...]) -> dict[str, Any]:
-    """`key`: whether the server asks for one, but of `open_paths`."""
-    models = list(_BODIES.values())
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-    )
-    paths: dict[str, dict[str, Any]] = {}
-    for (path, method), (name, summary) in OPERATIONS.items():
-        paths.setdefault(path, {})[method] = _operation(path, method, name, summary)
-        if path in open_paths:
-            paths[path][method]["security"] = []
-    components: dict[str, Any] = {"schemas": {**schemas["$defs"], "Error": _ERROR}}
-    if key:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    info = {"title": "palimpsest", "version": version, "description": "OpenAI's interface over a memory agent."}
-    secured = {"security": [{"key": list[str]()}]} if key else {}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components, **secured}
-
-
-def _operation(path: str, method: str, name: str, summary: str) -> dict[str, Any]:
-    kind = _ANSWERS.get(name, "application/json")
-    content: dict[str, Any] = {kind: {}, **({"text/event-stream": {}} if name in _STREAMED else {})}
-    told = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    parameters: list[dict[str, Any]] = [
-        {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
-        for each in re.findall(r"\{(\w+)\}", path)
-    ]
-    found = {
-        "operationId": name,
-        "summary": summary,
-        "parameters": parameters,
-        "responses": {
-            "200": {"description": summary, "content": content},
-            "default": {"description": "Why not.", "content": told},
-        },
-    }
-    if method == "post" and path in _BODIES:
-        schema = {"$ref": f"#/components/schemas/{_BODIES[path].__name__}"}
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return found
-
-
 # ---- What the operator of the server chooses -----------------------------------------------------------------
 
 
 CORS: dict[str, Any] = {
-    "allow_methods": ("GET", "POST", "DELETE"),
+    "allow_methods": ("GET", "POST"),
     "allow_headers": ("*",),
     "expose_headers": ("X-Palimpsest-Input", "X-Palimpsest-Instructions", "X-Palimpsest-Ignored", "Retry-After"),
 }
@@ -197,17 +98,8 @@ class Limits:
 
 _THREADS = 2
 """Documents that are encoded, or looked through for quotes, at once."""
-_TOKENIZED = 1 << 20
-"""Characters that /tokenize encodes."""
 _OPEN = ("/health", "/ready")
 """Answered without the key: a probe has none, and learns nothing but that the server runs."""
-_SEALED = {
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page names the hashes of all that may run in it
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 
 class AgentService:
@@ -220,15 +112,12 @@ class AgentService:
         *,
         token: str | None,
         limits: Limits,
-        version: Callable[[], str],
         options: ServerOptions | None = None,
     ) -> None:
         self.agents, self.store, self.limits = agents, store, limits
         self._token, self._options = token, options or ServerOptions()
         self._threads = ReadingThreads(_THREADS, "document")
         self.episodes = Episodes(agents, store, limits.bounds, self._threads)
-        self._version = version
-        self._page_place = asyncio.Semaphore(1)  # a page is computed from a whole episode
         self._measures = RequestMeasures()
         origins = self._options.cors_origins
         self._guard = Guard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
@@ -242,19 +131,12 @@ class AgentService:
         app = self._guard.app(
             (
                 ("/v1/chat/completions", "POST", self._chat.completions),
-                ("/v1/completions", "POST", self._chat.text_completions),
                 ("/v1/responses", "POST", self._responses.create),
                 ("/v1/models", "GET", self._models),
                 ("/v1/models/{model:path}", "GET", self._model),
-                ("/v1/episodes/{episode}", "GET", self._episode),
-                ("/v1/episodes/{episode}", "DELETE", self._forget),
-                ("/view/{episode}", "GET", self._view),
-                ("/tokenize", "POST", self._tokenize),
                 ("/health", "GET", lambda _: json_response({"status": "ok"})),
                 ("/ready", "GET", lambda _: json_response({"status": "ready"})),
-                ("/version", "GET", lambda _: json_response({"version": self._version()})),
                 ("/metrics", "GET", self._metrics),
-                ("/openapi.json", "GET", self._openapi),
             )
         )
         if self._options.cors_origins:
@@ -290,51 +172,8 @@ class AgentService:
         return {**facts, "max_model_len": self._longest(name), "palimpsest": {**own, "fingerprint": agent.fingerprint}}
 
     def _longest(self, name: str) -> int:
-        """Tokens of the longest document that the model takes in one request: what every route reports."""
+        """Tokens of the longest document that the model takes in one request."""
         return self.agents.current.cards[name].max_model_len or self.limits.body_bytes  # a token has at least a byte
-
-    async def _episode(self, request: Request) -> Response:
-        name, store = request.path_params["episode"], needed(self.store)
-        running = self.episodes.get(name) is not None
-
-        def told() -> Response:
-            if (found := store.record(name)) is None:
-                raise Refused(404, f"episode {shown(name)}: nothing is kept of it", code="not_found")
-            return json_response({**found, "running": running})
-
-        return await self._threads.run(told)
-
-    def _forget(self, request: Request) -> Response:
-        name = request.path_params["episode"]
-        if self.episodes.get(name) is not None:
-            raise Refused(409, f"episode {name}: it runs; delete it when it has ended", code="running")
-        needed(self.store).forget(name)
-        return json_response({"id": name, "object": "episode", "deleted": True})
-
-    async def _view(self, request: Request) -> Response:
-        name = request.path_params["episode"]
-        async with self._page_place:
-            record = await self._threads.run(lambda: needed(self.store).record(name))
-            if record is None or record["result"] is None:
-                raise Refused(404, f"episode {shown(name)}: none that has ended is kept", code="not_found")
-            if "damaged_lines" in record:
-                raise damaged(f"episode {shown(name)}", "delete it and send the request again")
-            page = await self._threads.run(lambda: self.agents.current.page(record))
-        return Response(page, media_type="text/html", headers=_SEALED)
-
-    async def _tokenize(self, request: Request) -> Response:
-        body = await self._bodies.read(request)
-        asked: TokenizeBody = await self._bodies.look(len(body), lambda: checked(TokenizeBody, json_object(body)))
-        agent = self.agents.current
-        name = asked.model if asked.model is not None else next(iter(agent.cards))
-        check_model(agent, name)
-        if len(asked.prompt) > _TOKENIZED:
-            raise invalid("prompt", f"{len(asked.prompt)} characters, at most {_TOKENIZED} are encoded")
-        ids = await self._threads.run(lambda: agent.codec.encode(asked.prompt))
-        return json_response({"count": len(ids), "max_model_len": self._longest(name), "tokens": ids})
-
-    def _openapi(self, _: Request) -> Response:
-        return json_response(document(self._version(), key=bool(self._token), open_paths=_OPEN))
 
     def _metrics(self, _: Request) -> Response:
         stats, episodes = self.agents.current.stats, self.episodes

@@ -1,8 +1,4 @@
-r"""POST /v1/chat/completions and /v1/completions, whole and streamed.
-
-Bodies with a text instead of messages: POST /v1/completions, and /tokenize.
-
-A prompt is read as the only message of the user. A list holds one; token ids and log-probabilities are not possible.
+r"""POST /v1/chat/completions, whole and streamed.
 
 An answer without `\boxed{}`: what boxes hold stays where it is, the commands and their braces go.
 
@@ -17,87 +13,24 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from palimpsest.servers.http_service import Refused, json_response
 from palimpsest.servers.openai.episode_progress import SILENCE_S, Episode
 from palimpsest.servers.openai.request_bodies import (
-    TEXTS,
     Ask,
     Bodies,
-    Message,
-    Metadata,
-    Own,
-    StreamOptions,
-    Strict,
     chat_ask,
-    checked,
-    invalid,
-    json_object,
     openai_error,
-    stops,
 )
 from palimpsest.servers.openai.request_resolver import Orders
 from palimpsest.servers.openai.served_agent import Order
 from palimpsest.servers.openai.served_episodes import Episodes
 from palimpsest.servers.request_log import note
-
-# ---- Bodies with a text instead of messages ------------------------------------------------------------------
-
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
-
-
-class CompletionBody(Strict):
-    model: str
-    prompt: str | Annotated[list[str], Field(max_length=TEXTS)] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | Annotated[list[str], Field(max_length=TEXTS)] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    metadata: Metadata | None = None
-    palimpsest: Own = Field(default_factory=Own)
-
-
-class TokenizeBody(Strict):
-    model: str | None = None
-    prompt: str
-
-
-def completion_ask(body: bytes, lenient: bool = False) -> Ask:
-    """The body of POST /v1/completions; `lenient` as for `chat_ask`. Raises Refused."""
-    ignored: list[str] | None = [] if lenient else None
-    given: CompletionBody = checked(CompletionBody, json_object(body), _NEUTRAL, ignored)
-    limits = [limit for limit in (given.max_completion_tokens, given.max_tokens) if limit is not None]
-    prompts = [given.prompt] if isinstance(given.prompt, str) else given.prompt
-    if len(prompts) > 1:
-        raise invalid("prompt", f"one text a request, is a list of {len(prompts)}")
-    return Ask(
-        field="prompt",
-        model=given.model,
-        messages=(Message("user", prompts[0]),),
-        own=given.palimpsest,
-        answer_tokens=min(limits, default=None),
-        temperature=given.temperature,
-        top_p=given.top_p,
-        seed=given.seed if given.seed is not None else given.palimpsest.seed,
-        stop=stops(given.stop),
-        stream=given.stream,
-        include_usage=given.stream_options is not None and given.stream_options.include_usage,
-        metadata=given.metadata or {},
-        ignored=tuple(ignored or ()),
-    )
-
 
 # ---- An answer without \boxed{} ------------------------------------------------------------------------------
 
@@ -159,53 +92,15 @@ class Unboxed:
         return match["brace"] or ""
 
 
-# ---- POST /v1/chat/completions and /v1/completions, whole and streamed ---------------------------------------
+# ---- POST /v1/chat/completions, whole and streamed -----------------------------------------------------------
 
 
 SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies are to hand on each event at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What the two routes differ in."""
-
-    prefix: str
-    """Of ids."""
-    whole: str
-    chunk: str
-    """`object`."""
-    ask: Callable[[bytes, bool], Ask]
-    said: Callable[[str | None], dict[str, Any]]
-    """Of a choice: the whole answer."""
-    delta: Callable[[dict[str, Any]], dict[str, Any]]
-    """Of a choice: a piece of it, as a chat's delta has it."""
-    reasons: bool
-    """Whether there is a place for what is not the answer."""
-
-
-_CHAT = _Form(
-    "chatcmpl-",
-    "chat.completion",
-    "chat.completion.chunk",
-    chat_ask,
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    lambda delta: {"delta": delta},
-    True,
-)
-_TEXT = _Form(
-    "cmpl-",
-    "text_completion",
-    "text_completion",
-    completion_ask,
-    lambda text: {"text": text or ""},
-    lambda delta: {"text": delta.get("content", "")},
-    False,
-)
-
-
 class Chat:
-    """The routes and what they need."""
+    """The route and what it needs."""
 
     def __init__(
         self, orders: Orders, episodes: Episodes, bodies: Bodies, fingerprint: Callable[[], str], lenient: bool
@@ -215,34 +110,28 @@ class Chat:
         self._lenient = lenient
 
     async def completions(self, request: Request) -> Response:
-        return await self._answer(request, _CHAT)
-
-    async def text_completions(self, request: Request) -> Response:
-        return await self._answer(request, _TEXT)
-
-    async def _answer(self, request: Request, form: _Form) -> Response:
         body = await self._bodies.read(request)
-        ask = await self._bodies.look(len(body), lambda: form.ask(body, self._lenient))
+        ask = await self._bodies.look(len(body), lambda: chat_ask(body, self._lenient))
         order = await self._orders.of(ask, body, request.headers)
         episode, given = self._episodes.begin(order), order.input.facts()
         note_episode(request, order, episode)
         headers = {**input_headers(given), **ignored_headers(request, ask)}
         facts = {
-            "id": f"{form.prefix}{secrets.token_hex(16)}",
+            "id": f"chatcmpl-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": ask.model,
             "system_fingerprint": self._fingerprint(),
         }
         if ask.stream:
-            events = self._events(ask, episode, given, {**facts, "object": form.chunk}, form)
+            events = self._events(ask, episode, given, {**facts, "object": "chat.completion.chunk"})
             return StreamingResponse(events, media_type="text/event-stream", headers={**SSE, **headers})
         result = await ended_or_gone(request, episode, self._episodes)
         if (failed := failure_of(result, ask.field)) is not None:
             raise failed
-        said = form.said(content_of(result, ask.own.raw))
-        choice = {"index": 0, **said, "finish_reason": result["finish_reason"], "logprobs": None}
+        message = {"role": "assistant", "content": content_of(result, ask.own.raw), "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
         whole = {
-            "object": form.whole,
+            "object": "chat.completion",
             "choices": [choice],
             "usage": usage(result, episode.stored),
             "metadata": ask.metadata,
@@ -250,18 +139,18 @@ class Chat:
         return json_response({**facts, **whole, "palimpsest": own_facts(episode, result, given)}, headers=headers)
 
     async def _events(
-        self, ask: Ask, episode: Episode, given: Mapping[str, str], facts: dict[str, Any], form: _Form
+        self, ask: Ask, episode: Episode, given: Mapping[str, str], facts: dict[str, Any]
     ) -> AsyncIterator[bytes]:
         usage_key = {"usage": None} if ask.include_usage else {}
 
         def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-            choice = {"index": 0, **form.delta(delta), "finish_reason": finish, "logprobs": None}
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
             return event({**facts, "choices": [choice], **usage_key, **more})
 
         self._episodes.join(episode)
         try:
             yield chunk({"role": "assistant", "content": ""})
-            async for kind, text in timely(episode, ask.own.progress and form.reasons, ask.own.raw):
+            async for kind, text in timely(episode, ask.own.progress, ask.own.raw):
                 if kind == "comment":
                     yield f": {text}\n\n".encode()
                 else:

@@ -118,19 +118,6 @@ class EpisodeLog:
         found = (opened(last) or {}).get("result")
         return found if isinstance(found, dict) else None
 
-    def record(self) -> dict[str, Any] | None:
-        """Head, turns, result, and `damaged_lines` where there are any; None where there is no line."""
-        raw = list(self._raw_lines())
-        if not raw:
-            return None
-        lines = [known for line in raw if (known := opened(line)) is not None]
-        found = (line["turn"] for line in reversed(lines) if isinstance(line.get("turn"), dict))
-        turns = {turn["step"]: turn for turn in found if isinstance(turn.get("step"), int)}
-        ended = next((line["result"] for line in reversed(lines) if "result" in line), None)
-        head: dict[str, Any] = next((line["head"] for line in lines if isinstance(line.get("head"), dict)), {})
-        damaged = {"damaged_lines": len(raw) - len(lines)} if len(raw) > len(lines) else {}
-        return {**head, "turns": [turns[step] for step in sorted(turns)], "result": ended, **damaged}
-
     def _raw_lines(self) -> Iterator[bytes]:
         """Without one that a kill cut off."""
         if self.path.exists():

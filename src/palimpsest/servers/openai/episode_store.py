@@ -113,15 +113,6 @@ class Store:
         """How it ended, which is the last line; None where it didn't, or where that line is damaged."""
         return self._log(episode).result()
 
-    def record(self, episode: str) -> dict[str, Any] | None:
-        """All that is kept of it, with the number of `damaged_lines` where there are any; None where nothing is."""
-        kept = self._log(episode).record()
-        return None if kept is None else {"id": episode, "object": "episode", **kept}
-
-    def forget(self, episode: str) -> None:
-        """Delete all that is kept of an episode."""
-        self._path(episode).unlink(missing_ok=True)
-
     def heads(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(id, head) of the episodes."""
         for path in sorted((self.folder / "episodes").glob("ep_*.jsonl")):
@@ -153,11 +144,6 @@ class Store:
         if not _ID.fullmatch(name):
             raise Refused(404, f"{shown(name)}: no such id", code="not_found")
         return self.folder / "episodes" / f"{name}.jsonl"
-
-
-def damaged(what: str, fix: str) -> Refused:
-    """The answer to a request for something whose checksum differs; 404 as for what is gone."""
-    return Refused(404, f"{what}: damaged on the server's disk; {fix}", code="damaged")
 
 
 def _size(folder: Path) -> int:

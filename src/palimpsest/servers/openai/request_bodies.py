@@ -46,9 +46,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": (),
 }
 """What can't be done, and the values that ask for nothing."""
 

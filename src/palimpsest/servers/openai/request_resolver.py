@@ -15,7 +15,6 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.files.text_files import text_of
 from palimpsest.errors import DataError
 from palimpsest.servers.http_service import ReadingThreads, Refused, shown
-from palimpsest.servers.openai.episode_store import Store
 from palimpsest.servers.openai.request_bodies import Ask, Bodies, FilePart
 from palimpsest.servers.openai.request_inputs import PLAIN, Input, input_of, plain_input, shown_name
 from palimpsest.servers.openai.served_agent import AgentInterface, Agents, Draws, Order, digest_of, request_key
@@ -103,13 +102,6 @@ def _text(part: FilePart) -> tuple[str, str]:
         return name, text_of(Path(name), part.data)
     except DataError as error:
         raise Refused(400, str(error), code="invalid_file") from None
-
-
-def needed(store: Store | None) -> Store:
-    """Raises Refused where the server keeps nothing."""
-    if store is None:
-        raise Refused(404, "this server stores nothing (--no-store)", code="no_store")
-    return store
 
 
 def check_model(agent: AgentInterface, name: str) -> None:

@@ -129,10 +129,6 @@ class AgentInterface(Protocol):
 
     async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
 
-    def page(self, record: Mapping[str, Any]) -> bytes:
-        """HTML, of what the store keeps of an episode that has ended. Raises DataError. Called on a thread."""
-        ...
-
     def rest(self) -> None:
         """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""
         ...
