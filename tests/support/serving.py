@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from palimpsest.app.agent.serve_agent import Lending, ServedAgent
+from palimpsest.app.agent.serve_agent import MAIN, ServedAgent
 from palimpsest.app.composition import Cast, OpenAgent
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
@@ -73,16 +73,19 @@ def scripted(
     limits: Limits | None = None,
     token: str | None = None,
     options: ServerOptions | None = None,
+    policy: str | None = None,
     **script: Any,
 ) -> Any:
-    """(client, service, sampler): a service over a script, and a client that asks it without a socket."""
+    """(client, service, sampler): a service over a script, and a client that asks it without a socket. `policy`: a
+    shipped one with its own budgets."""
     sampler = Scripted(base_codec(), **script)
     budgets = {"chunk_size": 24, "memory_tokens": 12, "answer_tokens": 24, "question_tokens": 60, "prompts": "short"}
-    config = RunConfig().model_copy(update={"policy": PolicyConfig(name="overwrite", options=budgets)})
+    chosen = PolicyConfig(name="overwrite", options=budgets) if policy is None else PolicyConfig(name=policy)
+    config = RunConfig().model_copy(update={"policy": chosen})
     config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
     agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), Cast({}, ())))
     kept = None if store is None else Store(store)
-    service = AgentService(Lending(agent), kept, token=token, limits=limits or Limits(), options=options)
+    service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or Limits(), options=options)
     transport = httpx2.ASGITransport(service.app())
     return httpx2.AsyncClient(transport=transport, base_url="http://localhost"), service, sampler
 

@@ -32,7 +32,6 @@ def serve(
         Path | None, typer.Option(help="Folder for episodes; default: palimpsest/serve in the user's state.")
     ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Take a run's new checkpoints as they are saved.")] = False,
     engine: Annotated[
         str, typer.Option(metavar="URL", help="`embedded`, or an OpenAI-compatible endpoint that has MODEL, as vLLM's.")
     ] = "embedded",
@@ -43,7 +42,7 @@ def serve(
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 64,
     queue: Annotated[int, typer.Option(min=0, help="Episodes that may wait; beyond that requests get 429.")] = 256,
     served_model_name: Annotated[
-        str, typer.Option(metavar="NAME", help="The run's policy as clients ask for it; the others are NAME/POLICY.")
+        str, typer.Option(metavar="NAME", help="The model that clients ask for.")
     ] = "palimpsest",
     request_log: Annotated[
         bool, typer.Option("--request-log/--no-request-log", help="A line on stderr for each request.")
@@ -70,7 +69,6 @@ def serve(
     Examples:
       palimpsest serve runs/quickstart
       palimpsest serve Qwen/Qwen3-4B --policy recall --set chunk_size=4096 --port 8500
-      palimpsest serve runs/first --follow
       palimpsest serve Qwen/Qwen3-4B --engine http://127.0.0.1:8000/v1
       KEY=... palimpsest serve runs/first --host 0.0.0.0 --api-key-env KEY --store /var/lib/palimpsest
     """
@@ -102,7 +100,7 @@ def serve(
         sys.stdout.flush()
 
     options = ServerOptions(request_log, ignore_unsupported, tuple(cors_origin or ()))
-    service = Service(host, port, token, folder, follow, drain_seconds, limits, served_model_name, options)
+    service = Service(host, port, token, folder, drain_seconds, limits, served_model_name, options)
     serve_agent(agent, service, told)
 
 

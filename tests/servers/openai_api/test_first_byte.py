@@ -42,7 +42,7 @@ async def first_chunk(app: Any, content: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_a_stream_begins_while_many_documents_are_encoded(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     client, service, _ = scripted(None)
-    going_on, agent = threading.Event(), service.agents.current
+    going_on, agent = threading.Event(), service.agent
     plan = agent.plan
     monkeypatch.setattr(agent, "plan", lambda *asked: going_on.wait(60) and plan(*asked))
     long = [asyncio.create_task(client.post(PATH, json=body(f"<document>Anna.</document> {n}?"))) for n in range(40)]

@@ -43,7 +43,7 @@ async def test_a_line_names_model_rule_episode_and_how_it_ended(lines: list[str]
     answer = await client.post(PATH, json=body("<document>Anna sells tea.</document> Who sells Zanzibar?"))
     (line,) = lines
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ 127\.0\.0\.1 POST /v1/chat/completions 200 \d+\.\d{3}s model=palimpsest "
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ 127\.0\.0\.1 POST /v1/chat/completions 200 \d+\.\d{3}s "
         rf"input=document_tags episode={answer.json()['palimpsest']['episode']} outcome=answered",
         line,
     )
@@ -59,7 +59,7 @@ async def test_a_stream_has_one_line_when_it_ends(lines: list[str]) -> None:
     gate.set()
     await asked
     (line,) = lines
-    assert re.search(r" 200 \d+\.\d{3}s first_byte=\d+\.\d{3}s model=palimpsest .* outcome=answered$", line)
+    assert re.search(r" 200 \d+\.\d{3}s first_byte=\d+\.\d{3}s input=\w+ .* outcome=answered$", line)
 
 
 async def test_no_key_query_header_or_line_break_of_a_client_is_in_the_log(lines: list[str]) -> None:
@@ -82,8 +82,8 @@ async def test_the_log_is_left_out_where_it_is_not_wanted(lines: list[str]) -> N
 def test_the_command_logs_requests_and_serves_under_another_name(tmp_path: Path) -> None:
     words = ["serve", "embedded", "--port", "0", "--no-store", "--served-model-name", "org/agent"]
     with serving_process(words, "/v1", stderr=subprocess.PIPE) as (url, child):
-        names = [each["id"] for each in httpx2.get(f"{url}/v1/models").json()["data"]]
-        assert names[:2] == ["org/agent", "org/agent/overwrite"]
+        assert [each["id"] for each in httpx2.get(f"{url}/v1/models").json()["data"]] == ["org/agent"]
+        assert httpx2.get(f"{url}/v1/models/org/agent").json()["id"] == "org/agent"
         answer = httpx2.post(url + PATH, json={**body("Who?", max_tokens=4), "model": "org/agent"}, timeout=120)
         assert (answer.status_code, answer.json()["model"]) == (200, "org/agent")
         assert httpx2.post(url + PATH, json=body("Who?")).status_code == 404
@@ -91,8 +91,8 @@ def test_the_command_logs_requests_and_serves_under_another_name(tmp_path: Path)
         assert child.stderr is not None
         log = child.stderr.read()
     asked = [line for line in log.splitlines() if PATH in line]
-    assert [line.split()[-5 if "model=" in line else -2] for line in asked][-1:] == ["404"]
-    assert "model=org/agent" in asked[0]
+    assert "outcome=answer" in asked[0]
+    assert " 404 " in asked[1]
 
 
 def test_a_name_that_no_header_or_path_can_hold_is_rejected(refused) -> None:  # type: ignore[no-untyped-def]

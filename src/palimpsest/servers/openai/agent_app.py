@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,7 +29,7 @@ from palimpsest.servers.openai.episode_store import Quota, Store
 from palimpsest.servers.openai.request_bodies import Bodies, openai_error
 from palimpsest.servers.openai.request_resolver import Orders, check_model
 from palimpsest.servers.openai.responses import Responses
-from palimpsest.servers.openai.served_agent import Agents
+from palimpsest.servers.openai.served_agent import AgentInterface
 from palimpsest.servers.openai.served_episodes import Bounds, Episodes
 from palimpsest.servers.openai.server_metrics import CONTENT_TYPE, RequestMeasures, families_of, gauge, text_of
 from palimpsest.servers.request_log import EndedRequest, RequestLog, log_request
@@ -107,24 +107,26 @@ class AgentService:
 
     def __init__(
         self,
-        agents: Agents,
+        agent: AgentInterface,
         store: Store | None,
         *,
+        model: str,
         token: str | None,
         limits: Limits,
         options: ServerOptions | None = None,
     ) -> None:
-        self.agents, self.store, self.limits = agents, store, limits
+        """`model`: the agent's name as clients ask for it."""
+        self.agent, self.store, self.limits, self._model = agent, store, limits, model
         self._token, self._options = token, options or ServerOptions()
         self._threads = ReadingThreads(_THREADS, "document")
-        self.episodes = Episodes(agents, store, limits.bounds, self._threads)
+        self.episodes = Episodes(agent, store, limits.bounds, self._threads)
         self._measures = RequestMeasures()
         origins = self._options.cors_origins
         self._guard = Guard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
         self._bodies = Bodies(Intake(limits.connection), most=limits.body_bytes, seconds=limits.body_seconds)
-        self._orders = orders = Orders(agents, self.episodes, self._bodies)
+        self._orders = orders = Orders(agent, model, self.episodes, self._bodies)
         lenient = self._options.ignore_unsupported
-        self._chat = Chat(orders, self.episodes, self._bodies, lambda: agents.current.fingerprint, lenient)
+        self._chat = Chat(orders, self.episodes, self._bodies, agent, lenient)
         self._responses = Responses(orders, self.episodes, self._bodies, lenient)
 
     def app(self) -> Starlette:
@@ -133,7 +135,7 @@ class AgentService:
                 ("/v1/chat/completions", "POST", self._chat.completions),
                 ("/v1/responses", "POST", self._responses.create),
                 ("/v1/models", "GET", self._models),
-                ("/v1/models/{model:path}", "GET", self._model),
+                ("/v1/models/{model:path}", "GET", self._named),
                 ("/health", "GET", lambda _: json_response({"status": "ok"})),
                 ("/ready", "GET", lambda _: json_response({"status": "ready"})),
                 ("/metrics", "GET", self._metrics),
@@ -157,26 +159,20 @@ class AgentService:
         self._orders.close()
 
     def _models(self, _: Request) -> Response:
-        return json_response({"object": "list", "data": [self._shown(name) for name in self.agents.current.cards]})
+        return json_response({"object": "list", "data": [self._shown()]})
 
-    def _model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        check_model(self.agents.current, name)
-        return json_response(self._shown(name))
+    def _named(self, request: Request) -> Response:
+        check_model(request.path_params["model"], self._model)
+        return json_response(self._shown())
 
-    def _shown(self, name: str) -> dict[str, object]:
-        agent = self.agents.current
-        card = agent.cards[name].to_json()
-        own = {name: value for name, value in card.items() if name not in ("id", "max_model_len")}
-        facts = {"id": name, "object": "model", "created": 0, "owned_by": "palimpsest"}
-        return {**facts, "max_model_len": self._longest(name), "palimpsest": {**own, "fingerprint": agent.fingerprint}}
-
-    def _longest(self, name: str) -> int:
-        """Tokens of the longest document that the model takes in one request."""
-        return self.agents.current.cards[name].max_model_len or self.limits.body_bytes  # a token has at least a byte
+    def _shown(self) -> dict[str, object]:
+        own = asdict(self.agent.card)
+        longest = own.pop("max_model_len") or self.limits.body_bytes  # a token has at least a byte
+        facts = {"id": self._model, "object": "model", "created": 0, "owned_by": "palimpsest"}
+        return {**facts, "max_model_len": longest, "palimpsest": {**own, "fingerprint": self.agent.fingerprint}}
 
     def _metrics(self, _: Request) -> Response:
-        stats, episodes = self.agents.current.stats, self.episodes
+        stats, episodes = self.agent.stats, self.episodes
         families = (
             *families_of(self._guard.statuses, self._measures, episodes.measures, stats),
             gauge("palimpsest_episodes_running", "Episodes that run.", episodes.running),

@@ -12,7 +12,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
@@ -28,7 +28,7 @@ from palimpsest.servers.openai.request_bodies import (
     openai_error,
 )
 from palimpsest.servers.openai.request_resolver import Orders
-from palimpsest.servers.openai.served_agent import Order
+from palimpsest.servers.openai.served_agent import AgentInterface, Order
 from palimpsest.servers.openai.served_episodes import Episodes
 from palimpsest.servers.request_log import note
 
@@ -103,11 +103,11 @@ class Chat:
     """The route and what it needs."""
 
     def __init__(
-        self, orders: Orders, episodes: Episodes, bodies: Bodies, fingerprint: Callable[[], str], lenient: bool
+        self, orders: Orders, episodes: Episodes, bodies: Bodies, agent: AgentInterface, lenient: bool
     ) -> None:
         """`lenient`: unsupported parameters are ignored."""
-        self._orders, self._episodes, self._bodies, self._fingerprint = orders, episodes, bodies, fingerprint
-        self._lenient = lenient
+        self._orders, self._episodes, self._bodies = orders, episodes, bodies
+        self._agent, self._lenient = agent, lenient
 
     async def completions(self, request: Request) -> Response:
         body = await self._bodies.read(request)
@@ -120,7 +120,7 @@ class Chat:
             "id": f"chatcmpl-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": ask.model,
-            "system_fingerprint": self._fingerprint(),
+            "system_fingerprint": self._agent.fingerprint,
         }
         if ask.stream:
             events = self._events(ask, episode, given, {**facts, "object": "chat.completion.chunk"})
@@ -168,8 +168,8 @@ class Chat:
 
 
 def note_episode(request: Request, order: Order, episode: Episode) -> None:
-    """Have the log line of a request name its model, rule and episode, and how that ended."""
-    note(request, model=order.model, input=str(order.input.rule), episode=episode.id, outcome=_Ending(episode))
+    """Have the log line of a request name its rule and its episode, and how that ended."""
+    note(request, input=str(order.input.rule), episode=episode.id, outcome=_Ending(episode))
 
 
 class _Ending:

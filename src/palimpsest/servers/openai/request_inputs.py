@@ -1,4 +1,4 @@
-"""What of a request is document, what is question and what are instructions; a message without a document.
+"""What of a request is document, what is question and what are instructions.
 
     palimpsest_field    `palimpsest: {document, question}` in the body
     file_parts          the files of the messages, in order; the user's last text is the question
@@ -12,7 +12,7 @@
     whole_message       one paragraph, which is both document and question
 
 What is found by several rules is read in the order of the messages, and the first rule in this list is named. The agent
-always reads. Only the model by itself (`plain_chat`), which has a name of its own, gets the messages as they are.
+always reads.
 
 What else is said around a document, and system messages, are instructions: they are in front of the question where the
 policy has room for both, otherwise they are left out, which the reply says. They never count against the question.
@@ -25,12 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
-from typing import ClassVar
 
 from palimpsest.data.files.text_files import Document, document_of
-from palimpsest.errors import DataError, PromptTooLong
-from palimpsest.memory.overwrite import answered
-from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.errors import DataError
 from palimpsest.servers.http_service import Refused
 from palimpsest.servers.openai.message_documents import (
     Named,
@@ -46,70 +43,6 @@ from palimpsest.servers.openai.message_documents import (
     tagged,
 )
 from palimpsest.servers.openai.request_bodies import INSTRUCTING, Ask, FilePart, Message, user_text
-from palimpsest.text.chat_template import Refusal
-from palimpsest.text.codec import Codec
-from palimpsest.text.template import Template, cut_at_marks, mark, user_turn
-from palimpsest.types import Problem, Prompt
-
-# ---- The model by itself -------------------------------------------------------------------------------------
-
-
-Said = tuple[str, str]
-"""(role, text) of a message."""
-_LETTERS = str.maketrans("0123456789", "abcdefghij")  # a slot's name has no digits
-PLAIN = "plain"
-"""The name of its policy, and of the model that plays it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainChat(MemoryPolicy):
-    """One call on the question alone."""
-
-    reads_documents: ClassVar[bool] = False
-    answer_tokens: int = 1024
-    instructions: str = ""
-    earlier: tuple[Said, ...] = ()
-
-    def prompt(self, question: str, codec: Codec) -> tuple[Prompt, Template]:
-        """The messages as the model's chat template shows them; no text of a client becomes a control token."""
-        if self.earlier:
-            return self._conversation(question, codec)
-        slots = ("instructions", "question") if self.instructions else ("question",)
-        values: dict[str, Sequence[int]] = {"question": codec.encode(question)}
-        if not self.instructions:
-            template = user_turn(codec, "{question}", slots)
-        else:
-            values["instructions"] = codec.encode(self.instructions)
-            template = user_turn(codec, "{instructions}\n\n{question}", slots)
-        return template.fill(values), template
-
-    def _conversation(self, question: str, codec: Codec) -> tuple[Prompt, Template]:
-        """Under the template's roles; where it takes no such conversation, as one message with the roles as words."""
-        (role, text), *others = (*self.earlier, ("user", question))
-        turns = [(role, "\n\n".join(filter(None, (self.instructions, text)))), *others]
-        slots = ["said_" + str(at).translate(_LETTERS) for at in range(len(turns))]
-        shown = [{"role": role, "content": mark(slot)} for (role, _), slot in zip(turns, slots, strict=True)]
-        try:
-            text = codec.render(shown, add_generation_prompt=True) if codec.has_template else ""
-        except Refusal:
-            text = ""
-        template = cut_at_marks(codec, text)
-        if list(template.slots) != slots:
-            whole = "\n\n".join(f"{role}:\n{text}" for role, text in turns)
-            template = user_turn(codec, "{question}", ("question",))
-            return template.fill({"question": codec.encode(whole)}), template
-        return template.fill({slot: codec.encode(text) for slot, (_, text) in zip(slots, turns, strict=True)}), template
-
-    async def run(self, problem: Problem, model: Model) -> Answered:
-        prompt, template = self.prompt(problem.question, model.codec)
-        room = min(self.answer_tokens, model.max_context - len(prompt))
-        if room < 1:
-            raise PromptTooLong(f"the message: {len(prompt)} tokens leave no room in the window of {model.max_context}")
-        completion = await model.generate(prompt, name="answer", max_tokens=room)
-        return answered(completion, model.codec, template.pieces[-1])
-
-
-# ---- What of a request is document, what is question and what are instructions -------------------------------
 
 
 class Rule(StrEnum):
@@ -125,7 +58,6 @@ class Rule(StrEnum):
     MESSAGES = "earlier_messages"
     SYSTEM = "system_message"
     WHOLE = "whole_message"
-    CHAT = "plain_chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +65,16 @@ class Input:
     """What is read and what is asked."""
 
     rule: Rule
-    document: Document | None
+    document: Document
     questions: tuple[str, ...]
     instructions: str = ""
     left_out: bool = False
     """Whether there were instructions for which the policy has no room."""
-    earlier: tuple[Said, ...] = ()
-    """Messages before the question, of the model by itself."""
 
     @property
     def asked(self) -> tuple[str, ...]:
         """The questions as an agent gets them, which has no place of its own for instructions."""
-        if not self.instructions or self.document is None:
+        if not self.instructions:
             return self.questions
         return tuple(f"{self.instructions}\n\n{question}" for question in self.questions)
 
@@ -189,19 +119,6 @@ def input_of(ask: Ask, text_of_file: TextOfFile, takes: TakesAll) -> Input:
     if given.instructions and not takes(given.asked):
         return Input(given.rule, document, questions, left_out=True)
     return given
-
-
-def plain_input(ask: Ask) -> Input:
-    """For the model by itself. Raises Refused for what asks nothing, and for documents, which it doesn't read."""
-    said = [each for each in ask.messages if each.role not in INSTRUCTING]
-    if ask.own.document is not None or any(each.files for each in said):
-        why = f"{ask.model} is the model without an agent and reads no documents; put the text into the message"
-        raise Refused(400, why, code="unsupported_parameter", param=ask.field)
-    own = tuple(ask.own.questions or ([ask.own.question] if ask.own.question is not None else []))
-    if not own and (not said or said[-1].role != "user" or not said[-1].text.strip()):
-        raise _nothing_asked(ask)
-    earlier = tuple((each.role, each.text) for each in (said if own else said[:-1]) if each.text.strip())
-    return Input(Rule.CHAT, None, own or (said[-1].text,), ask.instructions, earlier=earlier)
 
 
 def _nothing_asked(ask: Ask) -> Refused:

@@ -16,8 +16,8 @@ from palimpsest.data.files.text_files import text_of
 from palimpsest.errors import DataError
 from palimpsest.servers.http_service import ReadingThreads, Refused, shown
 from palimpsest.servers.openai.request_bodies import Ask, Bodies, FilePart
-from palimpsest.servers.openai.request_inputs import PLAIN, Input, input_of, plain_input, shown_name
-from palimpsest.servers.openai.served_agent import AgentInterface, Agents, Draws, Order, digest_of, request_key
+from palimpsest.servers.openai.request_inputs import Input, input_of, shown_name
+from palimpsest.servers.openai.served_agent import AgentInterface, Draws, Order, digest_of, request_key
 from palimpsest.servers.openai.served_episodes import Episodes
 
 _THREADS = 2
@@ -33,20 +33,12 @@ class _Given:
     body_digest: str
 
 
-def plain_budget(window: int, limit: int | None) -> int:
-    """Tokens of an answer without a document: what is asked for, at most a quarter of the window where nothing is.
-
-    >>> plain_budget(2048, None), plain_budget(2048, 64), plain_budget(100_000, None)
-    (512, 64, 1024)
-    """
-    return limit if limit is not None else max(1, min(1024, window // 4))
-
-
 class Orders:
     """Makes orders of requests."""
 
-    def __init__(self, agents: Agents, episodes: Episodes, bodies: Bodies) -> None:
-        self._agents, self._episodes, self._bodies = agents, episodes, bodies
+    def __init__(self, agent: AgentInterface, model: str, episodes: Episodes, bodies: Bodies) -> None:
+        """`model`: the agent's name as clients ask for it."""
+        self._agent, self._model, self._episodes, self._bodies = agent, model, episodes, bodies
         self._threads = ReadingThreads(_THREADS, "file")
 
     def close(self) -> None:
@@ -55,28 +47,26 @@ class Orders:
 
     async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str]) -> Order:
         """Raises Refused."""
-        agent = self._agents.current
-        check_model(agent, ask.model)
+        check_model(ask.model, self._model)
         if any(each.files for each in ask.messages):
-            given = await self._threads.run(lambda: self._given(ask, agent, body))
+            given = await self._threads.run(lambda: self._given(ask, body))
         else:
             said = sum(len(each.text) for each in ask.messages) + len(ask.own.document or "")  # may exceed the body
-            given = await self._bodies.look(max(len(body), said), lambda: self._given(ask, agent, body))
+            given = await self._bodies.look(max(len(body), said), lambda: self._given(ask, body))
         key = headers.get("idempotency-key")
         request = request_key("key", key) if key else request_key(given.body_digest)
         again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0
         return Order(
-            model=ask.model,
             input=given.input,
-            draws=self._draws(ask, agent, request if again else None),
+            draws=self._draws(ask, request if again else None),
             input_digest=given.input_digest,
             answer_tokens=ask.answer_tokens,
             stops=ask.stop,
             request=request,
         )
 
-    def _draws(self, ask: Ask, agent: AgentInterface, known: str | None) -> Draws:
-        usual = agent.draws
+    def _draws(self, ask: Ask, known: str | None) -> Draws:
+        usual = self._agent.draws
         sampling = SamplingConfig(
             temperature=usual.sampling.temperature if ask.temperature is None else ask.temperature,
             top_p=usual.sampling.top_p if ask.top_p is None else ask.top_p,
@@ -88,11 +78,8 @@ class Orders:
         before = None if known is None else self._episodes.of_request(known)
         return Draws(sampling, secrets.randbits(62) if before is None else int(before["seed"]))
 
-    def _given(self, ask: Ask, agent: AgentInterface, body: bytes) -> _Given:
-        if agent.cards[ask.model].policy == PLAIN:
-            given = plain_input(ask)
-        else:
-            given = input_of(ask, _text, lambda questions: agent.takes(ask.model, questions))
+    def _given(self, ask: Ask, body: bytes) -> _Given:
+        given = input_of(ask, _text, self._agent.takes)
         return _Given(given, digest_of(given), hashlib.sha256(body).hexdigest())
 
 
@@ -104,10 +91,11 @@ def _text(part: FilePart) -> tuple[str, str]:
         raise Refused(400, str(error), code="invalid_file") from None
 
 
-def check_model(agent: AgentInterface, name: str) -> None:
-    if name not in agent.cards:
-        known = ", ".join(agent.cards)
-        raise Refused(404, f"model: {shown(name)} is not served; known: {known}", code="model_not_found", param="model")
+def check_model(name: str, served: str) -> None:
+    """Raises Refused for another name than the one that is served."""
+    if name != served:
+        said = f"model: {shown(name)} is not served; {served} is"
+        raise Refused(404, said, code="model_not_found", param="model")
 
 
 def _count(given: str | None) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -22,9 +21,8 @@ from palimpsest.types import Problem, Trajectory, Turn
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A policy as a model that can be asked."""
+    """What clients may know of the agent."""
 
-    id: str
     policy: str
     window: int
     """Tokens of one prompt and its completion."""
@@ -33,9 +31,6 @@ class Card:
     memory_tokens: int | None
     max_model_len: int | None
     """Tokens of the longest document; None: only the body's limit bounds it."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What decides on an episode's tokens, beside its model and its input."""
+    """What decides on an episode's tokens, next to its agent and its input."""
 
     sampling: SamplingConfig
     seed: int
@@ -84,7 +79,7 @@ class Told:
 
 
 class AgentInterface(Protocol):
-    """Weights, and policies that play on them."""
+    """Weights, and a policy that plays on them."""
 
     @property
     def codec(self) -> Codec: ...
@@ -95,12 +90,7 @@ class AgentInterface(Protocol):
         ...
 
     @property
-    def window(self) -> int: ...
-
-    @property
-    def cards(self) -> Mapping[str, Card]:
-        """By the name that clients ask for; the first is the run's policy."""
-        ...
+    def card(self) -> Card: ...
 
     @property
     def draws(self) -> Draws:
@@ -109,18 +99,19 @@ class AgentInterface(Protocol):
 
     @property
     def stats(self) -> SamplerStats:
-        """Of the model that all its policies ask."""
+        """Of the model that the policy asks."""
         ...
 
-    def settings(self, model: str) -> str:
+    @property
+    def settings(self) -> str:
         """The policy and its options, as text: a part of what makes two episodes the same."""
         ...
 
-    def takes(self, model: str, questions: Sequence[str]) -> bool:
+    def takes(self, questions: Sequence[str]) -> bool:
         """Whether the policy has room for these questions. Called on a thread where they are long."""
         ...
 
-    def plan(self, model: str, given: Input, limit: int | None) -> Plan:
+    def plan(self, given: Input, limit: int | None) -> Plan:
         """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError, and PromptTooLong for a
         question or a document beyond what the model takes. Called on a thread."""
         ...
@@ -133,19 +124,8 @@ class AgentInterface(Protocol):
         """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""
         ...
 
-    def facts(self, plan: Plan, document: Document | None, trajectory: Trajectory) -> dict[str, Any]:
+    def facts(self, plan: Plan, document: Document, trajectory: Trajectory) -> dict[str, Any]:
         """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
-        ...
-
-
-class Agents(Protocol):
-    """Where agents come from: the same for all requests, or the newest of a run that goes on."""
-
-    @property
-    def current(self) -> AgentInterface: ...
-
-    def lease(self) -> AbstractAsyncContextManager[AgentInterface]:
-        """The current agent, which stays open from this call on until it is given back."""
         ...
 
 
@@ -156,7 +136,6 @@ class Agents(Protocol):
 class Order:
     """An episode to be played."""
 
-    model: str
     input: Input
     draws: Draws
     input_digest: str
@@ -170,16 +149,13 @@ class Order:
         """The id of its episode: everything its tokens depend on."""
         sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
         asked = (self.input_digest, self.answer_tokens, self.stops)
-        return "ep_" + _sha256(repr((agent.fingerprint, self.model, agent.settings(self.model), asked, sampling)))[:32]
+        return "ep_" + _sha256(repr((agent.fingerprint, agent.settings, asked, sampling)))[:32]
 
 
 def digest_of(given: Input) -> str:
     """Of all that an agent gets, in time that grows with it; by which rule it was told apart is no part of it."""
-    document = given.document
-    text = "" if document is None else _sha256(document.text)
-    parts = () if document is None else tuple((part.file, part.start, part.end) for part in document.parts)
-    earlier = (given.earlier,) if given.earlier else ()
-    return _sha256(repr((text, parts, given.questions, given.instructions, *earlier)))
+    parts = tuple((part.file, part.start, part.end) for part in given.document.parts)
+    return _sha256(repr((_sha256(given.document.text), parts, given.questions, given.instructions)))
 
 
 def _sha256(text: str) -> str:

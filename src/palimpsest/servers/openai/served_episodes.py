@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence, Set
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from palimpsest.events import Event
 from palimpsest.servers.http_service import ReadingThreads, Refused
 from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
 from palimpsest.servers.openai.episode_store import Store, StoreFailed
-from palimpsest.servers.openai.served_agent import AgentInterface, Agents, Order, Plan, Told
+from palimpsest.servers.openai.served_agent import AgentInterface, Order, Plan, Told
 from palimpsest.servers.openai.server_metrics import EpisodeMeasures
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.reply_tags import left_open
@@ -47,9 +46,9 @@ class Bounds:
 class Episodes:
     """All of a server's. For one event loop."""
 
-    def __init__(self, agents: Agents, store: Store | None, bounds: Bounds, threads: ReadingThreads) -> None:
+    def __init__(self, agent: AgentInterface, store: Store | None, bounds: Bounds, threads: ReadingThreads) -> None:
         """`threads`: for work that grows with a document, which no request is to wait behind."""
-        self.agents, self.store, self.bounds, self._threads = agents, store, bounds, threads
+        self.agent, self.store, self.bounds, self._threads = agent, store, bounds, threads
         self.measures = EpisodeMeasures()
         self.counts = self.measures.counts
         self._running: dict[str, Episode] = {}
@@ -82,7 +81,7 @@ class Episodes:
 
     def begin(self, order: Order) -> Episode:
         """The episode of an order: one that runs already, one that ended, or a new one. Raises Refused."""
-        name = order.key(self.agents.current)
+        name = order.key(self.agent)
         if (known := self._running.get(name)) is not None:
             self.counts["joined"] += 1
             self._linger(known)
@@ -107,7 +106,7 @@ class Episodes:
         if len(self._requests) > _REQUESTS:
             del self._requests[next(iter(self._requests))]
         self.counts["begun"] += 1
-        episode.task = asyncio.create_task(self._run(episode, order, self.agents.lease()))
+        episode.task = asyncio.create_task(self._run(episode, order))
         episode.task.add_done_callback(lambda _: self._end(episode, _CANCELLED))  # one cancelled before it began
         return episode
 
@@ -155,11 +154,11 @@ class Episodes:
         if not episode.followers:
             self.cancel(episode)
 
-    async def _run(self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[AgentInterface]) -> None:
+    async def _run(self, episode: Episode, order: Order) -> None:
         """Whatever happens, the episode ends: those who follow it wait for that."""
         result = _failed("failed", "the server failed; its log says why")
         try:
-            result = _without_internals(episode, await self._outcome(episode, order, lease))
+            result = _without_internals(episode, await self._outcome(episode, order))
             self._keep(episode, result)
         except StoreFailed as error:
             result = _failed("store_failed", str(error))
@@ -175,17 +174,13 @@ class Episodes:
             episode.end(result)
             if not self._running:
                 loop = asyncio.get_running_loop()
-                self._rest = loop.call_later(
-                    self.bounds.rest_s, lambda: loop.run_in_executor(None, self.agents.current.rest)
-                )
+                self._rest = loop.call_later(self.bounds.rest_s, lambda: loop.run_in_executor(None, self.agent.rest))
 
-    async def _outcome(
-        self, episode: Episode, order: Order, lease: AbstractAsyncContextManager[AgentInterface]
-    ) -> dict[str, Any]:
+    async def _outcome(self, episode: Episode, order: Order) -> dict[str, Any]:
         try:
-            async with lease as agent, self._slots:
+            async with self._slots:
                 episode.started = True
-                return await self._played(episode, order, agent)
+                return await self._played(episode, order)
         except asyncio.CancelledError:
             return _CANCELLED
         except PromptTooLong as error:
@@ -199,9 +194,9 @@ class Episodes:
         if self.store is not None and result["outcome"] in _KEPT:
             self.store.append(episode.id, {"result": {**result, "news": episode.news}})
 
-    async def _played(self, episode: Episode, order: Order, agent: AgentInterface) -> dict[str, Any]:
-        store, wanted, on_thread = self.store, order.input, self._threads.run
-        plan = await on_thread(lambda: agent.plan(order.model, wanted, order.answer_tokens))
+    async def _played(self, episode: Episode, order: Order) -> dict[str, Any]:
+        agent, store, wanted, on_thread = self.agent, self.store, order.input, self._threads.run
+        plan = await on_thread(lambda: agent.plan(wanted, order.answer_tokens))
         recorded = list[Turn]()
         if store is not None and episode.goes_on:
             recorded = await on_thread(lambda: store.recover(episode.id, episode.head))
@@ -278,7 +273,6 @@ def _head(episode: Episode, order: Order) -> dict[str, Any]:
     """What a log begins with."""
     return {
         "created": episode.created,
-        "model": order.model,
         "request": order.request,
         "rule": order.input.rule,
         "questions": list(order.input.questions),

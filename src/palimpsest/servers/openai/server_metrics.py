@@ -153,7 +153,7 @@ _ENGINE_COUNTERS = {
 def families_of(
     statuses: Mapping[int, int], requests: RequestMeasures, episodes: EpisodeMeasures, stats: object
 ) -> Iterator[Family]:
-    """All but the gauges; `stats`: of the engine, with --follow of the newest weights: from 0 again."""
+    """All but the gauges; `stats`: of the engine."""
     by_status = [("", {"status": str(code)}, n) for code, n in sorted(statuses.items())]
     yield Family("palimpsest_requests_total", "counter", "Requests by the status of their answer.", by_status)
     yield requests.seconds.family()
