@@ -17,7 +17,7 @@ from palimpsest.app.composition import Cast, OpenAgent
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
 from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions
-from palimpsest.servers.openai.episode_store import Store
+from palimpsest.servers.openai.episode_log import Store
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.agents import base_codec
 from support.serving_process import serving_process

@@ -366,18 +366,18 @@ async def test_a_reading_goes_on_at_the_turn_it_was_in(tmp_path: Path) -> None:
     client, service, sampler = scripted(tmp_path / "whole")
     whole = (await client.post(PATH, json=about("Who?"))).json()
     name, turns = whole["palimpsest"]["episode"], whole["palimpsest"]["turns"]
-    log = (tmp_path / "whole" / "episodes" / f"{name}.jsonl").read_bytes()
+    log = (tmp_path / "whole" / f"{name}.jsonl").read_bytes()
     lines = log.splitlines(keepends=True)
     assert len(lines) == turns + 2
     for count in range(1, turns + 2):
         folder = tmp_path / f"cut{count}"
         client, service, sampler = scripted(folder)
         torn = lines[count][: len(lines[count]) // 2]
-        (folder / "episodes" / f"{name}.jsonl").write_bytes(b"".join(lines[:count]) + torn)
+        (folder / f"{name}.jsonl").write_bytes(b"".join(lines[:count]) + torn)
         again = (await client.post(PATH, json=about("Who?"))).json()
         assert (again["choices"], again["palimpsest"]) == (whole["choices"], whole["palimpsest"])
         assert len(sampler.prompts) == turns + 1 - count
-        assert (folder / "episodes" / f"{name}.jsonl").read_bytes() == log
+        assert (folder / f"{name}.jsonl").read_bytes() == log
         service.store.close()
 
 

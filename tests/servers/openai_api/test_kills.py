@@ -71,7 +71,7 @@ def logs(store: Path) -> dict[str, list[Any]]:
     """Turns and end of each episode; not the head, which holds the time, nor log-probabilities, whose last bits depend
     on what else is computed at once."""
     kept = {}
-    for path in (store / "episodes").iterdir():
+    for path in store.glob("ep_*.jsonl"):
         lines = path.read_bytes().splitlines()[1:]
         kept[path.name] = [orjson.loads(line.partition(b"\t")[0]) for line in lines]  # a checksum follows
         for line in kept[path.name]:
@@ -81,7 +81,7 @@ def logs(store: Path) -> dict[str, list[Any]]:
 
 def written(store: Path) -> int:
     """Bytes of all logs: told from the folder alone, so that it can be asked often."""
-    return sum(path.stat().st_size for path in (store / "episodes").iterdir())
+    return sum(path.stat().st_size for path in store.glob("ep_*.jsonl"))
 
 
 @pytest.mark.slow

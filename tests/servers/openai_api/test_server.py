@@ -156,7 +156,7 @@ def test_a_server_killed_while_it_reads_goes_on_to_the_same_bytes(tmp_path: Path
     with server(tmp_path / "whole") as (url, _):
         whole = httpx2.post(url + PATH, json=ask, timeout=120).json()
     name = f"{whole['palimpsest']['episode']}.jsonl"
-    log = tmp_path / "killed" / "episodes" / name
+    log = tmp_path / "killed" / name
     with server(tmp_path / "killed") as (url, child):
         with httpx2.stream("POST", url + PATH, json={**ask, "stream": True}, timeout=120) as answer:
             for line in answer.iter_lines():
@@ -171,7 +171,7 @@ def test_a_server_killed_while_it_reads_goes_on_to_the_same_bytes(tmp_path: Path
         assert (again["choices"], again["palimpsest"]) == (whole["choices"], whole["palimpsest"])
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=60) == 0
-    lines = [path.read_bytes().splitlines()[1:] for path in (log, tmp_path / "whole" / "episodes" / name)]
+    lines = [path.read_bytes().splitlines()[1:] for path in (log, tmp_path / "whole" / name)]
     assert lines[0] == lines[1]
     assert os.stat(log).st_mode & 0o777 == 0o600
 

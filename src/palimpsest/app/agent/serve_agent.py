@@ -34,7 +34,7 @@ from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import play
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions, check_model_name, check_origins
-from palimpsest.servers.openai.episode_store import Store
+from palimpsest.servers.openai.episode_log import Store
 from palimpsest.servers.openai.request_bodies import openai_error
 from palimpsest.servers.openai.request_inputs import Input
 from palimpsest.servers.openai.served_agent import Card, Change, Draws, Plan, Told, Watch
@@ -87,7 +87,7 @@ def serve_agent(agent: Agent, service: Service, told: Callable[[str], None]) -> 
         raise ConfigError(f"--policy {config.policy.name}: reads no documents; choose one that does, overwrite say")
     with ExitStack() as stack:
         taken = stack.enter_context(bound(service.host, service.port))
-        store = None if service.store is None else Store(service.store, service.limits.quota)
+        store = None if service.store is None else Store(service.store)
         if store is not None:
             stack.callback(store.close)
         finish(lambda: _serve(agent, config, service, _Opened(taken, store, told)))

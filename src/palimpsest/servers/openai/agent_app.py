@@ -25,7 +25,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Guard, Intake, ReadingThreads, json_response
 from palimpsest.servers.openai.chat_completions import Chat
-from palimpsest.servers.openai.episode_store import Quota, Store
+from palimpsest.servers.openai.episode_log import Store
 from palimpsest.servers.openai.request_bodies import Bodies, openai_error
 from palimpsest.servers.openai.request_resolver import Orders, check_model
 from palimpsest.servers.openai.responses import Responses
@@ -92,7 +92,6 @@ class Limits:
     body_seconds: float = 300.0
     """For a body to arrive whole."""
     bounds: Bounds = field(default_factory=Bounds)
-    quota: Quota = field(default_factory=Quota)
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 

@@ -1,13 +1,14 @@
-"""The log of one episode: sealed lines of its head, of each turn and, at the end, of its result.
+r"""What the server keeps on disk: one log per episode.
 
-Guaranteed: a line is in the file whole or not at all; what isn't whole, or is damaged, is never read as a line; a write
-that fails leaves no empty file.
+    ID.jsonl    the head; a line per turn, written before the next one starts; at the end the result
 
-Lines of JSON with a checksum: `{...}`, a tab, 16 hexadecimal digits of BLAKE2b over the JSON, a line feed.
+A line is JSON with a checksum: `{...}`, a tab, 16 hexadecimal digits of BLAKE2b over the JSON, a line feed.
 
-Guaranteed: a line in which any one bit differs from what was written is not opened. A line of an earlier version, which
-is JSON alone, is opened as it is; no flipped bit makes a sealed line look like one, because a raw tab is not JSON.
-Not covered: changes that include the checksum; damage within a line of an earlier version that leaves it JSON.
+Guaranteed: logs are readable by their owner alone; a line is in its file whole or not at all; a line that a kill cut
+off, or in which any bit differs from what was written, is never read: an episode continues after the turns before it;
+what can't be written is a `StoreFailed`. The time to find how an episode ended does not grow with its turns.
+Not covered: a machine that loses its power (lines are not flushed to the disk one by one); changes that include the
+checksum; the size of the store while the server runs: the oldest logs are deleted when it is opened.
 """
 
 from __future__ import annotations
@@ -22,129 +23,121 @@ from typing import Any
 
 import orjson
 
-from palimpsest.rollout.trajectory_file import turn_from_json
+from palimpsest.rollout.trajectory_file import turn_from_json, turn_to_json
+from palimpsest.runs.folder_guard import FolderLock
+from palimpsest.servers.http_service import Refused
 from palimpsest.types import Turn
 
-# ---- Lines of JSON with a checksum ---------------------------------------------------------------------------
-
-
+MOST_BYTES = 10 << 30
+"""Of all logs, when the store is opened."""
 _DIGITS = 16
+_log = logging.getLogger("uvicorn.error")
+
+
+class StoreFailed(Refused):
+    """The disk takes no more, or fails."""
 
 
 def sealed(value: dict[str, Any]) -> bytes:
     r"""The line of an object.
 
     >>> line = sealed({"a": 1})
-    >>> line[:8], opened(line), opened(line.replace(b"1", b"3", 1)), opened(b'{"a": 1}\n')
-    (b'{"a":1}\t', {'a': 1}, None, {'a': 1})
+    >>> line[:8], opened(line), opened(line.replace(b"1", b"3", 1)), opened(line[:-1])
+    (b'{"a":1}\t', {'a': 1}, None, None)
     """
     data = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
     return data + b"\t" + _checksum(data) + b"\n"
 
 
 def opened(line: bytes) -> dict[str, Any] | None:
-    """The object of a line, None for what was damaged."""
-    data, checksum = line.removesuffix(b"\n"), b""
-    if data[-_DIGITS - 1 : -_DIGITS] == b"\t":
-        data, checksum = data[: -_DIGITS - 1], data[-_DIGITS:]
-        if checksum != _checksum(data):
-            return None
-    try:
-        found = orjson.loads(data)
-    except orjson.JSONDecodeError:
+    """The object of a line; None for one that is cut off or damaged."""
+    data, tab, checksum = line.rpartition(b"\t")
+    if not tab or checksum != _checksum(data) + b"\n":
         return None
-    return found if isinstance(found, dict) else None
+    found: dict[str, Any] = orjson.loads(data)
+    return found
 
 
 def _checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGITS // 2).hexdigest().encode()
 
 
-# ---- The log of one episode ----------------------------------------------------------------------------------
+class Store:
+    """The logs of one server, in one folder."""
 
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        """Delete the oldest logs beyond `most_bytes`. Raises RunError where another server has the folder."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder, self._lock = folder, FolderLock(folder)
+        size = 0
+        for path in sorted(folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True):
+            size += path.stat().st_size
+            if size > most_bytes:
+                path.unlink()
 
-_log = logging.getLogger("uvicorn.error")
+    def close(self) -> None:
+        self._lock.release()
 
-
-class EpisodeLog:
-    """At `path`, which need not exist."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, line: dict[str, Any]) -> int:
-        """Add a line; how many bytes. Raises OSError."""
-        data = sealed(line)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    def append(self, episode: str, line: dict[str, Any]) -> None:
+        """Raises StoreFailed where the system refuses to write; the log says why."""
         try:
-            _write_whole(descriptor, data)
+            descriptor = os.open(self._path(episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                _write_whole(descriptor, sealed(line))
+            finally:
+                os.close(descriptor)
         except OSError:
-            if not os.fstat(descriptor).st_size:
-                self.path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
-        return len(data)
+            _log.exception("the store failed")
+            raise StoreFailed(507, "the server can't store it; its log says why", code="store_failed") from None
 
-    def cut_torn_line(self) -> bool:
-        """Cut off what a kill left of a line; whether something is left."""
-        _, end = self._last_line()
-        if self.path.exists():
-            os.truncate(self.path, end)
-        return end > 0
+    def append_turn(self, episode: str, turn: Turn) -> None:
+        self.append(episode, {"turn": turn_to_json(turn)})
 
-    def cut_at_damage(self) -> list[Turn]:
-        """Cut the log at its first damaged line; the turns before it, each once."""
-        found, end = dict[int, Turn](), 0
-        with self.path.open("rb") as file:
-            for line in file:
-                turn = _turn(line)
-                if turn is _DAMAGED:
-                    _log.error("the store: %s is damaged; it is played again from byte %d on", self.path.name, end)
-                    os.truncate(self.path, end)
-                    break
-                if isinstance(turn, Turn):
-                    found.setdefault(turn.step, turn)
-                end += len(line)
-        return list(found.values())
+    def recover(self, episode: str, head: dict[str, Any]) -> list[Turn]:
+        """Turns that an earlier process took, each once. The log is cut at its first line that can't be read; it starts
+        with `head` where nothing is left. Raises StoreFailed."""
+        turns, end = dict[int, Turn](), 0
+        for line in self._raw_lines(episode):
+            if (known := opened(line)) is None:
+                _log.error("the store: %s is played again from byte %d on", episode, end)
+                os.truncate(self._path(episode), end)
+                break
+            if "turn" in known:
+                turn = turn_from_json(known["turn"])
+                turns.setdefault(turn.step, turn)
+            end += len(line)
+        if not end:
+            self.append(episode, {"head": head})
+        return list(turns.values())
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Those that are not damaged; none where there is no file."""
-        return (known for line in self._raw_lines() if (known := opened(line)) is not None)
+    def lines(self, episode: str) -> Iterator[dict[str, Any]]:
+        """Those that can be read; none where there is no log."""
+        return (known for line in self._raw_lines(episode) if (known := opened(line)) is not None)
 
-    def result(self) -> dict[str, Any] | None:
-        """How the episode ended, which is the last line; None where it didn't."""
-        last, _ = self._last_line()
-        found = (opened(last) or {}).get("result")
-        return found if isinstance(found, dict) else None
+    def result(self, episode: str) -> dict[str, Any] | None:
+        """How the episode ended, which is the last line; None where it didn't, or where that line can't be read."""
+        path = self._path(episode)
+        if not path.exists() or not path.stat().st_size:
+            return None
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            last = data[data.rfind(b"\n", 0, len(data) - 1) + 1 :]
+        found: dict[str, Any] | None = (opened(last) or {}).get("result")
+        return found
 
-    def _raw_lines(self) -> Iterator[bytes]:
-        """Without one that a kill cut off."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                yield from (line for line in file if line.endswith(b"\n"))
+    def heads(self) -> Iterator[dict[str, Any]]:
+        """Of all episodes, the oldest first."""
+        for path in sorted(self.folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime):
+            first = next(self.lines(path.stem), {})
+            if "head" in first:
+                yield first["head"]
 
-    def _last_line(self) -> tuple[bytes, int]:
-        """The last whole line, and where it ends; empty and 0 where there is none."""
-        if not self.path.exists() or not self.path.stat().st_size:
-            return b"", 0
-        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            end = data.rfind(b"\n") + 1
-            return data[data.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end], end
+    def _raw_lines(self, episode: str) -> Iterator[bytes]:
+        if self._path(episode).exists():
+            with self._path(episode).open("rb") as file:
+                yield from file
 
-
-_DAMAGED = object()
-
-
-def _turn(line: bytes) -> Turn | object:
-    """The turn of a line, `_DAMAGED`, or something else for a line of another kind."""
-    known = opened(line) if line.endswith(b"\n") else None
-    if known is None:
-        return _DAMAGED
-    try:
-        return turn_from_json(known["turn"]) if "turn" in known else None
-    except (KeyError, TypeError, ValueError, AttributeError):  # an earlier version's line, which had no checksum
-        return _DAMAGED
+    def _path(self, episode: str) -> Path:
+        return self.folder / f"{episode}.jsonl"
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

@@ -14,7 +14,6 @@ done when somebody follows the episode, else at its end and on a thread. What is
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
@@ -35,15 +34,11 @@ class Episode:
 
     def __init__(self, name: str) -> None:
         self.id = name
-        self.created = int(time.time())
         self.news: list[News] = []
-        self.head: dict[str, Any] = {}
         self.result: dict[str, Any] | None = None
         """How it ended: `outcome`, `content`, `finish_reason`, counts and quotes."""
         self.stored = False
         """Whether it was told from the store."""
-        self.goes_on = False
-        """Whether turns of it are stored that an earlier process took."""
         self.started = False
         self.place = ""
         """How far it has read, in words."""

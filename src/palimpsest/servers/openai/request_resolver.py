@@ -75,8 +75,8 @@ class Orders:
             return Draws(sampling, ask.seed)
         if sampling.temperature == 0:
             return Draws(sampling, usual.seed)
-        before = None if known is None else self._episodes.of_request(known)
-        return Draws(sampling, secrets.randbits(62) if before is None else int(before["seed"]))
+        before = None if known is None else self._episodes.seed_of(known)
+        return Draws(sampling, secrets.randbits(62) if before is None else before)
 
     def _given(self, ask: Ask, body: bytes) -> _Given:
         given = input_of(ask, _text, self._agent.takes)

@@ -1,16 +1,17 @@
-"""Episodes of the server: begun, joined, followed, cancelled, gone on with.
+"""Episodes of the server: started, joined, followed, cancelled, continued.
 
 Guaranteed: equal requests that run at the same time are one episode, and an equal one that ended is told from the
 store; without a seed, at a temperature above 0, only a retry is equal; at most `Bounds.running` run, at most
 `Bounds.waiting` wait, further ones are refused with 429; one that nobody follows for `Bounds.linger_s` is cancelled;
-every one ends, whatever fails; every turn is in the store before the next begins,
-and an episode goes on from there.
+every one ends, whatever fails; every turn is in the store before the next one starts, and an episode continues from
+there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptTooLong
 from palimpsest.events import Event
 from palimpsest.servers.http_service import ReadingThreads, Refused
+from palimpsest.servers.openai.episode_log import Store, StoreFailed
 from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
-from palimpsest.servers.openai.episode_store import Store, StoreFailed
 from palimpsest.servers.openai.served_agent import AgentInterface, Order, Plan, Told
 from palimpsest.servers.openai.server_metrics import EpisodeMeasures
 from palimpsest.text.chat_template import Refusal
@@ -52,12 +53,12 @@ class Episodes:
         self.measures = EpisodeMeasures()
         self.counts = self.measures.counts
         self._running: dict[str, Episode] = {}
-        self._requests: dict[str, str] = {}  # of begun episodes
+        self._seeds: dict[str, int] = {}  # of the episodes that requests started
         self._slots = asyncio.Semaphore(bounds.running)
         self.draining = False
         self._rest: asyncio.TimerHandle | None = None
-        for name, head in store.heads() if store is not None else ():
-            self._requests[str(head.get("request"))] = name
+        for head in store.heads() if store is not None else ():
+            self._seeds[head["request"]] = head["seed"]
 
     @property
     def running(self) -> int:
@@ -67,17 +68,9 @@ class Episodes:
     def waiting(self) -> int:
         return len(self._running) - self.running
 
-    def of_request(self, request: str) -> dict[str, Any] | None:
-        """The head of the episode that the same request began; None where there is none."""
-        name = self._requests.get(request)
-        if name in self._running:
-            return self._running[name].head
-        if name is None or self.store is None:
-            return None
-        return next((line["head"] for line in self.store.lines(name) if "head" in line), None)
-
-    def get(self, name: str) -> Episode | None:
-        return self._running.get(name)
+    def seed_of(self, request: str) -> int | None:
+        """Of the episode that the same request started; None where there is none."""
+        return self._seeds.get(request)
 
     def begin(self, order: Order) -> Episode:
         """The episode of an order: one that runs already, one that ended, or a new one. Raises Refused."""
@@ -96,15 +89,12 @@ class Episodes:
 
     def _start(self, name: str, order: Order) -> Episode:
         episode = Episode(name)
-        episode.head = _head(episode, order)
-        if self.store is not None:
-            episode.goes_on = self.store.begin(name, episode.head, self._running)
         self._running[name] = episode
         if self._rest is not None:
             self._rest.cancel()
-        self._requests[order.request] = name
-        if len(self._requests) > _REQUESTS:
-            del self._requests[next(iter(self._requests))]
+        self._seeds[order.request] = order.draws.seed
+        if len(self._seeds) > _REQUESTS:
+            del self._seeds[next(iter(self._seeds))]
         self.counts["begun"] += 1
         episode.task = asyncio.create_task(self._run(episode, order))
         episode.task.add_done_callback(lambda _: self._end(episode, _CANCELLED))  # one cancelled before it began
@@ -113,7 +103,7 @@ class Episodes:
     def ended(self, name: str) -> Episode | None:
         """One that the store holds the end of, if it ended well."""
         result = None if self.store is None else self.store.result(name)
-        if result is None or result.get("outcome") not in _KEPT or not result.keys() >= _SHOWN:
+        if result is None:
             return None
         episode = Episode(name)
         episode.news = [(kind, text) for kind, text in result["news"]]
@@ -198,8 +188,8 @@ class Episodes:
         agent, store, wanted, on_thread = self.agent, self.store, order.input, self._threads.run
         plan = await on_thread(lambda: agent.plan(wanted, order.answer_tokens))
         recorded = list[Turn]()
-        if store is not None and episode.goes_on:
-            recorded = await on_thread(lambda: store.recover(episode.id, episode.head))
+        if store is not None:
+            recorded = await on_thread(lambda: store.recover(episode.id, _head(order)))
         text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
         telling = Telling(episode, agent.watch(plan), text)
         kept = _Kept(store, episode.id, {turn.step for turn in recorded})
@@ -263,16 +253,12 @@ _REQUESTS = 100_000
 """Requests that a retry is known by; the oldest are forgotten first."""
 _KEPT = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})
 """Ends that would be the same another time."""
-_SHOWN = frozenset(
-    {"news", "content", "finish_reason", "prompt_tokens", "completion_tokens", "tokens_in", "tokens_sampled"}
-)
-"""What an answer needs of an end; a line of an earlier version, which had no checksum, may lack some."""
 
 
-def _head(episode: Episode, order: Order) -> dict[str, Any]:
-    """What a log begins with."""
+def _head(order: Order) -> dict[str, Any]:
+    """What a log starts with."""
     return {
-        "created": episode.created,
+        "created": int(time.time()),
         "request": order.request,
         "rule": order.input.rule,
         "questions": list(order.input.questions),
