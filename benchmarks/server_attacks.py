@@ -1,11 +1,10 @@
-"""Clients that take what a server has: pipelined requests without end, slow bodies.
+"""Clients that take what a server has: pipelined requests without end.
 
     python benchmarks/server_attacks.py --seconds 20
-    python benchmarks/server_attacks.py --seconds 20 --servers serve --attacks bodies
+    python benchmarks/server_attacks.py --seconds 20 --servers serve --attacks unread40
 
     pipelined   one connection that reads its responses, without the key; `serve`, `view` and `retrieval serve`
     unread20    20 connections that pipeline requests and never read, without the key; and `unread40`
-    bodies      600 connections that send a byte of a body every second, with the key; `serve`
 
 Connections that are closed are opened again. One row per attack: what was sent, the server's CPU seconds, its resident
 memory before and at its highest, and the latency of another client's requests, which are sent with the key meanwhile
@@ -39,7 +38,6 @@ from support.serving_process import serving_process  # noqa: E402  found by the 
 
 KEY = "a-key-nobody-else-has"
 GETS = b"GET / HTTP/1.1\r\nA:\r\n\r\n" * 4000
-POST = f"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n"
 PATIENCE = 5.0
 """Seconds for an answer to the other client."""
 Address = tuple[str, int]
@@ -47,27 +45,15 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Attack:
-    piece: bytes
-    """Sent again and again."""
-    head: bytes = b""
-    """Sent once per connection."""
     connections: int = 1
-    pause: float = 0.0
-    """Seconds between two pieces."""
     reads: bool = True
-    servers: tuple[str, ...] = ("serve",)
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 SERVERS = ("serve", "view", "retrieval")
 ATTACKS = {
-    "pipelined": Attack(GETS, servers=SERVERS),
-    "unread20": Attack(GETS, connections=20, reads=False, servers=SERVERS),
-    "unread40": Attack(GETS, connections=40, reads=False, servers=SERVERS),
-    "bodies": Attack(chunk(b" "), (POST % "/v1/chat/completions" + "\r\n").encode(), connections=600, pause=1.0),
+    "pipelined": Attack(),
+    "unread20": Attack(connections=20, reads=False),
+    "unread40": Attack(connections=40, reads=False),
 }
 
 
@@ -128,15 +114,12 @@ class Flood(threading.Thread):
             time.sleep(0.05)
 
     def _send(self, connection: socket.socket) -> None:
-        connection.sendall(self.attack.head)
-        rest = self.attack.piece
+        rest = GETS
         while time.monotonic() < self.until:
             with suppress(TimeoutError):
                 count = connection.send(rest)
                 self.sent, rest = self.sent + count, rest[count:]
-            if not rest:
-                rest = self.attack.piece
-                time.sleep(self.attack.pause)
+            rest = rest or GETS
 
     def _read(self, connection: socket.socket) -> None:
         with suppress(OSError):
@@ -193,8 +176,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for kind in options.servers:
         for name in options.attacks:
-            if kind in ATTACKS[name].servers:
-                print(row(kind, name, options.seconds), flush=True)
+            print(row(kind, name, options.seconds), flush=True)
         print(f"{kind}: {in_order(kind)} of 502 pipelined requests answered in order", flush=True)
 
 

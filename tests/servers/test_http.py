@@ -14,7 +14,6 @@ import uvicorn
 from starlette.requests import Request
 
 from palimpsest.errors import DataError
-from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import (
     SWITCH_SECONDS,
     ErrorForm,
@@ -60,7 +59,7 @@ async def test_a_thread_that_computes_lets_the_event_loop_run_at_once(monkeypatc
     monkeypatch.setattr(uvicorn.Server, "serve", serve)
     try:
         with bound("127.0.0.1", 0) as taken:
-            await Server(Guard(None).app([]), taken, ConnectionLimits()).serve_here()
+            await Server(Guard(None).app([]), taken).serve_here()
     finally:
         sys.setswitchinterval(before)
     assert found == [pytest.approx(SWITCH_SECONDS)]

@@ -1,4 +1,4 @@
-"""Bodies while they are received: bounded in number, in bytes together and in rate."""
+"""Bodies while they are received: bounded in bytes together and in time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from palimpsest.servers import http_service as intake_module
-from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Intake, Refused
 
 
@@ -25,8 +23,8 @@ class Sender:
     def send(self, piece: bytes, more: bool = True) -> None:
         self._messages.put_nowait({"type": "http.request", "body": piece, "more_body": more})
 
-    def received(self, intake: Intake) -> asyncio.Task[bytes]:
-        return asyncio.create_task(intake.body(self.request, most=100, seconds=30.0, advice="send less"))
+    def received(self, intake: Intake, seconds: float = 30.0) -> asyncio.Task[bytes]:
+        return asyncio.create_task(intake.body(self.request, most=100, seconds=seconds, advice="send less"))
 
 
 async def refused(task: asyncio.Task[bytes]) -> tuple[int, str | None]:
@@ -35,22 +33,8 @@ async def refused(task: asyncio.Task[bytes]) -> tuple[int, str | None]:
     return error.value.status, error.value.code
 
 
-async def test_half_of_the_connections_may_send_a_body_and_a_place_is_free_again_after_it() -> None:
-    intake, senders = Intake(ConnectionLimits(connections=8)), [Sender(b"a") for _ in range(4)]
-    tasks = [each.received(intake) for each in senders]
-    await asyncio.sleep(0.01)
-    assert await refused(Sender(b"a").received(intake)) == (503, "too_many_bodies")
-    senders[0].send(b"b", more=False)
-    assert await tasks[0] == b"ab"
-    tasks.append(Sender(b"a").received(intake))
-    await asyncio.sleep(0.01)
-    assert await refused(Sender(b"a").received(intake)) == (503, "too_many_bodies")
-    for task in tasks[1:]:
-        task.cancel()
-
-
 async def test_bodies_that_are_not_complete_hold_a_bounded_sum_of_bytes() -> None:
-    intake = Intake(ConnectionLimits(), together=150)
+    intake = Intake(together=150)
     first, second = Sender(b"a" * 100), Sender(b"b" * 60)
     task = first.received(intake)
     await asyncio.sleep(0.01)
@@ -62,6 +46,9 @@ async def test_bodies_that_are_not_complete_hold_a_bounded_sum_of_bytes() -> Non
     assert await third.received(intake) == b"c" * 100
 
 
-async def test_a_body_that_trickles_in_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "INTAKE_GRACE_SECONDS", 0.02)
-    assert await refused(Sender(b"a").received(Intake(ConnectionLimits()))) == (408, None)
+async def test_a_body_that_does_not_end_in_time_is_rejected_and_holds_nothing() -> None:
+    intake = Intake(together=150)
+    assert await refused(Sender(b"a" * 100).received(intake, seconds=0.02)) == (408, None)
+    whole = Sender(b"b" * 100)
+    whole.send(b"", more=False)
+    assert await whole.received(intake) == b"b" * 100

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Server, bound
 from palimpsest.servers.viewer_server import ViewerService
 from palimpsest.viewer.records.sources import Library
@@ -19,7 +18,7 @@ def viewer(*paths: Path, token: str | None = None, tokenizer: str | None = None)
     """The address of a viewer in a thread of this process."""
     service = ViewerService(Answers(Library(paths, wait=True), tokenizer=tokenizer), token=token, follow=True)
     with bound("127.0.0.1", 0) as taken:
-        server = Server(service.app(), taken, ConnectionLimits(), grace_seconds=1)
+        server = Server(service.app(), taken, grace_seconds=1)
         server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't
         thread = threading.Thread(target=server.run_here)
         thread.start()

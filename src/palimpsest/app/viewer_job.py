@@ -27,7 +27,6 @@ from palimpsest.evaluation.sample_log import SAMPLES, Sample, not_asked_told
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.retrieval.search import check_token
 from palimpsest.runs.folder_guard import free_file, refuse_inside
-from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
 from palimpsest.text.display_text import counted
@@ -337,7 +336,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
         bound(asked.host, asked.port) as taken,
         closing(ViewerService(answers, token=asked.key, follow=asked.follow)) as service,
     ):
-        server = Server(service.app(), taken, ConnectionLimits().within_descriptors(), grace_seconds=2)
+        server = Server(service.app(), taken, grace_seconds=2)
         service.read_ahead()
         on_ready(server.url)
         with _rare_collections():

@@ -2,22 +2,13 @@
 
 Guaranteed: with a token every path but the open ones asks for it, unknown ones too; without one only loopback is
 served, and, where `Guard.pages` is False, a page of another site, or of another port, that a browser on this machine
-shows is rejected by Host and Origin; so is a request with two Host headers; every error is JSON, in the form of the
-server that tells it; SIGTERM, SIGINT and SIGHUP let running requests finish, but for clients that don't read their
-answer, and a second one ends at once.
-Not covered: TLS (put a proxy before it); limits per client.
-
-Bodies while they are received: how many at once, how many bytes together, how slowly.
-
-Guaranteed: bodies that are not complete take at most `places` of a server's connections, so that requests without one
-are answered; those held in memory have at most `together` bytes; after `GRACE_SECONDS` a body arrives at `RATE` on
-average or its request is rejected with 408.
-Not covered: shares of the places between clients; what is kept of a body once it is complete.
-
-Threads that end with the process: reading a file that takes long, or never ends, holds up no end of a server.
-
-Guaranteed: nothing waits for work under way, neither `close` nor the end of the process, which only work that writes
-nothing may use; work that hasn't begun when the threads are closed is left.
+shows is rejected by Host and Origin; so is a request with two Host headers; every error of a route is JSON, in the form
+of the server that tells it; SIGTERM, SIGINT and SIGHUP let running requests finish, and a second one ends at once.
+Heads are bounded, and so are bodies, each and together, and the requests of a connection that wait for their turn.
+Nothing waits for work under way on `ReadingThreads`, neither `close` nor the end of the process, which only work that
+writes nothing may use; work that hasn't begun when they are closed is left.
+Not covered: TLS, clients that send or read slowly, the number of connections, shares of the places between clients
+(put a proxy before it).
 """
 
 from __future__ import annotations
@@ -32,9 +23,8 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
@@ -46,10 +36,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.runs.signals import SIGNALS, end_at_once
-from palimpsest.servers.connection_limits import BACKLOG, AcceptErrors, BoundedProtocol, ConnectionLimits, with_limits
 from palimpsest.servers.request_log import note
 
 GRACE_SECONDS = 10
@@ -268,9 +259,7 @@ class Server(uvicorn.Server):
         self,
         app: Starlette,
         taken: socket.socket,
-        limits: ConnectionLimits,
         *,
-        form: ErrorForm = plain_error,
         grace_seconds: int = GRACE_SECONDS,
         on_exit: Callable[[], None] | None = None,
     ) -> None:
@@ -282,9 +271,8 @@ class Server(uvicorn.Server):
         self._taken, self._on_exit = taken, on_exit
         config = uvicorn.Config(
             app,
-            http=with_limits(limits, lambda status, said: form(Refused(status, said))),
+            http=BoundedProtocol,
             ws="none",
-            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             log_level="warning",
             access_log=False,
@@ -300,19 +288,6 @@ class Server(uvicorn.Server):
         """Serve until a signal, on the running event loop."""
         await self.serve(sockets=[self._taken])
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's. Clients that don't read are given up shortly before the grace ends: it would cancel what
-        answers them, and log that as a failure of the application."""
-        grace = self.config.timeout_graceful_shutdown or GRACE_SECONDS
-        giving_up = asyncio.get_running_loop().call_later(max(0.0, grace - 0.4), self._give_up_unread)
-        await super().shutdown(sockets)
-        giving_up.cancel()
-
-    def _give_up_unread(self) -> None:
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedProtocol) and connection.transport.get_write_buffer_size():
-                connection.transport.abort()
-
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         await super().serve(sockets)
@@ -320,7 +295,6 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(AcceptErrors())
         for number in SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
@@ -344,76 +318,102 @@ def _refused_address(host: str, port: int) -> Iterator[None]:
         ) from None
 
 
-# ---- Bodies while they are received --------------------------------------------------------------------------
+# ---- Connections and bodies while they are received ----------------------------------------------------------
 
 
-RATE = 4 << 10
-"""Bytes per second, on average from the body's start."""
-INTAKE_GRACE_SECONDS = 10.0
-_RETRY = {"Retry-After": "2"}
+HEAD_BYTES = 16 << 10
+"""Of a request's head, and of what else is no content: trailers, or what surrounds a chunk."""
+_WAITING = 16
+"""Requests of a connection that wait behind the one being answered; one piece of `_PIECE` bytes may exceed it."""
+_PIECE = 1 << 10
+"""Bytes parsed between two looks at how many requests wait: at most 57 requests, each of 18 bytes."""
+
+
+class _Flow(FlowControl):
+    """Reading stays paused while bytes that were read are not parsed yet."""
+
+    def __init__(self, transport: asyncio.Transport, unparsed: bytearray) -> None:
+        super().__init__(transport)
+        self._unparsed = unparsed
+
+    def resume_reading(self) -> None:
+        if not self._unparsed:
+            super().resume_reading()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. It is not read while more than a few of its requests wait for their turn."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._unparsed = bytearray()
+        self.flow = _Flow(transport, self._unparsed)
+        self._head = 0  # bytes since the last piece of a body or the end of a request
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unparsed.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, up to where too many requests wait."""
+        while self._unparsed and len(self.pipeline) < _WAITING and not self.transport.is_closing():
+            piece = bytes(self._unparsed[:_PIECE])
+            del self._unparsed[:_PIECE]
+            self._head += len(piece)
+            super().data_received(piece)
+            if self._head > HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The head of the request exceeds {HEAD_BYTES} bytes.")
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif self._unparsed:
+            self.flow.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._head = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unparsed and not self.pipeline:
+            self._unset_keepalive_if_required()
+            self._parse()
+            self.flow.resume_reading()
 
 
 class Intake:
     """All bodies of one server. For one event loop."""
 
-    def __init__(self, connections: ConnectionLimits, *, together: int = 512 << 20) -> None:
-        """Half of the connections may be sending a body; `together`: bytes of incomplete bodies held in memory."""
-        self._places, self._together = connections.within_descriptors().connections // 2, together
-        self._open = self._held = 0
+    def __init__(self, together: int = 512 << 20) -> None:
+        """`together`: bytes of incomplete bodies held in memory."""
+        self._together, self._held = together, 0
 
     async def body(self, request: Request, *, most: int, seconds: float, advice: str) -> bytes:
         """The whole body. Raises Refused for one of more than `most` bytes, or slower than `seconds`."""
-        body, mine = bytearray(), 0
+        body = bytearray()
         try:
-            with self.place():
-                async for piece in self.pieces(request, seconds=seconds):
+            async with asyncio.timeout(seconds):
+                async for piece in request.stream():
                     if len(body) + len(piece) > most:
                         raise Refused(413, f"the body exceeds {most} bytes; {advice}")
                     if self._held + len(piece) > self._together:
                         said = f"bodies being received hold {self._held} bytes, at most {self._together}"
-                        raise Refused(503, f"{said}; try again later", code="too_many_bodies", headers=_RETRY)
+                        raise Refused(503, said, code="too_many_bodies", headers={"Retry-After": "2"})
                     body += piece
                     self._held += len(piece)
-                    mine += len(piece)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {seconds:g} s; send it again, faster") from None
         finally:
-            self._held -= mine
+            self._held -= len(body)
         return bytes(body)
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """One of the places for bodies that are not complete. Raises Refused where none is left."""
-        if self._open >= self._places:
-            said = f"{self._open} bodies are being received, at most {self._places}; try again later"
-            raise Refused(503, said, code="too_many_bodies", headers=_RETRY)
-        self._open += 1
-        try:
-            yield
-        finally:
-            self._open -= 1
-
-    async def pieces(
-        self, request: Request, *, seconds: float | None = None, silence: float | None = None
-    ) -> AsyncIterator[bytes]:
-        """Pieces of a body as they arrive. Raises Refused for one that takes longer than `seconds`, or `silence`
-        between two pieces, or is slower than `RATE`."""
-        loop, stream, received = asyncio.get_running_loop(), request.stream().__aiter__(), 0
-        began = loop.time()
-        while True:
-            until = {f"the body arrives at less than {RATE} bytes/s": began + INTAKE_GRACE_SECONDS + received / RATE}
-            if seconds is not None:
-                until[f"the body did not arrive within {seconds:g} s"] = began + seconds
-            if silence is not None:
-                until[f"nothing of the file came for {silence:g} s"] = loop.time() + silence
-            said = min(until, key=until.__getitem__)
-            try:
-                async with asyncio.timeout_at(until[said]):
-                    piece = await anext(stream)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise Refused(408, f"{said}; send it again, faster") from None
-            received += len(piece)
-            yield piece
 
 
 # ---- Threads that end with the process -----------------------------------------------------------------------

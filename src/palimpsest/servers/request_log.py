@@ -2,7 +2,7 @@
 
 Guaranteed: each request that reaches the application is reported once, a streamed one when its stream ends or its
 client leaves; a log line is one line of printable text, without query, headers, body and the server's key.
-Not covered: requests that connection_limits.py rejects before they reach the application.
+Not covered: requests that are rejected before they reach the application.
 """
 
 from __future__ import annotations

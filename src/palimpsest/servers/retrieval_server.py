@@ -4,14 +4,13 @@
                         -> {"result": [[{"document": {...}, "score": 4.2}, ...], ...]}
     GET  /queue_status  /cache_status  /metrics (Prometheus text)       POST /cache_clear
 
-Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; URLs, headers, the time
-they take and the number of connections are bounded before a token is looked at (connection_limits.py), and bodies,
-queries, their
-number and length and topk after it; searching never blocks the event loop; queries of requests that wait are
-searched in one call (retrieval/search.py), equal ones once; without a token only loopback is served,
-with one every path asks for it; SIGTERM, SIGINT and SIGHUP let running requests finish, a second one ends at once.
-Not covered: TLS (put a proxy before it); limits per client; pages of a browser on the same machine, which can send
-requests to a server without a token.
+Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; heads are bounded
+before a token is looked at, and bodies, queries, their number and length and topk after it; searching never blocks the
+event loop; queries of requests that wait are searched in one call (retrieval/search.py), equal ones once; without a
+token only loopback is served, with one every path asks for it; SIGTERM, SIGINT and SIGHUP let running requests finish,
+a second one ends at once.
+Not covered: TLS and slow clients (put a proxy before it); limits per client; pages of a browser on the same machine,
+which can send requests to a server without a token.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.search import Coalescer, Hit, Index, check_token
-from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Guard, Intake, Refused, Server, bound, check_host, json_response, shown
 
 # ---- Answers kept as bytes -----------------------------------------------------------------------------------
@@ -118,7 +116,6 @@ class Limits:
     """Queries in one search, of requests that wait."""
     cache_entries: int = 20_000
     cache_bytes: int = 64 << 20
-    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 class Ask(BaseModel):
@@ -139,7 +136,7 @@ class RetrievalService:
         self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
         self._index, self._topk = index, topk
         self._guard = Guard(token)
-        self._intake = Intake(self.limits.connection, together=self.limits.bodies_bytes)
+        self._intake = Intake(self.limits.bodies_bytes)
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
         self._searches = Coalescer(self._found, running=self.limits.threads, together=self.limits.together)
         self._waiting = 0
@@ -234,7 +231,7 @@ class RetrievalService:
 
 def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered. Raises ConfigError."""
-    server = Server(service.app(), taken, service.limits.connection)
+    server = Server(service.app(), taken)
     ready(server.url)
     try:
         server.run_here()

@@ -6,8 +6,8 @@
 
 Guaranteed: nothing but GET and HEAD is answered, and no path leads to a file; every answer, errors too, has the page's
 content security policy, by which nothing runs but its own script and no other origin is asked; without a key only
-loopback is served and pages of other sites are refused by Host and Origin, with one every path asks for it; requests
-are bounded (connection_limits.py), and reading never blocks the event loop or the end.
+loopback is served and pages of other sites are refused by Host and Origin, with one every path asks for it; heads of
+requests are bounded, and reading never blocks the event loop or the end.
 Not covered: TLS (put a proxy before it).
 """
 

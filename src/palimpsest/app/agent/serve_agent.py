@@ -35,7 +35,6 @@ from palimpsest.rollout.episode import play
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions, check_model_name, check_origins
 from palimpsest.servers.openai.episode_log import Store
-from palimpsest.servers.openai.request_bodies import openai_error
 from palimpsest.servers.openai.request_inputs import Input
 from palimpsest.servers.openai.served_agent import Card, Change, Draws, Plan, Told, Watch
 from palimpsest.text.codec import Codec
@@ -113,13 +112,7 @@ async def _serve(agent: Agent, config: RunConfig, service: Service, opened: _Ope
             limits=service.limits,
             options=service.options,
         )
-        server = Server(
-            served.app(),
-            opened.taken,
-            service.limits.connection,
-            form=openai_error,
-            grace_seconds=service.drain_seconds,
-        )
+        server = Server(served.app(), opened.taken, grace_seconds=service.drain_seconds)
         opened.told(f"{os.fspath(agent.model)} at {server.url}/v1")
         await server.serve_here()
         await served.close()

@@ -3,10 +3,10 @@
     POST /v1/chat/completions           POST /v1/responses
     GET /v1/models                      GET /health  /ready  /metrics (Prometheus text)
 
-Guaranteed: what servers/http_service.py, servers/connection_limits.py and servers/request_log.py do; with a key every
+Guaranteed: what servers/http_service.py and servers/request_log.py do; with a key every
 path but /health and /ready asks for it; every error is OpenAI's error object; bodies, their sum, episodes that run
 and that wait are bounded; what a client sends never becomes a control token, a path or an address that is asked for.
-Not covered: TLS; shares of the places between clients.
+Not covered: TLS, slow clients, shares of the places between clients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from palimpsest.errors import ConfigError
-from palimpsest.servers.connection_limits import ConnectionLimits
 from palimpsest.servers.http_service import Guard, Intake, ReadingThreads, json_response
 from palimpsest.servers.openai.chat_completions import Chat
 from palimpsest.servers.openai.episode_log import Store
@@ -92,7 +91,6 @@ class Limits:
     body_seconds: float = 300.0
     """For a body to arrive whole."""
     bounds: Bounds = field(default_factory=Bounds)
-    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 _THREADS = 2
@@ -122,7 +120,7 @@ class AgentService:
         self._measures = RequestMeasures()
         origins = self._options.cors_origins
         self._guard = Guard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
-        self._bodies = Bodies(Intake(limits.connection), most=limits.body_bytes, seconds=limits.body_seconds)
+        self._bodies = Bodies(Intake(), most=limits.body_bytes, seconds=limits.body_seconds)
         self._orders = orders = Orders(agent, model, self.episodes, self._bodies)
         lenient = self._options.ignore_unsupported
         self._chat = Chat(orders, self.episodes, self._bodies, agent, lenient)
