@@ -41,7 +41,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.runs.signals import SIGNALS, end_at_once
-from palimpsest.servers.request_log import note
 
 GRACE_SECONDS = 10
 """For running requests, once a signal came."""
@@ -124,17 +123,16 @@ class Guard:
     def app(self, routes: Sequence[tuple[str, str, Handler]]) -> Starlette:
         """Of (path, method, handler)."""
         app = Starlette(
-            routes=[Route(path, self.guarded(run, path), methods=[method]) for path, method, run in routes],
+            routes=[Route(path, self.guarded(run), methods=[method]) for path, method, run in routes],
             exception_handlers={HTTPException: self._no_route, Exception: self._failed},
         )
         app.router.redirect_slashes = False
         return app
 
-    def guarded(self, run: Handler, route: str = "") -> Callable[[Request], Awaitable[Response]]:
-        """`run`, which answers `route`, behind the guard."""
+    def guarded(self, run: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """`run` behind the guard."""
 
         async def handle(request: Request) -> Response:
-            note(request, route=route)
             try:
                 self._check(request)
                 answer = run(request)

@@ -1,6 +1,6 @@
-"""What is known of a request once it has ended: for a log line and for measurements.
+"""One log line for each request once it has ended.
 
-Guaranteed: each request that reaches the application is reported once, a streamed one when its stream ends or its
+Guaranteed: each request that reaches the application has one line, a streamed one when its stream ends or its
 client leaves; a log line is one line of printable text, without query, headers, body and the server's key.
 Not covered: requests that are rejected before they reach the application.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +29,6 @@ class EndedRequest:
     """Its address, or what a proxy on this machine forwards as that."""
     method: str
     path: str
-    route: str
-    """The pattern that the path fits, "" where none does."""
     status: int
     seconds: float
     """From the end of its head to the end of its answer."""
@@ -49,10 +46,11 @@ def note(request: Request, **facts: Any) -> None:
 
 
 class RequestLog:
-    """Middleware that calls `ended` once for each request."""
+    """Middleware."""
 
-    def __init__(self, app: ASGIApp, ended: Callable[[EndedRequest], None]) -> None:
-        self._app, self._ended = app, ended
+    def __init__(self, app: ASGIApp, secret: str | None) -> None:
+        """`secret`: never in a line."""
+        self._app, self._secret = app, secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,16 +73,15 @@ class RequestLog:
         try:
             await self._app(scope, receive, sending)
         finally:
-            notes = dict(scope[_NOTES])
-            client, route = (scope.get("client") or ("-", 0))[0], str(notes.pop("route", ""))
-            taken = time.monotonic() - began
-            self._ended(EndedRequest(client, scope["method"], scope["path"], route, status, taken, first, whole, notes))
+            client, taken = (scope.get("client") or ("-", 0))[0], time.monotonic() - began
+            ended = EndedRequest(client, scope["method"], scope["path"], status, taken, first, whole, scope[_NOTES])
+            _log.info("%s", line_of(ended, self._secret))
 
 
 def line_of(ended: EndedRequest, secret: str | None = None) -> str:
     r"""The log line of a request; `secret`: never in it.
 
-    >>> line_of(EndedRequest("127.0.0.1", "GET", "/a\nGET /b", "", 404, 0.0021, 0.002, True, {}))[20:]
+    >>> line_of(EndedRequest("127.0.0.1", "GET", "/a\nGET /b", 404, 0.0021, 0.002, True, {}))[20:]
     ' 127.0.0.1 GET /a\\nGET\\x20/b 404 0.002s'
     """
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -96,10 +93,6 @@ def line_of(ended: EndedRequest, secret: str | None = None) -> str:
         words.append(f"first_byte={ended.first_byte:.3f}s")
     words += [f"{name}={_printable(str(value))}" for name, value in ended.notes.items() if value is not None]
     return " ".join(words)
-
-
-def log_request(ended: EndedRequest, secret: str | None = None) -> None:
-    _log.info("%s", line_of(ended, secret))
 
 
 def _printable(text: str) -> str:

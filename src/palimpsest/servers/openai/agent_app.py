@@ -30,8 +30,8 @@ from palimpsest.servers.openai.request_resolver import Orders, check_model
 from palimpsest.servers.openai.responses import Responses
 from palimpsest.servers.openai.served_agent import AgentInterface
 from palimpsest.servers.openai.served_episodes import Bounds, Episodes
-from palimpsest.servers.openai.server_metrics import CONTENT_TYPE, RequestMeasures, families_of, gauge, text_of
-from palimpsest.servers.request_log import EndedRequest, RequestLog, log_request
+from palimpsest.servers.openai.server_metrics import CONTENT_TYPE, metrics_text
+from palimpsest.servers.request_log import RequestLog
 
 # ---- What the operator of the server chooses -----------------------------------------------------------------
 
@@ -117,7 +117,6 @@ class AgentService:
         self._token, self._options = token, options or ServerOptions()
         self._threads = ReadingThreads(_THREADS, "document")
         self.episodes = Episodes(agent, store, limits.bounds, self._threads)
-        self._measures = RequestMeasures()
         origins = self._options.cors_origins
         self._guard = Guard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
         self._bodies = Bodies(Intake(), most=limits.body_bytes, seconds=limits.body_seconds)
@@ -140,13 +139,9 @@ class AgentService:
         )
         if self._options.cors_origins:
             app.add_middleware(CORSMiddleware, allow_origins=self._options.cors_origins, **CORS)
-        app.add_middleware(RequestLog, ended=self._ended)
-        return app
-
-    def _ended(self, request: EndedRequest) -> None:
-        self._measures.ended(request.route, request.seconds, request.first_byte)
         if self._options.log_requests:
-            log_request(request, self._token)
+            app.add_middleware(RequestLog, secret=self._token)
+        return app
 
     async def close(self) -> None:
         """Cancel what runs. What is under way on threads is not waited for: only the event loop keeps what it gives."""
@@ -169,10 +164,12 @@ class AgentService:
         return {**facts, "max_model_len": longest, "palimpsest": {**own, "fingerprint": self.agent.fingerprint}}
 
     def _metrics(self, _: Request) -> Response:
-        stats, episodes = self.agent.stats, self.episodes
-        families = (
-            *families_of(self._guard.statuses, self._measures, episodes.measures, stats),
-            gauge("palimpsest_episodes_running", "Episodes that run.", episodes.running),
-            gauge("palimpsest_episodes_waiting", "Episodes that wait for a place.", episodes.waiting),
+        episodes = self.episodes
+        text = metrics_text(
+            self._guard.statuses,
+            episodes.counts,
+            self.agent.stats,
+            running=episodes.running,
+            waiting=episodes.waiting,
         )
-        return Response(text_of(families), headers={"Content-Type": CONTENT_TYPE})
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})

@@ -17,7 +17,7 @@ from palimpsest.errors import DataError
 from palimpsest.servers.http_service import ReadingThreads, Refused, shown
 from palimpsest.servers.openai.request_bodies import Ask, Bodies, FilePart
 from palimpsest.servers.openai.request_inputs import Input, input_of, shown_name
-from palimpsest.servers.openai.served_agent import AgentInterface, Draws, Order, digest_of, request_key
+from palimpsest.servers.openai.served_agent import AgentInterface, Draws, Order, digest_of
 from palimpsest.servers.openai.served_episodes import Episodes
 
 _THREADS = 2
@@ -53,16 +53,14 @@ class Orders:
         else:
             said = sum(len(each.text) for each in ask.messages) + len(ask.own.document or "")  # may exceed the body
             given = await self._bodies.look(max(len(body), said), lambda: self._given(ask, body))
-        key = headers.get("idempotency-key")
-        request = request_key("key", key) if key else request_key(given.body_digest)
-        again = bool(key) or _count(headers.get("x-stainless-retry-count")) > 0
+        again = _count(headers.get("x-stainless-retry-count")) > 0
         return Order(
             input=given.input,
-            draws=self._draws(ask, request if again else None),
+            draws=self._draws(ask, given.body_digest if again else None),
             input_digest=given.input_digest,
             answer_tokens=ask.answer_tokens,
             stops=ask.stop,
-            request=request,
+            request=given.body_digest,
         )
 
     def _draws(self, ask: Ask, known: str | None) -> Draws:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import orjson
-
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.files.text_files import Document
 from palimpsest.engines.protocol import SamplerStats
@@ -143,7 +141,7 @@ class Order:
     answer_tokens: int | None = None
     stops: tuple[str, ...] = ()
     request: str = ""
-    """What a retry of the same request is known by."""
+    """Digest of its body, by which a retry is known."""
 
     def key(self, agent: AgentInterface) -> str:
         """The id of its episode: everything its tokens depend on."""
@@ -160,8 +158,3 @@ def digest_of(given: Input) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-
-
-def request_key(*parts: object) -> str:
-    """What a request is known by when it comes again."""
-    return hashlib.sha256(orjson.dumps(parts, default=repr, option=orjson.OPT_SORT_KEYS)).hexdigest()

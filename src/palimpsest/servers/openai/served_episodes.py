@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,6 @@ from palimpsest.servers.http_service import ReadingThreads, Refused
 from palimpsest.servers.openai.episode_log import Store, StoreFailed
 from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
 from palimpsest.servers.openai.served_agent import AgentInterface, Order, Plan, Told
-from palimpsest.servers.openai.server_metrics import EpisodeMeasures
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.reply_tags import left_open
 from palimpsest.types import Outcome, Trajectory, Turn
@@ -50,8 +50,8 @@ class Episodes:
     def __init__(self, agent: AgentInterface, store: Store | None, bounds: Bounds, threads: ReadingThreads) -> None:
         """`threads`: for work that grows with a document, which no request is to wait behind."""
         self.agent, self.store, self.bounds, self._threads = agent, store, bounds, threads
-        self.measures = EpisodeMeasures()
-        self.counts = self.measures.counts
+        self.counts: Counter[str] = Counter()
+        """`begun`, `joined`, `stored`, `outcome:NAME`, and sums over the episodes that were played to an end."""
         self._running: dict[str, Episode] = {}
         self._seeds: dict[str, int] = {}  # of the episodes that requests started
         self._slots = asyncio.Semaphore(bounds.running)
@@ -211,7 +211,8 @@ class Episodes:
         result = _result(plan, trajectory, facts)
         telling.tell(news)
         telling.end(result["content"] or "")
-        self.measures.played(result)
+        for name in ("turns", "tokens_in", "tokens_sampled"):
+            self.counts[name] += result[name]
         return result
 
 
