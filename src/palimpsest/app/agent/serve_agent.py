@@ -31,12 +31,12 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.retrieval.search import check_token
-from palimpsest.rollout.episode import play
+from palimpsest.rollout.episode import OnToken, OnTurn, play
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions, check_model_name, check_origins
 from palimpsest.servers.openai.episode_log import Store
 from palimpsest.servers.openai.request_inputs import Input
-from palimpsest.servers.openai.served_agent import Card, Change, Draws, Plan, Told, Watch
+from palimpsest.servers.openai.served_agent import Card, Change, Draws, Plan, Watch
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Question, Trajectory, Turn
 
@@ -211,7 +211,15 @@ class ServedAgent:
 
         return watched
 
-    async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory:
+    async def play(
+        self,
+        plan: Plan,
+        draws: Draws,
+        on_turn: OnTurn,
+        on_token: OnToken | None,
+        recorded: Sequence[Turn],
+        timeout_s: float | None,
+    ) -> Trajectory:
         return await play(
             plan.problem,
             policy=plan.policy,
@@ -224,9 +232,9 @@ class ServedAgent:
             timeout_s=timeout_s,
             roles=self._opened.cast.roles,
             prepare=lambda: plan.prepared,
-            on_turn=told.turn,
-            on_token=told.token,
-            recorded=told.recorded,
+            on_turn=on_turn,
+            on_token=on_token,
+            recorded=recorded,
         )
 
     def rest(self) -> None:

@@ -145,7 +145,7 @@ class Chat:
 
         def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return event({**facts, "choices": [choice], **usage_key, **more})
+            return _event({**facts, "choices": [choice], **usage_key, **more})
 
         self._episodes.join(episode)
         try:
@@ -154,14 +154,16 @@ class Chat:
                 if kind == "comment":
                     yield f": {text}\n\n".encode()
                 else:
-                    yield chunk({"content": text} if kind == "content" else reasoning(text))
+                    yield chunk(
+                        {"content": text} if kind == "content" else {"reasoning": text, "reasoning_content": text}
+                    )
             result = await episode.ended()
             if (failed := failure_of(result, ask.field)) is not None:
-                yield event(openai_error(failed))
+                yield _event(openai_error(failed))
             else:
                 yield chunk({}, result["finish_reason"], palimpsest=own_facts(episode, result, given))
                 if ask.include_usage:
-                    yield event({**facts, "choices": [], "usage": usage(result, episode.stored)})
+                    yield _event({**facts, "choices": [], "usage": usage(result, episode.stored)})
             yield b"data: [DONE]\n\n"
         finally:
             self._episodes.leave(episode)
@@ -182,12 +184,7 @@ class _Ending:
         return str(self._episode.result["outcome"]) if self._episode.result is not None else "running"
 
 
-def reasoning(text: str) -> dict[str, str]:
-    """A delta of what is not the answer, under both names that clients look for."""
-    return {"reasoning": text, "reasoning_content": text}
-
-
-def event(value: object) -> bytes:
+def _event(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest.config.schema import SamplingConfig
@@ -16,21 +15,12 @@ from palimpsest.data.files.text_files import text_of
 from palimpsest.errors import DataError
 from palimpsest.servers.http_service import ReadingThreads, Refused, shown
 from palimpsest.servers.openai.request_bodies import Ask, Bodies, FilePart
-from palimpsest.servers.openai.request_inputs import Input, input_of, shown_name
+from palimpsest.servers.openai.request_inputs import input_of, shown_name
 from palimpsest.servers.openai.served_agent import AgentInterface, Draws, Order, digest_of
 from palimpsest.servers.openai.served_episodes import Episodes
 
 _THREADS = 2
 """Requests whose files are parsed at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What takes time that grows with a request."""
-
-    input: Input
-    input_digest: str
-    body_digest: str
 
 
 class Orders:
@@ -48,19 +38,22 @@ class Orders:
     async def of(self, ask: Ask, body: bytes, headers: Mapping[str, str]) -> Order:
         """Raises Refused."""
         check_model(ask.model, self._model)
-        if any(each.files for each in ask.messages):
-            given = await self._threads.run(lambda: self._given(ask, body))
-        else:
-            said = sum(len(each.text) for each in ask.messages) + len(ask.own.document or "")  # may exceed the body
-            given = await self._bodies.look(max(len(body), said), lambda: self._given(ask, body))
         again = _count(headers.get("x-stainless-retry-count")) > 0
+        if any(each.files for each in ask.messages):
+            return await self._threads.run(lambda: self._order(ask, body, again))
+        said = sum(len(each.text) for each in ask.messages) + len(ask.own.document or "")  # may exceed the body
+        return await self._bodies.look(max(len(body), said), lambda: self._order(ask, body, again))
+
+    def _order(self, ask: Ask, body: bytes, again: bool) -> Order:
+        """Takes time that grows with the request. `again`: whether it repeats an earlier one."""
+        given, request = input_of(ask, _text, self._agent.takes), hashlib.sha256(body).hexdigest()
         return Order(
-            input=given.input,
-            draws=self._draws(ask, given.body_digest if again else None),
-            input_digest=given.input_digest,
+            input=given,
+            draws=self._draws(ask, request if again else None),
+            input_digest=digest_of(given),
             answer_tokens=ask.answer_tokens,
             stops=ask.stop,
-            request=given.body_digest,
+            request=request,
         )
 
     def _draws(self, ask: Ask, known: str | None) -> Draws:
@@ -75,10 +68,6 @@ class Orders:
             return Draws(sampling, usual.seed)
         before = None if known is None else self._episodes.seed_of(known)
         return Draws(sampling, secrets.randbits(62) if before is None else before)
-
-    def _given(self, ask: Ask, body: bytes) -> _Given:
-        given = input_of(ask, _text, self._agent.takes)
-        return _Given(given, digest_of(given), hashlib.sha256(body).hexdigest())
 
 
 def _text(part: FilePart) -> tuple[str, str]:

@@ -1,16 +1,17 @@
 """POST /v1/responses: a chat completion in another form, whole and streamed.
 
-The body is rewritten into the request of a chat completion; rules, parameters and episodes are the same. What changed
-in the memory is the summary of a `reasoning` item.
+The body is rewritten into the request of a chat completion; rules, parameters and episodes are the same.
 
-Not covered: responses in the background, by their id or after a previous one, of which nothing is kept; tools.
+Not covered: responses in the background, by their id or after a previous one, of which nothing is kept; tools; what
+changed in the memory, which a stream of chat completions says.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
+from itertools import count
 from typing import Annotated, Any
 
 import orjson
@@ -127,23 +128,34 @@ class Responses:
         result = await ended_or_gone(request, episode, self._episodes)
         if (failed := failure_of(result, "input")) is not None:
             raise failed
-        told = "".join(text for kind, text in episode.news if kind == "reasoning" and asked.palimpsest.progress)
-        return json_response(reply.ended(result, told), headers=headers)
+        return json_response(reply.ended(result), headers=headers)
 
     async def _events(self, reply: _Reply, episode: Episode) -> AsyncIterator[bytes]:
-        own, events = reply.asked.palimpsest, _Events(reply)
+        numbers, said = count(), ""
+
+        def event(kind: str, **more: Any) -> bytes:
+            numbered = {"type": kind, "sequence_number": next(numbers), **more}
+            return f"event: {kind}\n".encode() + b"data: " + orjson.dumps(numbered) + b"\n\n"
+
+        place: dict[str, Any] = {"item_id": reply.message_id, "output_index": 0, "content_index": 0}
         self._episodes.join(episode)
         try:
-            for each in events.opening():
-                yield each
-            async for kind, text in timely(episode, own.progress, own.raw):
+            for kind in ("response.created", "response.in_progress"):
+                yield event(kind, response=reply.of("in_progress"))
+            yield event("response.output_item.added", output_index=0, item=reply.message(None, "in_progress"))
+            yield event("response.content_part.added", **place, part=_text_part(""))
+            async for kind, text in timely(episode, False, reply.asked.palimpsest.raw):
                 if kind == "comment":
                     yield f": {text}\n\n".encode()
                     continue
-                for each in events.more(kind, text):
-                    yield each
-            for each in events.closing(await episode.ended()):
-                yield each
+                said += text
+                yield event("response.output_text.delta", **place, delta=text, logprobs=[])
+            whole = reply.ended(await episode.ended())
+            status = "completed" if whole["status"] == "completed" else "incomplete"
+            yield event("response.output_text.done", **place, text=said, logprobs=[])
+            yield event("response.content_part.done", **place, part=_text_part(said))
+            yield event("response.output_item.done", output_index=0, item=reply.message(said, status))
+            yield event(f"response.{whole['status']}", response=whole)
         finally:
             self._episodes.leave(episode)
 
@@ -154,13 +166,14 @@ class _Reply:
     def __init__(self, asked: ResponseBody, episode: Episode, given: Mapping[str, str]) -> None:
         """`given`: what `Input.facts` gives of the request."""
         self.asked, self.given, self._episode = asked, given, episode
-        self.token, self._created = secrets.token_hex(16), int(time.time())
+        token = secrets.token_hex(16)
+        self._id, self.message_id, self._created = f"resp_{token}", f"msg_{token}", int(time.time())
 
     def of(self, status: str) -> dict[str, Any]:
         """Without an answer."""
         echoed = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
         return {
-            "id": f"resp_{self.token}",
+            "id": self._id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -175,8 +188,7 @@ class _Reply:
             **{name: getattr(self.asked, name) for name in echoed},
         }
 
-    def ended(self, result: dict[str, Any], told: str) -> dict[str, Any]:
-        """`told`: of the memory."""
+    def ended(self, result: dict[str, Any]) -> dict[str, Any]:
         own = {"palimpsest": own_facts(self._episode, result, self.given)}
         if (failed := failure_of(result, "input")) is not None:
             error = {"code": failed.code or "server_error", "message": str(failed)}
@@ -188,7 +200,7 @@ class _Reply:
             **base,
             **own,
             "incomplete_details": {"reason": "max_output_tokens"} if short else None,
-            "output": [*([self.reasoning(told)] if told else []), self.message(text, base["status"])],
+            "output": [self.message(text, base["status"])],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
@@ -198,79 +210,11 @@ class _Reply:
             },
         }
 
-    def reasoning(self, text: str) -> dict[str, Any]:
-        summary = [{"type": "summary_text", "text": text}] if text else []
-        return {"id": f"rs_{self.token}", "type": "reasoning", "summary": summary}
-
     def message(self, text: str | None, status: str) -> dict[str, Any]:
         content = [] if text is None else [_text_part(text)]
-        item = {"id": f"msg_{self.token}", "type": "message", "role": "assistant"}
+        item = {"id": self.message_id, "type": "message", "role": "assistant"}
         return {**item, "status": status, "content": content}
 
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-class _Events:
-    """Numbers events, and opens and closes the items that deltas belong to."""
-
-    def __init__(self, reply: _Reply) -> None:
-        self._reply = reply
-        self._number = self._index = -1
-        self._kind = self._text = self._told = ""
-        """Kind and text of the item that is open, and all that was told of the memory."""
-
-    def opening(self) -> Iterator[bytes]:
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._reply.of("in_progress"))
-
-    def more(self, kind: str, text: str) -> Iterator[bytes]:
-        """A delta, in an item of its kind."""
-        if kind != self._kind:
-            yield from self._end_item("completed")
-            self._kind, self._index, self._text = kind, self._index + 1, ""
-            item = self._reply.reasoning("") if kind == "reasoning" else self._reply.message(None, "in_progress")
-            yield self._event("response.output_item.added", output_index=self._index, item=item)
-            yield self._part("added", "")
-        self._text += text
-        if kind == "reasoning":
-            self._told += text
-        if text:
-            yield self._of_text("delta", delta=text)
-
-    def closing(self, result: dict[str, Any]) -> Iterator[bytes]:
-        whole = self._reply.ended(result, self._told)
-        if whole["status"] != "failed" and self._kind != "content":
-            yield from self.more("content", "")  # an answer without text is a message too
-        yield from self._end_item("completed" if whole["status"] == "completed" else "incomplete")
-        yield self._event(f"response.{whole['status']}", response=whole)
-
-    def _end_item(self, status: str) -> Iterator[bytes]:
-        if not self._kind:
-            return
-        yield self._of_text("done", text=self._text)
-        yield self._part("done", self._text)
-        reasons = self._kind == "reasoning"
-        item = self._reply.reasoning(self._text) if reasons else self._reply.message(self._text, status)
-        yield self._event("response.output_item.done", output_index=self._index, item=item)
-
-    def _of_text(self, what: str, **more: str) -> bytes:
-        if self._kind == "reasoning":
-            return self._event(f"response.reasoning_summary_text.{what}", **self._place("summary_index"), **more)
-        return self._event(f"response.output_text.{what}", **self._place("content_index"), logprobs=[], **more)
-
-    def _part(self, what: str, text: str) -> bytes:
-        if self._kind == "reasoning":
-            part: dict[str, Any] = {"type": "summary_text", "text": text}
-            return self._event(f"response.reasoning_summary_part.{what}", **self._place("summary_index"), part=part)
-        return self._event(f"response.content_part.{what}", **self._place("content_index"), part=_text_part(text))
-
-    def _place(self, index: str) -> dict[str, Any]:
-        prefix = "rs_" if self._kind == "reasoning" else "msg_"
-        return {"item_id": prefix + self._reply.token, "output_index": self._index, index: 0}
-
-    def _event(self, kind: str, **more: Any) -> bytes:
-        self._number += 1
-        event = {"type": kind, "sequence_number": self._number, **more}
-        return f"event: {kind}\n".encode() + b"data: " + orjson.dumps(event) + b"\n\n"

@@ -67,15 +67,6 @@ Watch = Callable[[Turn, Sequence[Event]], Change | None]
 """Is asked of each turn of an episode, in order, what it did to the memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Who is told, and what is known already."""
-
-    turn: OnTurn
-    token: OnToken | None
-    recorded: Sequence[Turn] = ()
-
-
 class AgentInterface(Protocol):
     """Weights, and a policy that plays on them."""
 
@@ -116,7 +107,17 @@ class AgentInterface(Protocol):
 
     def watch(self, plan: Plan) -> Watch: ...
 
-    async def play(self, plan: Plan, draws: Draws, told: Told, timeout_s: float | None) -> Trajectory: ...
+    async def play(
+        self,
+        plan: Plan,
+        draws: Draws,
+        on_turn: OnTurn,
+        on_token: OnToken | None,
+        recorded: Sequence[Turn],
+        timeout_s: float | None,
+    ) -> Trajectory:
+        """`recorded`: turns that are known already."""
+        ...
 
     def rest(self) -> None:
         """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""

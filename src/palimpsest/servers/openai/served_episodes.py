@@ -22,7 +22,7 @@ from palimpsest.events import Event
 from palimpsest.servers.http_service import ReadingThreads, Refused
 from palimpsest.servers.openai.episode_log import Store, StoreFailed
 from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
-from palimpsest.servers.openai.served_agent import AgentInterface, Order, Plan, Told
+from palimpsest.servers.openai.served_agent import AgentInterface, Order, Plan
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.reply_tags import left_open
 from palimpsest.types import Outcome, Trajectory, Turn
@@ -186,10 +186,10 @@ class Episodes:
 
     async def _played(self, episode: Episode, order: Order) -> dict[str, Any]:
         agent, store, wanted, on_thread = self.agent, self.store, order.input, self._threads.run
-        plan = await on_thread(lambda: agent.plan(wanted, order.answer_tokens))
         recorded = list[Turn]()
         if store is not None:
             recorded = await on_thread(lambda: store.recover(episode.id, _head(order)))
+        plan = await on_thread(lambda: agent.plan(wanted, order.answer_tokens))
         text = AnswerText(agent.codec, order.stops, _thinks_first(agent))
         telling = Telling(episode, agent.watch(plan), text)
         kept = _Kept(store, episode.id, {turn.step for turn in recorded})
@@ -198,8 +198,8 @@ class Episodes:
             kept.turn(turn)
             telling.turn(turn, events)
 
-        told = Told(on_turn, telling.token if len(wanted.questions) == 1 else None, recorded)
-        trajectory = await agent.play(plan, order.draws, told, self.bounds.episode_s)
+        on_token = telling.token if len(wanted.questions) == 1 else None
+        trajectory = await agent.play(plan, order.draws, on_turn, on_token, recorded, self.bounds.episode_s)
         if kept.broken is not None:
             raise kept.broken
         if trajectory.answer is not None and (cut := whole(trajectory.answer, order.stops))[1]:
