@@ -136,16 +136,6 @@ def test_what_a_template_puts_after_a_reply_ends_a_turn(template: str, end: str,
     assert ids["<|assistant|>"] not in stops
 
 
-def test_a_saved_codec_ends_turns_as_the_one_that_saved_it(folder: Path, tmp_path: Path) -> None:
-    with_tokens(folder, "<|user|>", template=CHAT_TEMPLATE)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 375]}))
-    codec = Codec.load(folder)
-    (tmp_path / "saved").mkdir()
-    codec.save(tmp_path / "saved")
-    assert Codec.load(tmp_path / "saved").stop_ids == codec.stop_ids
-    assert 375 in codec.stop_ids
-
-
 def test_a_template_that_drops_the_message_is_refused(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[0]['role'] }}")
     with pytest.raises(ModelError, match="shows a user message not as it stands"):

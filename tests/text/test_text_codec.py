@@ -94,7 +94,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Any) -> None:
 
 
 def test_a_codec_for_reading_decodes_and_encodes_as_the_whole_one(tmp_path: Path, tiny_codec: Codec) -> None:
-    tiny_codec.save(tmp_path)
+    tiny_codec.tokenizer.save_pretrained(tmp_path)
     whole, bare = Codec.load(tmp_path), Codec.for_reading(tmp_path)
     ids = [*whole.encode("Anna lives in Rome.<|im_end|>"), *sorted(whole.control_ids)]
     assert bare.control_ids == whole.control_ids

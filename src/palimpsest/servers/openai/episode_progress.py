@@ -1,14 +1,10 @@
-"""One episode as its followers see it: its memories, its answer piece by piece, how it ended.
-
-An answer as it is said: tokens to text, thinking kept apart, cut where a stop text begins.
-
-Guaranteed: what `feed` gives in a row, and `rest` at the end, is `whole` of all tokens; nothing that may yet turn out
-to be thinking, half a character or the beginning of a stop text is given early.
-
-What an episode tells: how its memory changes, and its answer piece by piece.
+"""One episode as its followers see it: how its memory changes, its answer piece by piece, how it ended.
 
 To work that out takes time (memories are decoded and compared), in which no other episode gets its next turn. So it is
 done when somebody follows the episode, else at its end and on a thread. What is told, and in which order, is the same.
+
+Guaranteed: what `AnswerText.feed` gives in a row, and `rest` at the end, is `whole` of all tokens; nothing that may yet
+turn out to be thinking, half a character or the beginning of a stop text is given early.
 """
 
 from __future__ import annotations

@@ -1,28 +1,20 @@
-"""Documents inside a message: under a label, between fences or tags, or pasted around a question.
+"""Documents inside a message: between tags, under a label, between fences, or pasted around a question.
 
+    <context><source id="1" name="a.txt">...</source></context>                     Open WebUI
+    <context><file><filename>a.txt</filename><context>...</context></file></context>    LibreChat
+    <documents><document index="1"><source>a.txt</source><document_content>...      Anthropic's advice
     Context information is below.\\n-----\\n...\\n-----\\nGiven ... \\nQuery: ...\\nAnswer:      LlamaIndex
     Answer the question based only on the following context:\\n...\\n\\nQuestion: ...          LangChain
     Question: ...\\nContext: ...\\nAnswer:                                                   LangChain's hub
     Context:\\n[CONTEXT 0]:\\n...                                                            AnythingLLM
     Attached document(s):\\n```md\\n...\\n```\\n...                                           LibreChat
 
-Guaranteed: nothing of a message is lost but labels and fences; time grows with its length.
+Tags are <document>, <context>, <source>, <passage> and their plurals, with attributes and in each other; what is
+between <user_query>, <question> or <query> is the question. Tags that nothing closes, and pairs around nothing
+("inside <context></context> XML tags"), are words of the message.
 
-Texts between tags: <document>, <context>, <source>, <passage> and their plurals, with attributes and in each other.
-
-    <context><source id="1" name="a.txt">...</source></context>                     Open WebUI
-    <context><file><filename>a.txt</filename><context>...</context></file></context>    LibreChat
-    <documents><document index="1"><source>a.txt</source><document_content>...      Anthropic's advice
-
-A question between <user_query>, <question> or <query> is the question. Tags that nothing closes, and pairs around
-nothing ("inside <context></context> XML tags"), are words of the message.
-
-Guaranteed: nothing between or around tags is lost, tags themselves aside; time grows with the message's length.
+Guaranteed: nothing of a message is lost but tags, labels and fences; time grows with its length.
 Not covered: a text that itself holds the tag that closes it.
-
-A question and a pasted text in one message, without tags or labels: which paragraph asks.
-
-Guaranteed: nothing of a message is lost; time grows with its length.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Bodies of requests: received within bounds, checked, and errors in OpenAI's form.
+"""Bodies of requests: received within bounds, looked at where nobody waits behind a long one, errors in OpenAI's form.
 
 Guaranteed: a key that is unknown, or asks for what can't be done, is rejected by its name, or its name is put on a list
 where one is given; no other is ignored that would change the answer. `null` is a key left out, and so is one that asks
 for what is done anyway (`n: 1`, `tools: []`).
-
-Bodies of requests: received within bounds, and looked at where nobody waits behind a long one.
-
 Not covered: the parsing of JSON itself, which gives nobody a turn: .1 s for a text of 64 MiB, some 5 s for empty lists.
 """
 
