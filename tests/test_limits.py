@@ -60,7 +60,7 @@ WIDE = {
     "cli.view.view": "a command",
     "evaluation.runner.evaluate": "keywords alone",
     "app.evaluate.evaluation_run.evaluate_async": "a public call: keywords but two, each with a default",
-    "app.datasets.generated_sets.make_ruler": "a public call: keywords but two",
+    "app.datasets.ruler_sets.make_ruler": "a public call: keywords but two",
     "app.evaluate.length_probe.probe_async": "a public call: keywords but one, each with a default",
     "app.train.training_run.train_async": "a public call: keywords but two, each with a default",
     "app.agent.ask_files.ask_async": "a public call: keywords but three, each with a default",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.generated_sets import Texts, make_ruler
+from palimpsest.app.datasets.ruler_sets import Texts, make_ruler
 from palimpsest.data.fingerprints import MANIFEST
 from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.data.synthetic.ruler_definitions import NOISE, TASKS

@@ -308,7 +308,7 @@ def ruler(
       palimpsest data ruler --tasks niah_multiquery,qa_2 --tokenizer models/mine --lengths 8192 --n 16 \\
         --haystack essays.txt --hotpot hotpot_dev.json --out sets/ruler-8k
     """
-    from palimpsest.app.datasets.generated_sets import Texts, make_ruler
+    from palimpsest.app.datasets.ruler_sets import Texts, make_ruler
     from palimpsest.progress.displays import Terminal
 
     made = make_ruler(
@@ -329,71 +329,6 @@ def _lacks(task: str, option: str) -> str:
     return f"left out: {task}, which is made of a file of yours ({option} FILE)"
 
 
-# ---- palimpsest data babilong and palimpsest data updates ----------------------------------------------------
-
-
-Tokenizer = Annotated[str, typer.Option(help="Folder or hub id of the model whose tokens are counted.")]
-Lengths = Annotated[str, typer.Option(help="Tokens of a context, e.g. 4096,8192.")]
-Number = Annotated[int, typer.Option("--n", min=1, help="Problems of each kind and length.")]
-Seed = Annotated[int, typer.Option(help="Of every draw.")]
-
-
-def babilong(
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-    out: Out,
-    tasks: Annotated[str, typer.Option(help="Of qa1 to qa5, e.g. qa1,qa2; or all.")] = "all",
-    n: Number = 100,
-    haystack: Annotated[Path | None, typer.Option(help="Text file to hide the facts in; noise without it.")] = None,
-    seed: Seed = 0,
-    force: Force = False,
-) -> None:
-    """Generate questions about people, places and things (bAbI's qa1 to qa5) whose facts are hidden in a long text.
-
-    \b
-    Examples:
-      palimpsest data babilong --tokenizer Qwen/Qwen3-4B --lengths 4096,131072 --out sets/babilong
-      palimpsest data babilong --tasks qa2 --haystack books.txt --tokenizer models/mine --lengths 8192 \\
-        --n 16 --out sets/qa2
-    """
-    from palimpsest.app.datasets.generated_sets import Amount, make_babilong
-    from palimpsest.progress.displays import Terminal
-
-    amount = Amount(numbers("--lengths", "numbers of tokens", lengths), n, seed)
-    chosen = tasks.split(",")
-    tell_made(
-        make_babilong(chosen, amount, tokenizer=tokenizer, out=out, haystack=haystack, force=force, progress=Terminal())
-    )
-
-
-def updates(
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-    out: Out,
-    kinds: Annotated[str, typer.Option(help="What is asked: now, then, count; or all.")] = "all",
-    changes: Annotated[str, typer.Option(help="How often a fact changes, by turns.")] = "1,2,4",
-    n: Number = 100,
-    seed: Seed = 0,
-    force: Force = False,
-) -> None:
-    """Generate questions about facts that change: what is so at the end, what was so on a day, how often it changed.
-
-    \b
-    Examples:
-      palimpsest data updates --tokenizer Qwen/Qwen3-4B --lengths 4096,32768 --out sets/updates
-      palimpsest data updates --kinds now --changes 1,8 --tokenizer models/mine --lengths 8192 --out sets/now
-    """
-    from palimpsest.app.datasets.generated_sets import Amount, make_updates
-    from palimpsest.progress.displays import Terminal
-
-    amount = Amount(numbers("--lengths", "numbers of tokens", lengths), n, seed)
-    often = numbers("--changes", "numbers of changes", changes)
-    chosen = kinds.split(",")
-    tell_made(
-        make_updates(chosen, amount, tokenizer=tokenizer, out=out, changes=often, force=force, progress=Terminal())
-    )
-
-
 # ---- Commands of palimpsest data that make data sets or files of them ----------------------------------------
 
 
@@ -404,5 +339,3 @@ def add_commands(app: typer.Typer) -> None:
     app.command("download")(download)
     app.command("filter")(filter)
     app.command("ruler")(ruler)
-    app.command("babilong")(babilong)
-    app.command("updates")(updates)

@@ -91,3 +91,23 @@ def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_who
     assert evaluation.preset["missing"] == ["eventqa_131072.jsonl", "eventqa_full.jsonl"]
     read = [body for body in server.asked if "Ann was there" in json.dumps(body)]
     assert len(read) == 2, "each question reads the text anew"
+
+
+def test_babilong_is_read_as_its_authors_publish_it(tiny_model_folder: Path, tmp_path: Path) -> None:
+    row = {"input": "Mary went to the garden.", "question": "Where is Mary? ", "target": "garden"}
+    (tmp_path / "qa1_4k.json").write_text(json.dumps([row]))
+    (tmp_path / "qa1_1M.json").write_text(json.dumps([row | {"target": "kitchen"}]))
+    with endpoint_server(Server(takes="chat", speak=lambda body: "In the garden.")) as server:
+        evaluation = library.evaluate(
+            "served",
+            tmp_path,
+            preset="babilong",
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            baselines=False,
+            quiet=True,
+        )
+    assert {sample.name: (sample.answers, sample.value) for sample in evaluation} == {
+        "qa1_4k": (("garden",), 1.0),
+        "qa1_1M": (("kitchen",), 0.0),
+    }

@@ -153,7 +153,7 @@ def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
         (("ruler-hqq", ["."]), "no such preset; did you mean ruler-hqa"),
         (("ruler-hqa", None), "give the folder of its files as --data DIR, not nothing"),
         (("ruler-hqa", ["a", "b"]), "not a, b"),
-        (("babilong", ["EMPTY"]), r"EMPTY holds none of its files, such as qa1_4096\.jsonl; palimpsest data babilong"),
+        (("babilong", ["EMPTY"]), r"EMPTY holds none of its files, such as qa1_4k\.json; palimpsest data download"),
     ],
 )
 def test_what_a_preset_cannot_be_played_on_is_refused(
