@@ -1,10 +1,9 @@
 """Making long contexts and evaluating on them: python benchmarks/long_contexts.py [contexts] [documents] [folder]
 
-    build text      `palimpsest data build` writes every context as text
-    build indices   the same, as numbers of documents in a file of their own
-    plain loop      draws as many of the same paragraphs, joins them, writes JSON lines, and holds one context
-    sweep           what `palimpsest eval` does with the file of texts before and while it plays: reads it, checks every
-                    problem, then takes each in turn
+    build           `palimpsest data build` writes every context
+    loop            draws as many of the same paragraphs, joins them, writes JSON lines, and holds one context
+    sweep           what `palimpsest eval` does with the file before and while it plays: reads it, checks every problem,
+                    then takes each in turn
 
 Each in a process of its own: documents a second of its CPU time (so that what else the machine does counts little),
 and its peak resident memory, over a process that has imported the same. The questions are made up, ten paragraphs of
@@ -43,12 +42,11 @@ def _paragraph(number: int) -> tuple[str, list[str]]:
     return f"House {number}", [SENTENCE.format(1000 + number % 900, number, place * number) for place in range(5)]
 
 
-def build(source: Path, contexts: int, documents: int, out: Path, layout: str) -> None:
+def build(source: Path, contexts: int, documents: int, out: Path) -> None:
     from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
     from palimpsest.app.datasets.question_splits import read_splits
 
-    splits = read_splits(f"eval={contexts}")
-    build_contexts([source], Contexts((documents,), splits=splits, layout=layout), out=out)  # type: ignore[arg-type]
+    build_contexts([source], Contexts((documents,), splits=read_splits(f"eval={contexts}")), out=out)
 
 
 def plain_loop(source: Path, contexts: int, documents: int, out: Path) -> None:
@@ -82,8 +80,7 @@ def measured(name: str, *words: object) -> tuple[float, float]:
 
 
 STEPS: dict[str, Callable[[list[str]], None]] = {
-    "text": lambda w: build(Path(w[0]), int(w[1]), int(w[2]), Path(w[3]) / "text", "text"),
-    "indices": lambda w: build(Path(w[0]), int(w[1]), int(w[2]), Path(w[3]) / "indices", "indices"),
+    "build": lambda w: build(Path(w[0]), int(w[1]), int(w[2]), Path(w[3]) / "build"),
     "loop": lambda w: plain_loop(Path(w[0]), int(w[1]), int(w[2]), Path(w[3]) / "loop.jsonl"),
     "sweep": lambda w: sweep(Path(w[0])),
 }
@@ -110,11 +107,11 @@ def main() -> None:
         write_source(source, options.contexts, options.documents)
         few.mkdir()
         print("| | documents a CPU-second | peak, MB | over a single context's, MB |\n|---|---|---|---|")
-        for name in ("text", "indices", "loop", "sweep"):
+        for name in ("build", "loop", "sweep"):
             given: tuple[object, ...] = (source, options.contexts, options.documents, folder)
             least: tuple[object, ...] = (source, 1, options.documents, few)
             if name == "sweep":
-                file = f"text/eval_{options.documents}.jsonl"
+                file = f"build/eval_{options.documents}.jsonl"
                 given, least = (Path(folder) / file,), (few / file,)
             seconds, peak = measured(name, *given)
             alone, small = measured(name, *least)

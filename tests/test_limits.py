@@ -24,8 +24,7 @@ LATE_IMPORTS = 0.045
 
 LONG = {
     "cli.compare.compare": "a command",
-    "cli.datasets.assemble": "a command: its options are its parameters, each with its help",
-    "cli.datasets.build": "a command",
+    "cli.datasets.build": "a command: its options are its parameters, each with its help",
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.compare.probe": "a command",
     "cli.train.quickstart": "a command",
@@ -47,7 +46,6 @@ LONG = {
 LONG_FILES: dict[str, str] = {}
 WIDE = {
     "cli.ask.ask": "a command",
-    "cli.datasets.assemble": "a command",
     "cli.datasets.build": "a command",
     "cli.datasets.ruler": "a command",
     "cli.evaluate.evaluate": "a command",

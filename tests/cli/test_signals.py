@@ -30,10 +30,11 @@ def inspecting(model: Path, out: Path) -> list[str]:
     return ["data", "inspect", str(out.with_name("dev.json"))]
 
 
-def assembling(model: Path, out: Path) -> list[str]:
+def building(model: Path, out: Path) -> list[str]:
     return [
         "data",
-        "assemble",
+        "build",
+        "--source",
         str(out.with_name("dev.json")),
         "--documents",
         "2",
@@ -82,7 +83,7 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
         RESUME,
     ),
     "data is read": (inspecting, "palimpsest.data.files.rows:sniff", AGAIN),
-    "data is written": (assembling, "palimpsest.data.formats.problem_files:eval_row", AGAIN),
+    "data is written": (building, "palimpsest.data.formats.problem_files:problem_row", AGAIN),
     "base-model trains": (base_model, "palimpsest.base_model.pretraining:_step", AGAIN),
     "an index is built": (
         serving,

@@ -27,9 +27,10 @@ LONG = "a" * 300
 
 
 @pytest.fixture
-def assemble(tmp_path: Path) -> list[str]:
+def build(tmp_path: Path) -> list[str]:
     (tmp_path / "dev.json").write_text(json.dumps([ROW]))
-    return ["data", "assemble", str(tmp_path / "dev.json"), "--documents", "2", "--out", str(tmp_path / "out.json")]
+    source = ("--source", str(tmp_path / "dev.json"))
+    return ["data", "build", *source, "--documents", "2", "--out", str(tmp_path / "sets" / "out")]
 
 
 def failing(number: int) -> Callable[[int], None]:
@@ -53,10 +54,10 @@ def failing(number: int) -> Callable[[int], None]:
     ],
 )
 def test_an_error_of_the_system_is_a_line_with_file_and_fix(
-    number: int, fix: str, assemble: list[str], refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    number: int, fix: str, build: list[str], refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("os.fsync", failing(number))
-    message = refused(*assemble)
+    message = refused(*build)
     assert "out.json" in message
     assert os.strerror(number) in message
     assert fix in message
@@ -79,18 +80,18 @@ def limited(kind: int, limit: int) -> Iterator[None]:
         resource.setrlimit(kind, (soft, hard))
 
 
-def test_a_file_that_may_not_grow_any_further_is_named(assemble: list[str], refused: Refused) -> None:
+def test_a_file_that_may_not_grow_any_further_is_named(build: list[str], refused: Refused) -> None:
     with limited(resource.RLIMIT_FSIZE, 40):
-        message = refused(*assemble)
+        message = refused(*build)
     assert "out.json: File too large" in message
 
 
-def test_a_process_without_descriptors_says_so(assemble: list[str], refused: Refused, tmp_path: Path) -> None:
-    refused(*assemble[:-1], str(tmp_path))  # everything is imported
+def test_a_process_without_descriptors_says_so(build: list[str], refused: Refused, tmp_path: Path) -> None:
+    refused(*build[:-1], str(tmp_path))  # everything is imported
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
     with limited(resource.RLIMIT_NOFILE, free):
-        message = refused(*assemble)
+        message = refused(*build)
     assert "Too many open files" in message
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.data_files import convert
+from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+from palimpsest.app.datasets.question_splits import Filters, read_where
 from palimpsest.config.data import DataConfig
 from palimpsest.data.formats.problem_files import format_of, read_problems
 from palimpsest.data.sources.problem_source import build_source
@@ -136,13 +137,15 @@ def test_questions_are_asked_one_by_one_on_the_same_document(tmp_path: Path) -> 
 def test_rows_of_one_source_are_written_apart_with_their_questions(tmp_path: Path) -> None:
     events = MEMORY | {"metadata": {"source": "eventqa_65536"}, "context": "A novel."}
     path = save(tmp_path / "Accurate_Retrieval.json", MEMORY, events)
-    done = convert(path, "palimpsest", out=tmp_path / "eventqa_65536.jsonl", where=["source=eventqa_65536"])
-    assert done.problems == 1
-    (problem,) = read_problems(tmp_path / "eventqa_65536.jsonl")
+    done = build_contexts(
+        [path], Contexts(), filters=Filters(read_where(["source=eventqa_65536"])), out=tmp_path / "new"
+    )
+    assert (done.problems, done.left_out) == ({"eval.jsonl": 1}, {"another source": 1})
+    (problem,) = read_problems(tmp_path / "new" / "eval.jsonl")
     assert (problem.context, len(problem.questions)) == ("A novel.", 2)
-    with pytest.raises(DataError, match=r"--where source=eventqa_full: no problem of .*Accurate_Retrieval\.json is so"):
-        convert(path, "palimpsest", out=tmp_path / "no.jsonl", where=["source=eventqa_full"])
-    assert not (tmp_path / "no.jsonl").exists()
+    with pytest.raises(DataError, match=r"Accurate_Retrieval\.json: no question is left \(another source: 2\)"):
+        build_contexts([path], Contexts(), filters=Filters(read_where(["source=eventqa_full"])), out=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(

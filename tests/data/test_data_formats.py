@@ -12,7 +12,6 @@ from palimpsest.data.formats.problem_files import (
     read_corpus,
     read_problems,
     read_records,
-    write_eval_file,
     write_problems,
 )
 from palimpsest.errors import DataError
@@ -191,7 +190,7 @@ def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_to_write_into_is_made_and_one_that_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
-    write_eval_file(tmp_path / "new" / "folder" / "e.json", [Problem("a", "Q?", ("A",), "C")])
+    write_problems(tmp_path / "new" / "folder" / "e.json", [Problem("a", "Q?", ("A",), "C")])
     assert [problem.id for problem in read_problems(tmp_path / "new" / "folder" / "e.json")] == ["a"]
 
     def long_work() -> Any:
@@ -199,11 +198,10 @@ def test_a_folder_to_write_into_is_made_and_one_that_cannot_be_is_told_before_th
         yield
 
     (tmp_path / "file").touch()
-    for write in (write_eval_file, write_problems):
-        with pytest.raises(DataError, match=r"e\.json: can't be written \(.*\); give another path"):
-            write(tmp_path / "file" / "e.json", long_work())
-        with pytest.raises(DataError, match="is a folder; give the path of a file"):
-            write(tmp_path, long_work())
+    with pytest.raises(DataError, match=r"e\.json: can't be written \(.*\); give another path"):
+        write_problems(tmp_path / "file" / "e.json", long_work())
+    with pytest.raises(DataError, match="is a folder; give the path of a file"):
+        write_problems(tmp_path, long_work())
 
 
 def test_ids_are_kept_made_and_made_unique(tmp_path: Path) -> None:
@@ -268,7 +266,6 @@ def test_a_published_column_of_another_shape_is_named(tmp_path: Path, row: dict[
 
 GOOD = {
     "evidence": ["Anna lives in Rome."],
-    "evidence_positions": [1],
     "objectives": [{"name": "Q1", "question": "Who?", "answers": ["Ann"]}],
     "passages": [{"title": "Rome", "text": "A city."}, {"contents": "A town.", "text": None}],
     "num_docs": 3,
@@ -278,7 +275,6 @@ GOOD = {
 BAD = [
     ("evidence", "Anna lives in Rome."),
     ("evidence", [1]),
-    ("evidence_positions", ["first"]),
     ("objectives", 3),
     ("objectives", [{"name": "Q1", "question": "Who?", "answers": "Ann"}]),
     ("passages", ["A city."]),
@@ -356,9 +352,3 @@ def test_questions_in_another_shape_are_refused_with_file_row_and_key(
     path = save(tmp_path / "mine.jsonl", [SEVERAL, SEVERAL | {"id": "e"} | changes])
     with pytest.raises(DataError, match=rf"mine\.jsonl.*2.*: {says}"):
         list(read_problems(path))
-
-
-def test_an_evaluation_file_as_published_takes_no_problem_of_several_questions(tmp_path: Path) -> None:
-    problems = read_problems(save(tmp_path / "mine.jsonl", [SEVERAL]))
-    with pytest.raises(DataError, match="problem d: asks 2 questions, a row of this file asks one"):
-        write_eval_file(tmp_path / "eval.json", problems)

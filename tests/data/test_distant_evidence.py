@@ -155,32 +155,3 @@ def test_musique_answers_hold_the_aliases_and_unanswerable_rows_are_refused(tmp_
     path.write_text(json.dumps([{**musique("a"), "answerable": False}]))
     with pytest.raises(DataError, match="answerable is false"):
         list(read_problems(path))
-
-
-FIELDS = {
-    "context", "input", "answers", "num_docs", "index", "is_ordered", "is_reverse_ordered", "min_distance",
-    "evidence_idx", "level", "type", "id",
-}  # fmt: skip
-
-
-def test_evaluation_files_have_the_published_fields_and_are_read_again(palimpsest: Any, tmp_path: Path) -> None:
-    source, out = file_of(tmp_path, hotpot), tmp_path / "eval_hotpotqa_30.json"
-    options = ["--documents", "30", "--order", "reverse", "--min-distance", "12", "--limit", "4"]
-    done = palimpsest("data", "assemble", str(source), *options, "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(out.read_text())
-    assert len(rows) == 4
-    for index, (row, problem) in enumerate(zip(rows, read_problems(out), strict=True)):
-        assert set(row) == FIELDS
-        assert (row["index"], row["num_docs"], row["type"], row["level"]) == (index, 30, "bridge", "hard")
-        assert (row["is_ordered"], row["is_reverse_ordered"]) == (False, True)
-        late, early = row["evidence_idx"]
-        assert row["min_distance"] == late - early >= 12
-        assert f"Document {late + 1}:\nq{index} 3\n" in row["context"]
-        assert (problem.id, problem.question, problem.context) == (row["id"], row["input"], row["context"])
-        assert problem.metadata["evidence_idx"] == row["evidence_idx"]
-
-
-def test_an_order_that_is_none_is_refused(refused: Any, tmp_path: Path) -> None:
-    line = refused("data", "assemble", "a.json", "--documents", "9", "--order", "up", "--out", str(tmp_path / "x"))
-    assert "--order up: choose one of any, forward, reverse" in line

@@ -11,7 +11,7 @@ import pytest
 from palimpsest.app.composition import evaluation_identity
 from palimpsest.config.data import DataConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.formats.problem_files import write_eval_file, write_problems
+from palimpsest.data.formats.problem_files import write_problems
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy import MemoryPolicy
@@ -93,11 +93,6 @@ def test_a_memory_that_is_no_text_is_refused_with_file_and_row(tmp_path: Path) -
     (tmp_path / "bad.jsonl").write_text('{"question": "Who?", "answers": ["A"], "context": "A.", "memory": ["A"]}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl.* memory must be a string, is list"):
         build_source(DataConfig(source=str(tmp_path / "bad.jsonl")), split="train").problems(step=0, count=1)
-
-
-def test_an_evaluation_file_as_published_has_no_place_for_a_memory(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="problem p: brings a memory, for which a row of this file has no column"):
-        write_eval_file(tmp_path / "eval.json", [PROBLEM])
 
 
 def test_samples_of_problems_with_other_memories_do_not_belong_together() -> None:

@@ -1,4 +1,4 @@
-"""`palimpsest data`: inspects data files, and makes, converts, filters and downloads data sets."""
+"""`palimpsest data`: inspects data files, and makes, filters and downloads data sets."""
 
 from __future__ import annotations
 
@@ -10,80 +10,20 @@ import typer
 
 from palimpsest.cli.options import Columns, Force, Out, named_columns, numbers, shares, tell_made
 
-# ---- palimpsest data build -----------------------------------------------------------------------------------
-
-
-def build(
-    source: Annotated[list[Path], typer.Option(help="HotpotQA, 2WikiMultiHopQA or MuSiQue file; may be repeated.")],
-    documents: Annotated[str, typer.Option(help="Documents per context, e.g. 50,200: a file for each number.")],
-    out: Out,
-    corpus: Annotated[list[Path] | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
-    exclude: Annotated[list[Path] | None, typer.Option(help="No question of this file is used: a test set.")] = None,
-    split: Annotated[str, typer.Option(help="Names with a number, a share or rest.")] = "eval=rest",
-    disjoint_gold: Annotated[
-        bool, typer.Option("--disjoint-gold", help="Splits share no gold document, besides sharing no question.")
-    ] = False,
-    disjoint_documents: Annotated[
-        bool, typer.Option("--disjoint-documents", help="Nor is one a distractor in another split.")
-    ] = False,
-    where: Annotated[list[str] | None, typer.Option(help="Only questions of metadata KEY=VALUE[,VALUE].")] = None,
-    without_yes_no: Annotated[
-        bool, typer.Option("--without-yes-no", help="No question that yes or no answers.")
-    ] = False,
-    order: Annotated[str, typer.Option(help="Of the gold documents: any, forward, reverse.")] = "any",
-    min_distance: Annotated[float, typer.Option(min=0, help="Between gold documents; below 1 a share of all.")] = 0,
-    positions: Annotated[str | None, typer.Option(help="Of the gold documents, 0 to 1, e.g. 0.1,0.9.")] = None,
-    layout: Annotated[str, typer.Option(help="text, indices (into documents.jsonl), or auto: the smaller.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of splits, distractors and places.")] = 0,
-    force: Force = False,
-) -> None:
-    """Build long contexts out of question files: every gold document among distractors, in splits, with a manifest.
-
-    \b
-    Examples:
-      palimpsest data build --source hotpot_dev.json --documents 50,200 --seed 1 --out sets/hotpot
-      palimpsest data build --source 2wiki_dev.json --source hotpot_train.json --documents 400 \\
-        --split train=rest,dev=64,test=128 --disjoint-gold --min-distance 0.5 --out sets/far
-    """
-    from palimpsest.app.datasets.dataset_builder import build_contexts, read_contexts
-    from palimpsest.progress.displays import Terminal
-
-    given: dict[str, Any] = {"documents": numbers("--documents", "numbers of documents", documents), "seed": seed}
-    given |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
-    given |= {"order": order, "min_distance": min_distance, "layout": layout}
-    given["positions"] = shares("--positions", positions)
-    contexts, filters = read_contexts(given, split=split, where=where or (), without_yes_no=without_yes_no)
-    built = build_contexts(
-        source,
-        contexts,
-        out=out,
-        corpora=corpus or (),
-        exclude=exclude or (),
-        filters=filters,
-        force=force,
-        progress=Terminal(),
-    )
-    tell_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))
-
-
-# ---- palimpsest data -----------------------------------------------------------------------------------------
-
-
-class MissingGold(StrEnum):
-    refuse = "refuse"
-    skip = "skip"
-
-
-OnMissingGold = Annotated[
-    MissingGold, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
-]
-
 app = typer.Typer(help="Look into data files, make data sets.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def group() -> None:
     """Look into data files, make data sets."""
+
+
+# ---- palimpsest data inspect ---------------------------------------------------------------------------------
+
+
+class MissingGold(StrEnum):
+    refuse = "refuse"
+    skip = "skip"
 
 
 @app.command("inspect")
@@ -94,7 +34,9 @@ def inspect(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
     format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
     columns: Columns = None,
-    on_missing_gold: OnMissingGold = MissingGold.refuse,
+    on_missing_gold: Annotated[
+        MissingGold, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
+    ] = MissingGold.refuse,
 ) -> None:
     """Show format, lengths, golds, evidence positions and one worked sample of a data file.
 
@@ -115,88 +57,73 @@ def inspect(
     stdout().print(render(inspect_source(file, reading, documents=documents, limit=limit)))
 
 
-@app.command("assemble")
-def assemble(
-    file: Annotated[str, typer.Argument(help="HotpotQA, 2WikiMultiHopQA or MuSiQue: questions with their paragraphs.")],
-    out: Annotated[Path, typer.Option(help="The eval_{N}.json to write.")],
-    documents: Annotated[int, typer.Option(min=1, help="Documents per context.")],
-    order: Annotated[str, typer.Option(help="Of the gold paragraphs: any, forward, reverse.")] = "any",
-    min_distance: Annotated[int, typer.Option(min=0, help="Documents between gold paragraphs at the least.")] = 0,
-    corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
-    columns: Columns = None,
-    on_missing_gold: OnMissingGold = MissingGold.refuse,
-    seed: Annotated[int, typer.Option(help="Of the draw of distractors and places.")] = 0,
-) -> None:
-    """Write an evaluation file with MemAgent's and ReMemR1's fields: long contexts, evidence where it is wanted.
-
-    \b
-    Examples:
-      palimpsest data assemble hotpot_dev.json --documents 200 --limit 128 --out eval_hotpotqa_200.json
-      palimpsest data assemble 2wiki_dev.json --documents 400 --order reverse --min-distance 100 \\
-        --out eval_2wiki_400_min_distance_100.json
-    """
-    from palimpsest.app.datasets.data_files import assemble_file
-    from palimpsest.data.sources.problem_source import left_out
-    from palimpsest.progress.displays import Terminal
-
-    written = assemble_file(
-        file,
-        out=out,
-        documents=documents,
-        order=order,
-        min_distance=min_distance,
-        corpus=corpus,
-        limit=limit,
-        format=format,
-        map=named_columns(columns, file),
-        on_missing_gold=on_missing_gold.value,
-        seed=seed,
-    )
-    if written.skipped:
-        Terminal().message(left_out(written.skipped))
-    Terminal().message(f"{out}: {written.count} problems of {documents} documents")
+# ---- palimpsest data build -----------------------------------------------------------------------------------
 
 
-app.command("build")(build)
-
-
-# ---- palimpsest data convert ---------------------------------------------------------------------------------
-
-
-def convert(
-    file: Annotated[Path, typer.Argument(help="A data file of any format that training and evaluation read.")],
-    to: Annotated[str, typer.Option(help="memagent-parquet, memagent-eval, vime, memact or palimpsest.")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
-    indices_into: Annotated[
-        Path | None, typer.Option(help="memagent-eval: contexts as numbers of this file's documents.")
+@app.command("build")
+def build(
+    source: Annotated[
+        list[Path],
+        typer.Option(help="HotpotQA, 2WikiMultiHopQA or MuSiQue file, or any without --documents; may be repeated."),
+    ],
+    out: Out,
+    documents: Annotated[
+        str | None, typer.Option(help="Per context, e.g. 50,200: a file for each; without it, as the files have them.")
     ] = None,
-    format: Annotated[str | None, typer.Option(help="Of the file that is read; default: by columns.")] = None,
-    where: Annotated[list[str] | None, typer.Option(help="Only problems of metadata KEY=VALUE[,VALUE].")] = None,
+    corpus: Annotated[list[Path] | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
+    exclude: Annotated[list[Path] | None, typer.Option(help="No question of this file is used: a test set.")] = None,
+    split: Annotated[str, typer.Option(help="Names with a number, a share or rest.")] = "eval=rest",
+    disjoint_gold: Annotated[
+        bool, typer.Option("--disjoint-gold", help="Splits share no gold document, besides sharing no question.")
+    ] = False,
+    disjoint_documents: Annotated[
+        bool, typer.Option("--disjoint-documents", help="Nor is one a distractor in another split.")
+    ] = False,
+    where: Annotated[list[str] | None, typer.Option(help="Only questions of metadata KEY=VALUE[,VALUE].")] = None,
+    without_yes_no: Annotated[
+        bool, typer.Option("--without-yes-no", help="No question that yes or no answers.")
+    ] = False,
+    order: Annotated[str, typer.Option(help="Of the gold documents: any, forward, reverse.")] = "any",
+    min_distance: Annotated[float, typer.Option(min=0, help="Between gold documents; below 1 a share of all.")] = 0,
+    positions: Annotated[str | None, typer.Option(help="Of the gold documents, 0 to 1, e.g. 0.1,0.9.")] = None,
+    seed: Annotated[int, typer.Option(help="Of splits, distractors and places.")] = 0,
     force: Force = False,
 ) -> None:
-    """Write a data file in another system's layout, or in ours.
+    """Deal questions of files into splits, with long contexts: every gold document among distractors; with a manifest.
 
     \b
     Examples:
-      palimpsest data convert hotpotqa_train_32k.parquet --to palimpsest --out train.jsonl
-      palimpsest data convert mine.jsonl --to vime --out mine-vime.jsonl
-      palimpsest data convert all.parquet --to palimpsest --where source=eventqa_65536 --out eventqa_65536.jsonl
+      palimpsest data build --source hotpot_dev.json --documents 50,200 --seed 1 --out sets/hotpot
+      palimpsest data build --source 2wiki_dev.json --source hotpot_train.json --documents 400 \\
+        --split train=rest,dev=64,test=128 --disjoint-gold --min-distance 0.5 --out sets/far
+      palimpsest data build --source Accurate_Retrieval.parquet --where source=eventqa_65536 --out sets/eventqa
     """
-    from palimpsest.app.datasets.data_files import convert as convert_file
+    from palimpsest.app.datasets.dataset_builder import build_contexts, read_contexts
     from palimpsest.progress.displays import Terminal
 
-    read: dict[str, Any] = {"indices_into": indices_into, "format": format, "where": where or ()}
-    done = convert_file(file, to, out=out, **read, force=force, progress=Terminal())
-    typer.echo(f"{out}: {done.problems:,} problems as {to}")
-    for what, count in done.dropped.items():
-        typer.echo(f"{to} has no place for {what}: dropped of {count:,} problems", err=True)
+    sizes = numbers("--documents", "numbers of documents", documents) if documents else ()
+    given: dict[str, Any] = {"documents": sizes, "seed": seed}
+    given |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
+    given |= {"order": order, "min_distance": min_distance}
+    given["positions"] = shares("--positions", positions)
+    contexts, filters = read_contexts(given, split=split, where=where or (), without_yes_no=without_yes_no)
+    built = build_contexts(
+        source,
+        contexts,
+        out=out,
+        corpora=corpus or (),
+        exclude=exclude or (),
+        filters=filters,
+        force=force,
+        progress=Terminal(),
+    )
+    tell_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))
 
 
 # ---- palimpsest data download --------------------------------------------------------------------------------
 
 
+@app.command("download")
 def download(
     name: Annotated[str, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE of the hub.")],
     out: Annotated[Path, typer.Option(help="Folder to write the file to.")] = Path("data"),
@@ -223,6 +150,7 @@ def download(
 # ---- palimpsest data filter ----------------------------------------------------------------------------------
 
 
+@app.command("filter")
 def filter(
     file: Annotated[Path, typer.Argument(help="Question file of any known format.")],
     endpoint: Annotated[str, typer.Option(help="OpenAI-compatible, such as http://127.0.0.1:8000/v1.")],
@@ -253,6 +181,7 @@ def filter(
 # ---- palimpsest data objectives ------------------------------------------------------------------------------
 
 
+@app.command("objectives")
 def objectives(
     source: Annotated[list[Path], typer.Option(help="Question file of any known format; may be repeated.")],
     out: Out,
@@ -286,6 +215,7 @@ def objectives(
 # ---- palimpsest data ruler -----------------------------------------------------------------------------------
 
 
+@app.command("ruler")
 def ruler(
     tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the model whose tokens are counted.")],
     lengths: Annotated[str, typer.Option(help="In tokens, the answer's room included, e.g. 4096,8192.")],
@@ -327,15 +257,3 @@ def ruler(
 
 def _lacks(task: str, option: str) -> str:
     return f"left out: {task}, which is made of a file of yours ({option} FILE)"
-
-
-# ---- Commands of palimpsest data that make data sets or files of them ----------------------------------------
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add them to the group."""
-    app.command("objectives")(objectives)
-    app.command("convert")(convert)
-    app.command("download")(download)
-    app.command("filter")(filter)
-    app.command("ruler")(ruler)

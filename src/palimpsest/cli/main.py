@@ -93,7 +93,6 @@ app.command("probe", short_help="Say why accuracy falls with length.")(compare.p
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(prompts.prompts_app, name="prompts")
-datasets.add_commands(datasets.app)
 app.add_typer(datasets.app, name="data")
 app.add_typer(retrieval.retrieval_app, name="retrieval")
 app.add_typer(judge.app, name="judge")

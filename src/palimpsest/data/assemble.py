@@ -21,8 +21,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError
@@ -81,16 +80,6 @@ def at_positions(positions: Sequence[float], count: int, slots: int, what: str) 
             f"{what}: two of the positions fall on one of {slots} documents; give others, or more documents"
         )
     return chosen
-
-
-def distance_between(slots: Sequence[int]) -> int:
-    """Least distance of two of them; 0 for fewer than two.
-
-    >>> distance_between([9, 2, 4])
-    2
-    """
-    ranked = sorted(slots)
-    return min((later - earlier for earlier, later in pairwise(ranked)), default=0)
 
 
 # ---- Long contexts out of paragraphs -------------------------------------------------------------------------
@@ -160,26 +149,17 @@ def assemble(
         return record.problem(record.context, record.metadata)
     paragraphs = record.paragraphs
     if documents is not None:
-        paragraphs = arrange(record, corpus or Corpus(()), documents, seed=seed, placing=placing)
-    metadata = {**record.metadata, **placed(record, paragraphs), "evidence": record.gold}
-    return record.problem(document_block(paragraphs), metadata)
-
-
-def arrange(
-    record: Record, corpus: Corpus, documents: int, *, seed: int, placing: Placing = ANYWHERE
-) -> tuple[str, ...]:
-    """[documents] the paragraphs of a record's context, in their order, as `assemble` joins them. Raises DataError."""
-    rng = keyed_random(seed, "documents", record.id)
-    paragraphs = _choose(record, corpus, documents, rng)
-    return paragraphs if placing == ANYWHERE else _place(record, paragraphs, placing, rng)
-
-
-def placed(record: Record, paragraphs: Sequence[str]) -> dict[str, Any]:
-    """What metadata says of a context's documents: how many there are, and the numbers of the gold ones, from 1."""
-    return {
+        rng = keyed_random(seed, "documents", record.id)
+        paragraphs = _choose(record, corpus or Corpus(()), documents, rng)
+        if placing != ANYWHERE:
+            paragraphs = _place(record, paragraphs, placing, rng)
+    metadata = {
+        **record.metadata,
         "num_docs": len(paragraphs),
         "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
+        "evidence": record.gold,
     }
+    return record.problem(document_block(paragraphs), metadata)
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:

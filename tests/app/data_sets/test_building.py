@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets import dataset_builder
 from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
 from palimpsest.app.datasets.question_splits import Filters, Split, read_splits
-from palimpsest.data.assemble import arrange
 from palimpsest.data.fingerprints import MANIFEST
-from palimpsest.data.formats.problem_files import DOCUMENTS, read_problems
+from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.errors import ConfigError, DataError, RunError
 
 
@@ -62,10 +60,9 @@ def documents(context: str) -> list[str]:
     return re.split(r"(?:^|\n\n)Document \d+:\n", context)[1:]
 
 
-@pytest.mark.parametrize("layout", ["text", "indices"])
-def test_every_gold_paragraph_is_in_every_context_of_every_length(tmp_path: Path, layout: Any) -> None:
+def test_every_gold_paragraph_is_in_every_context_of_every_length(tmp_path: Path) -> None:
     source = questions(tmp_path / "a.json")
-    built = build_contexts([source], Contexts((12, 100), seed=1, layout=layout), out=tmp_path / "set")
+    built = build_contexts([source], Contexts((12, 100), seed=1), out=tmp_path / "set")
     assert built.problems == {"eval_12.jsonl": 60, "eval_100.jsonl": 60}
     golds = gold(source)
     for size in (12, 100):
@@ -77,45 +74,6 @@ def test_every_gold_paragraph_is_in_every_context_of_every_length(tmp_path: Path
             assert set(problem.metadata["evidence"]) == golds[problem.id]
 
 
-def test_contexts_of_numbers_read_back_as_those_of_text(tmp_path: Path) -> None:
-    source = questions(tmp_path / "a.json")
-    for layout in ("text", "indices"):
-        build_contexts([source], Contexts((40,), seed=3, layout=layout), out=tmp_path / layout)
-    text, numbers = (list(read_problems(tmp_path / layout / "eval_40.jsonl")) for layout in ("text", "indices"))
-    assert [(p.id, p.question, p.answers, p.context) for p in text] == [
-        (p.id, p.question, p.answers, p.context) for p in numbers
-    ]
-    assert [list(p.metadata["evidence"]) for p in text] == [list(p.metadata["evidence"]) for p in numbers]
-    assert (tmp_path / "indices" / DOCUMENTS).exists()
-    assert not (tmp_path / "text" / DOCUMENTS).exists()
-    (tmp_path / "indices" / DOCUMENTS).unlink()
-    with pytest.raises(DataError, match=r"holds document indices.*put the documents.jsonl"):
-        next(read_problems(tmp_path / "indices" / "eval_40.jsonl"))
-
-
-def test_the_smaller_layout_is_chosen(tmp_path: Path) -> None:
-    source = questions(tmp_path / "a.json")
-    few = build_contexts([source], Contexts((2,), splits=(Split("eval", 5),)), out=tmp_path / "few")
-    many = build_contexts([source], Contexts((400,)), out=tmp_path / "many")
-    assert (few.layout, many.layout) == ("text", "indices")
-
-
-@pytest.mark.parametrize(("layout", "made"), [("text", 10), ("indices", 20)])
-def test_contexts_of_text_are_made_once(
-    layout: Any, made: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def counted(*args: Any, **options: Any) -> tuple[str, ...]:
-        calls.append(args)
-        return arrange(*args, **options)
-
-    monkeypatch.setattr(dataset_builder, "arrange", counted)
-    source = questions(tmp_path / "a.json", 10)
-    build_contexts([source], Contexts((12,), layout=layout), out=tmp_path / "set")
-    assert len(calls) == made
-
-
 def chi_square(counts: Counter[int], cells: int) -> float:
     expected = counts.total() / cells
     return sum((counts[cell] - expected) ** 2 / expected for cell in range(cells))
@@ -123,7 +81,7 @@ def chi_square(counts: Counter[int], cells: int) -> float:
 
 def test_evidence_positions_are_uniform_over_2000_contexts(tmp_path: Path) -> None:
     source = questions(tmp_path / "a.json", 2000)
-    build_contexts([source], Contexts((50,), seed=5, layout="indices"), out=tmp_path / "set")
+    build_contexts([source], Contexts((50,), seed=5), out=tmp_path / "set")
     places = [row["metadata"]["evidence_positions"] for row in rows(tmp_path / "set" / "eval_50.jsonl")]
     assert len(places) == 2000
     for piece in (0, 1):
@@ -210,7 +168,6 @@ def test_gold_documents_stand_where_they_are_wanted(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"order": "up"}, "--order up"),
-        ({"layout": "zip"}, "--layout zip"),
         ({"positions": (0.1, 1.5)}, "--positions"),
         ({"positions": (0.1, 0.2), "order": "reverse"}, "leave out --order"),
         ({"min_distance": 2.5}, "--min-distance 2.5"),
@@ -219,6 +176,31 @@ def test_gold_documents_stand_where_they_are_wanted(tmp_path: Path) -> None:
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Contexts((10,), **settings)
+
+
+def test_rows_without_a_number_of_documents_stay_as_they_are(tmp_path: Path) -> None:
+    several = [{"question": "Who ran?", "answers": ["Ann"]}, {"question": "Where?", "answers": ["Rome", "Roma"]}]
+    kept = [
+        {"id": "a", "question": "Who is it?", "answers": ["Bob"], "context": "It is Bob.", "metadata": {"kind": "x"}},
+        {"id": "b", "questions": several, "context": "Ann ran in Rome.", "metadata": {"kind": "x"}, "memory": "Ann."},
+    ]
+    path, source = tmp_path / "mine.jsonl", questions(tmp_path / "a.json", 3)
+    path.write_text("\n".join(json.dumps(row) for row in [*kept, kept[0] | {"question": "No?", "metadata": {}}]))
+    filters = Filters({"kind": frozenset({"x"})})
+    built = build_contexts([path], Contexts(), filters=filters, out=tmp_path / "set")
+    assert (built.problems, built.left_out) == ({"eval.jsonl": 2}, {"another kind": 1})
+    own = {"metadata": {"kind": "x", "source": "mine.jsonl"}}
+    assert sorted(rows(tmp_path / "set" / "eval.jsonl"), key=lambda row: row["id"]) == [row | own for row in kept]
+    build_contexts([source, path], Contexts(splits=read_splits("dev=2,test=rest")), out=tmp_path / "two")
+    read = [p for name in ("dev", "test") for p in read_problems(tmp_path / "two" / f"{name}.jsonl")]
+    assert {p.id: p.context for p in read if p.id[0] == "q"} == {p.id: p.context for p in read_problems(source)}
+    assert len(read) == 6
+    with pytest.raises(DataError, match=r"no question is left \(excluded: 3\)"):
+        build_contexts([path], Contexts(), exclude=[tmp_path / "two" / "test.jsonl", path], out=tmp_path / "none")
+    with pytest.raises(ConfigError, match="are of assembled contexts: give --documents too"):
+        Contexts(order="reverse")
+    with pytest.raises(ConfigError, match=r"--corpus .*: give --documents too"):
+        build_contexts([path], Contexts(), corpora=[source], out=tmp_path / "none")
 
 
 @pytest.mark.slow
@@ -311,19 +293,13 @@ from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
 from palimpsest.data.formats.problem_files import read_problems
 peak = lambda: int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 before = peak()
-contexts = Contexts((6400,), layout=sys.argv[1])
-build_contexts([{str(source)!r}], contexts, corpora=[{str(corpus)!r}], out=Path(sys.argv[2]))
-count = sum(len(p.context) > 3_000_000 for p in read_problems(sys.argv[2] + "/eval_6400.jsonl"))
+build_contexts([{str(source)!r}], Contexts((6400,)), corpora=[{str(corpus)!r}], out=Path(sys.argv[1]))
+count = sum(len(p.context) > 3_000_000 for p in read_problems(sys.argv[1] + "/eval_6400.jsonl"))
 print(count, peak() - before)
 """
-    for layout in ("text", "indices"):
-        done = subprocess.run(
-            [sys.executable, "-c", script, layout, str(tmp_path / layout)], check=True, capture_output=True, text=True
-        )
-        count, grown = map(int, done.stdout.split())
-        assert count == 100
-        print(layout, grown, "MiB")
-        assert grown < 100
-    assert (tmp_path / "text" / "eval_6400.jsonl").stat().st_size > 350_000_000
-    size = sum(path.stat().st_size for path in (tmp_path / "indices").iterdir())
-    assert size < 12_000_000
+    command = [sys.executable, "-c", script, str(tmp_path / "set")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    count, grown = map(int, done.stdout.split())
+    assert count == 100
+    assert grown < 100
+    assert (tmp_path / "set" / "eval_6400.jsonl").stat().st_size > 350_000_000

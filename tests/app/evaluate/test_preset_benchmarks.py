@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import palimpsest as library
-from palimpsest.app.datasets.data_files import convert
+from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+from palimpsest.app.datasets.question_splits import Filters, read_where
 from palimpsest.reward.judge.model_judge import system_prompt
 from support.endpoint_server import Server, endpoint_server
 from support.judge_server import case_of, judge_server, verdict
@@ -71,8 +72,9 @@ def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_who
     }
     other = row | {"metadata": {"source": "ruler_qa1_197K"}}
     (tmp_path / "Accurate_Retrieval.json").write_text(json.dumps([other, row]))
-    file = tmp_path / "data" / "eventqa_65536.jsonl"
-    convert(tmp_path / "Accurate_Retrieval.json", "palimpsest", out=file, where=["source=eventqa_65536"])
+    filters = Filters(read_where(["source=eventqa_65536"]))
+    build_contexts([tmp_path / "Accurate_Retrieval.json"], Contexts(), filters=filters, out=tmp_path / "data")
+    (tmp_path / "data" / "eval.jsonl").rename(tmp_path / "data" / "eventqa_65536.jsonl")
     with endpoint_server(Server(takes="chat", speak=lambda body: "Then ann LEAVES. That is it.")) as server:
         evaluation = library.evaluate(
             "served",

@@ -68,7 +68,7 @@ def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
     assert (
         f"{folder} lacks eval_200.json, eval_400.json, eval_800.json, eval_1600.json, eval_3200.json, eval_6400.json, "
         "left out; palimpsest data download memagent-eval-N for each N, or palimpsest data build --source "
-        "hotpot_dev.json --documents 200,400,800,1600,3200,6400 --split eval=128 --layout text --out NEW" in done.stderr
+        "hotpot_dev.json --documents 200,400,800,1600,3200,6400 --split eval=128 --out NEW" in done.stderr
     )
     assert "not as the preset says: overwrite.chunk_size=" in done.stderr  # in a window of 512 tokens
     assert "eval_50" in done.stdout

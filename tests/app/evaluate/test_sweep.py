@@ -67,7 +67,7 @@ def test_a_set_in_a_sweep_is_what_it_is_alone(tiny_model_folder: Path, tmp_path:
 
 def test_a_folder_stands_for_every_set_that_its_manifest_names(tiny_model_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sets"
-    for name in ("eval_2.jsonl", "eval_3.jsonl", "documents.jsonl"):
+    for name in ("eval_2.jsonl", "eval_3.jsonl", "corpus.jsonl"):
         save(folder / name, rows(1))
     described = {name: {"problems": 1} for name in ("eval_2.jsonl", "eval_3.jsonl")}
     write_manifest(folder, made_by="a test", seed=0, described=described)

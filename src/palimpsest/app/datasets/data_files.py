@@ -17,7 +17,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,18 +24,11 @@ from pathlib import Path
 import httpx2
 
 from palimpsest import files
-from palimpsest.app.datasets.question_splits import read_where
-from palimpsest.config.data import DataConfig
-from palimpsest.data.formats.problem_files import read_corpus, read_problems, write_eval_file
-from palimpsest.data.formats.writers import LAYOUTS, Writing, indexed_by
-from palimpsest.data.sources.file_source import FileSource
-from palimpsest.data.sources.problem_source import build_source
-from palimpsest.errors import ConfigError, DataError, nearest
+from palimpsest.errors import DataError, nearest
 from palimpsest.http_services import retry_after
 from palimpsest.models.model_folder import HUB
 from palimpsest.progress.reporter import Progress, Silent, Tick
 from palimpsest.runs.folder_guard import free_file
-from palimpsest.types import Problem
 
 # ---- Where published data sets lie, under plain addresses ----------------------------------------------------
 
@@ -279,85 +271,3 @@ class _Fetch:
         files.rename(self.partial, self.out)
         self.note.unlink(missing_ok=True)
         return Downloaded(self.out, size, digest, self.known_sha256 is not None)
-
-
-# ---- Data files from one layout to another -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """What was written."""
-
-    path: Path
-    problems: int
-    dropped: dict[str, int]
-    """Problems that lost something for which the layout has no place, by what."""
-
-
-def convert(
-    file: str | Path,
-    to: str,
-    *,
-    out: Path,
-    indices_into: Path | None = None,
-    format: str | None = None,
-    where: Sequence[str] = (),
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Converted:
-    """Read `file`, in whatever known layout, and write it as `to`. Raises ConfigError, DataError.
-
-    `indices_into`: the file whose documents contexts of memagent-eval are to be numbers of; `where`: only problems with
-    KEY=VALUE[,VALUE] in their metadata.
-    """
-    progress = progress or Silent()
-    if to not in LAYOUTS:
-        raise ConfigError(f"--to {to}: choose of {', '.join(LAYOUTS)}{nearest(to, LAYOUTS)}")
-    if indices_into is not None and to != "memagent-eval":
-        raise ConfigError(f"--indices-into {indices_into}: only memagent-eval holds numbers of documents")
-    if out.resolve() == Path(file).resolve():
-        raise ConfigError(f"--out {out}: is the file that is read; give another")
-    writing = Writing(to, None if indices_into is None else indexed_by(read_corpus(indices_into)))
-    wanted = read_where(where)
-    total = sum(1 for _ in _chosen(file, format, wanted))
-    if not total:
-        raise DataError(f"--where {' '.join(where)}: no problem of {file} is so; its metadata: palimpsest data inspect")
-    with progress.count("problems", total) as tick:
-        free_file(out, force=force, progress=progress)
-        number = writing.write(out, _ticked(_chosen(file, format, wanted), tick))
-    return Converted(out, number, dict(writing.dropped))
-
-
-def _chosen(file: str | Path, format: str | None, wanted: Mapping[str, frozenset[str]]) -> Iterator[Problem]:
-    for problem in read_problems(file, format=format):
-        if all(str(problem.metadata.get(key)) in values for key, values in wanted.items()):
-            yield problem
-
-
-def _ticked(problems: Iterator[Problem], tick: Tick) -> Iterator[Problem]:
-    for problem in problems:
-        yield problem
-        tick()
-
-
-# ---- What is in a data file, and long contexts made of one ---------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What became of the rows of a file."""
-
-    count: int
-    """Problems that were written."""
-    skipped: tuple[str, ...]
-    """What is said of each row that was left out."""
-
-
-def assemble_file(file: str, *, out: Path, order: str, **settings: object) -> Written:
-    """Write the problems of a file with assembled contexts."""
-    if order not in ("any", "forward", "reverse"):
-        raise ConfigError(f"--order {order}: choose one of any, forward, reverse")
-    config = DataConfig.model_validate({"source": file, "order": order, **settings})
-    source = build_source(config, split="eval")
-    assert isinstance(source, FileSource)
-    return Written(write_eval_file(out, source), source.skipped)

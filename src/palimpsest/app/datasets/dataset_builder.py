@@ -1,14 +1,13 @@
-"""Data sets built of question files: long contexts with a manifest, and problems of several questions.
+"""Data sets built of question files: questions in splits, their contexts, problems of several questions.
 
     built = build_contexts(["hotpot_train.json"], Contexts((50, 200), seed=1), out=Path("sets/hotpot"))
 
-writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, `documents.jsonl` where rows hold numbers of
-documents in place of text, and `manifest.json`.
+writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, and `manifest.json`; without numbers of documents
+`SPLIT.jsonl`, contexts as the files have them.
 
-Guaranteed: the same files, settings and seed give the same bytes; each context is built, written and forgotten, so that
-memory holds the questions and their paragraphs, whatever the contexts come to.
-
-Problems of several questions out of question files: to be searched for, or asked of one document.
+Guaranteed: the same files, settings and seed give the same bytes; each assembled context is built, written and
+forgotten, so that memory holds the questions and their paragraphs, whatever the contexts come to.
+Not covered: files of finished contexts that are larger than memory.
 
     make_objectives(["hotpot_dev.json"], (2, 4), out=Path("sets/several"), documents=50)
 
@@ -22,13 +21,11 @@ Not covered: two questions of one problem of which one answers the other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from palimpsest import files
 from palimpsest.app.datasets.question_splits import (
     ALL,
     Filters,
@@ -40,9 +37,9 @@ from palimpsest.app.datasets.question_splits import (
     read_splits,
     read_where,
 )
-from palimpsest.data.assemble import Corpus, Order, Placing, arrange, assemble, document_block
+from palimpsest.data.assemble import Corpus, Order, Placing, assemble
 from palimpsest.data.fingerprints import write_manifest
-from palimpsest.data.formats.problem_files import DOCUMENTS, document_row, problem_row, row_by_index, write_documents
+from palimpsest.data.formats.problem_files import write_problems
 from palimpsest.data.record import Objective, Record, search_problem
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.progress.reporter import Progress, Silent, Tick
@@ -50,14 +47,13 @@ from palimpsest.runs.folder_guard import Made, new_folder
 from palimpsest.seeding import derive_seed
 from palimpsest.types import Problem, Question
 
-Layout = Literal["auto", "text", "indices"]
-
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
     """What contexts are to be like."""
 
-    documents: tuple[int, ...]
+    documents: tuple[int, ...] = ()
+    """Per context, a file of each number; empty: contexts as their files have them."""
     seed: int = 0
     splits: tuple[Split, ...] = ALL
     disjoint_gold: bool = False
@@ -68,23 +64,25 @@ class Contexts:
     """Documents between gold ones at the least; below 1 a share of the context."""
     positions: tuple[float, ...] = ()
     """As in `Placing`; questions with another number of gold documents are left out."""
-    layout: Layout = "auto"
-    """Contexts as text, as numbers of documents, or whichever takes less room."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
-        if not self.documents or min(self.documents) < 1:
+        if any(number < 1 for number in self.documents):
             raise ConfigError(f"--documents {self.documents}: numbers from 1")
         if self.order not in ("any", "forward", "reverse"):
             raise ConfigError(f"--order {self.order}: choose one of any, forward, reverse")
-        if self.layout not in ("auto", "text", "indices"):
-            raise ConfigError(f"--layout {self.layout}: choose one of auto, text, indices")
         if any(not 0 <= place <= 1 for place in self.positions):
             raise ConfigError(f"--positions {self.positions}: from 0 (first document) to 1 (last)")
         if self.positions and (self.order != "any" or self.min_distance):
             raise ConfigError("--positions says where gold documents stand: leave out --order and --min-distance")
         if self.min_distance < 0 or (self.min_distance >= 1 and not float(self.min_distance).is_integer()):
             raise ConfigError(f"--min-distance {self.min_distance}: a number of documents, or a share below 1")
+        placed = self.order != "any" or self.min_distance or self.positions
+        if not self.documents and (placed or self.disjoint_gold or self.disjoint_documents):
+            raise ConfigError(
+                "--order, --min-distance, --positions, --disjoint-gold and --disjoint-documents are of assembled "
+                "contexts: give --documents too"
+            )
 
     def placing(self, documents: int) -> Placing:
         """How gold documents stand among so many."""
@@ -99,7 +97,6 @@ class Built(Made):
 
     left_out: dict[str, int]
     """Questions that no split has, by why."""
-    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,36 +107,14 @@ class _Split:
     records: tuple[Record, ...]
     corpus: Corpus
 
-
-@dataclass(slots=True)
-class _Plan:
-    """Which context of which record goes where."""
-
-    contexts: Contexts
-    splits: tuple[_Split, ...]
-    index: dict[str, int] = field(default_factory=dict)
-    """Numbers of documents, by their text; empty where contexts are text."""
-
-    @property
-    def files(self) -> Iterator[tuple[str, int, _Split]]:
-        """(name, documents, split) of each file."""
-        for split in self.splits:
-            for documents in self.contexts.documents:
-                yield f"{split.name}_{documents}.jsonl", documents, split
-
-    @property
-    def total(self) -> int:
-        return len(self.contexts.documents) * sum(len(split.records) for split in self.splits)
-
-    def paragraphs(self, record: Record, documents: int, corpus: Corpus) -> tuple[str, ...]:
-        placing = self.contexts.placing(documents)
-        return arrange(record, corpus, documents, seed=self.contexts.seed, placing=placing)
-
-    def row(self, record: Record, documents: int, corpus: Corpus) -> dict[str, Any]:
-        paragraphs = self.paragraphs(record, documents, corpus)
-        if self.index:
-            return row_by_index(record, paragraphs, self.index)
-        return problem_row(assemble(replace(record, paragraphs=paragraphs)))
+    def problems(self, documents: int | None, contexts: Contexts) -> Iterator[Problem]:
+        """With contexts of so many documents; None: as their files have them."""
+        if documents is None:
+            yield from map(assemble, self.records)
+            return
+        placing = contexts.placing(documents)
+        for record in self.records:
+            yield assemble(record, corpus=self.corpus, documents=documents, seed=contexts.seed, placing=placing)
 
 
 def read_contexts(
@@ -165,36 +140,45 @@ def build_contexts(
     filters = filters or Filters()
     if contexts.positions:
         filters = replace(filters, gold_documents=len(contexts.positions))
+    if corpora and not contexts.documents:
+        raise ConfigError(f"--corpus {corpora[0]}: distractors are of assembled contexts: give --documents too")
     with new_folder(out, force=force, progress=progress) as folder:
-        read = read_questions(_paths(sources), corpora=_paths(corpora), exclude=_paths(exclude), filters=filters)
-        plan = _planned(read, contexts)
-        chosen = contexts.layout == "text"  # else every context is made once more, to see which documents it holds
-        with progress.count("contexts", plan.total * (1 if chosen else 2)) as tick:
-            if not chosen:
-                _choose_layout(plan, tick)
-            if plan.index:
-                write_documents(folder / DOCUMENTS, Corpus(tuple(plan.index)))
-            problems = {name: _write(folder / name, plan, size, own, tick) for name, size, own in plan.files}
-        layout: Layout = "indices" if plan.index else "text"
-        described = {name: {"problems": problems[name], "documents": size} for name, size, _ in plan.files}
+        read = read_questions(
+            _paths(sources),
+            corpora=_paths(corpora),
+            exclude=_paths(exclude),
+            filters=filters,
+            kept="paragraphs" if contexts.documents else "rows",
+        )
+        planned = [
+            (f"{split.name}.jsonl" if size is None else f"{split.name}_{size}.jsonl", size, split)
+            for split in _splits(read, contexts)
+            for size in contexts.documents or (None,)
+        ]
+        with progress.count("contexts", sum(len(split.records) for *_, split in planned)) as tick:
+            problems = {
+                name: write_problems(folder / name, _ticked(own.problems(size, contexts), tick))
+                for name, size, own in planned
+            }
         edition = write_manifest(
             folder,
             made_by="palimpsest data build",
             seed=contexts.seed,
-            described=described,
+            described={
+                name: {"problems": problems[name], **({"documents": size} if size else {})} for name, size, _ in planned
+            },
             settings=_settings(contexts, filters),
-            layout=layout,
             sources=read.sources,
             left_out=dict(read.left_out),
         )
-    return Built(out, edition, problems, dict(read.left_out), layout)
+    return Built(out, edition, problems, dict(read.left_out))
 
 
 def _paths(given: Sequence[str | Path]) -> list[Path]:
     return [Path(path) for path in given]
 
 
-def _planned(read: Questions, contexts: Contexts) -> _Plan:
+def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
     dealt = deal(
         read.records,
         contexts.splits,
@@ -208,7 +192,7 @@ def _planned(read: Questions, contexts: Contexts) -> _Plan:
     if spare := len(read.records) - used - dealt.shared_gold:
         read.left_out["not asked for by any split"] = spare
     splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.splits.items())
-    return _Plan(contexts, tuple(_apart(splits, read.excluded_gold)) if contexts.disjoint_documents else splits)
+    return tuple(_apart(splits, read.excluded_gold)) if contexts.disjoint_documents else splits
 
 
 def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_Split]:
@@ -223,32 +207,10 @@ def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_
         yield _Split(split.name, records, Corpus(tuple(text for text in split.corpus.paragraphs if text not in theirs)))
 
 
-def _choose_layout(plan: _Plan, tick: Tick) -> None:
-    """Number the documents of all contexts, if rows of numbers are what is asked for, or what takes less room."""
-    as_text = as_numbers = 0
-    used: dict[str, int] = {}
-    for _, documents, split in plan.files:
-        for record in split.records:
-            paragraphs = plan.paragraphs(record, documents, split.corpus)
-            for paragraph in paragraphs:
-                if paragraph not in used:
-                    used[paragraph] = len(json.dumps(paragraph, ensure_ascii=False).encode())
-            as_text += sum(used[paragraph] for paragraph in paragraphs) + len(document_block([""] * documents))
-            as_numbers += 7 * documents  # five digits, a comma and a space
-            tick()
-    as_numbers += sum(used.values()) + len(document_row("")) * len(used)
-    layout = plan.contexts.layout
-    if layout == "indices" or (layout == "auto" and as_numbers < as_text):
-        plan.index = {paragraph: number for number, paragraph in enumerate(sorted(used))}
-
-
-def _write(path: Path, plan: _Plan, documents: int, split: _Split, tick: Tick) -> int:
-    with files.drafted(path) as file:
-        for record in split.records:
-            row = plan.row(record, documents, split.corpus)
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-            tick()
-    return len(split.records)
+def _ticked(problems: Iterator[Problem], tick: Tick) -> Iterator[Problem]:
+    for problem in problems:
+        yield problem
+        tick()
 
 
 def _settings(contexts: Contexts, filters: Filters) -> dict[str, Any]:
@@ -275,15 +237,15 @@ def make_objectives(
     """Problems of so many questions each, `count` of each size, or as many as there are. Raises DataError."""
     progress = progress or Silent()
     with new_folder(out, force=force, progress=progress) as folder:
-        read = read_questions([Path(path) for path in sources], searched=documents is None)
+        read = read_questions(_paths(sources), kept="paragraphs" if documents else "questions")
         order = sorted(read.records, key=lambda record: derive_seed(seed, "several", question_key(record.question)))
         groups = {size: _groups(order, size, count) for size in sizes}
         problems: dict[str, int] = {}
         with progress.count("problems", sum(map(len, groups.values()))) as tick:
             for size, dealt in groups.items():
                 made = _searched(dealt) if documents is None else _on_documents(dealt, read, documents, seed)
-                problems[f"objectives_{size}.jsonl"] = _write_objectives(
-                    folder / f"objectives_{size}.jsonl", made, tick
+                problems[f"objectives_{size}.jsonl"] = write_problems(
+                    folder / f"objectives_{size}.jsonl", _ticked(made, tick)
                 )
         edition = write_manifest(
             folder,
@@ -334,12 +296,3 @@ def together(group: Sequence[Record]) -> Record:
 
 def _name(group: Sequence[Record]) -> str:
     return "+".join(each.id for each in group)
-
-
-def _write_objectives(path: Path, problems: Iterator[Problem], tick: Tick) -> int:
-    number = 0
-    with files.drafted(path) as file:
-        for number, problem in enumerate(problems, 1):  # noqa: B007  told at the end
-            file.write(json.dumps(problem_row(problem), ensure_ascii=False, allow_nan=False) + "\n")
-            tick()
-    return number

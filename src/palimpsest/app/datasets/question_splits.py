@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from palimpsest import files
 from palimpsest.data.assemble import Corpus
@@ -140,6 +141,9 @@ _LICENCES = {
     "MuSiQue": "CC BY 4.0 (Trivedi et al. 2022)",
 }
 _TYPES_OF_2WIKI = {"compositional", "inference", "bridge_comparison"}
+Kept = Literal["paragraphs", "rows", "questions"]
+"""What is kept of a row: a question with its paragraphs, of which contexts are made; the row as it is, with one
+question or several; the question alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +193,22 @@ def read_questions(
     corpora: Sequence[Path] = (),
     exclude: Sequence[Path] = (),
     filters: Filters | None = None,
-    searched: bool = False,
+    kept: Kept = "paragraphs",
 ) -> Questions:
-    """The questions of `sources` but for those that `exclude` asks too. Raises DataError.
-
-    `searched`: questions without paragraphs, and without those they have.
-    """
+    """The questions of `sources` but for those that `exclude` asks too. Raises DataError."""
     questions, ids, filters = Questions(), Counter[str](), filters or Filters()
-    asked = {key: "excluded" for path in exclude for key in _excluded(path, questions)}
+    excluded = {key for path in exclude for key in _excluded(path, questions)}
+    seen = set[str]()
     for path in sources:
         made: Counter[str] = Counter()
-        for record in _records(path, questions.paragraphs, searched=searched):
+        for record in _records(path, questions.paragraphs, kept):
             made[_data_set(record)] += 1
-            reason = asked.get(key := question_key(record.question)) or filters.reason(record)
-            asked.setdefault(key, "asked before")
-            if reason:
+            key = question_key(record.question)
+            reason = "excluded" if not excluded.isdisjoint(_asked(record)) else filters.reason(record)
+            if reason := reason or ("asked before" if key in seen else None):
                 questions.left_out[reason] += 1
             else:
+                seen.add(key)
                 questions.records.append(replace(record, id=unused_id(record.id, ids)))
         questions.sources.append(_described(path, "source", questions=made.total(), licences=_licences(made)))
     for path in corpora:
@@ -231,32 +234,39 @@ def read_where(given: Sequence[str]) -> dict[str, frozenset[str]]:
     return {key: frozenset(values.split(",")) for key, _, values in pairs}
 
 
-def _records(path: Path, paragraphs: dict[str, str], *, searched: bool) -> Iterator[Record]:
-    """The file's records of one question, their paragraphs shared with those in `paragraphs`."""
+def _records(path: Path, paragraphs: dict[str, str], kept: Kept) -> Iterator[Record]:
+    """The file's records, their paragraphs shared with those in `paragraphs`."""
     for record in read_records(path):
-        if record.questions or record.metadata.get("objectives"):
+        named = {"source": path.name, **record.metadata}
+        if kept == "rows":
+            yield replace(record, metadata=named)
+        elif record.questions or record.metadata.get("objectives"):
             raise DataError(f"{path}: problem {record.id} asks several questions already; give files of single ones")
-        if searched:
-            yield Record(record.id, record.question, record.answers, metadata={**record.metadata, "source": path.name})
-            continue
-        if record.paragraphs is None:
+        elif kept == "questions":
+            yield Record(record.id, record.question, record.answers, metadata=named)
+        elif record.paragraphs is None:
             raise DataError(
                 f"{path}: problem {record.id} has no paragraphs of its own, of which contexts are made; read HotpotQA, "
-                "2WikiMultiHopQA or MuSiQue"
+                "2WikiMultiHopQA or MuSiQue, or leave out --documents"
             )
-        own = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
-        named = {**record.metadata, "source": path.name}
-        yield replace(record, paragraphs=own, gold=tuple(paragraphs[text] for text in record.gold), metadata=named)
+        else:
+            own = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
+            yield replace(record, paragraphs=own, gold=tuple(paragraphs[text] for text in record.gold), metadata=named)
+
+
+def _asked(record: Record) -> Iterator[str]:
+    """Keys of its questions, one by one."""
+    for asked in record.problem(None, record.metadata).by_question:
+        yield question_key(asked.question)
+    for objective in record.metadata.get("objectives", ()):
+        yield question_key(objective["question"])
 
 
 def _excluded(path: Path, questions: Questions) -> Iterator[str]:
     number = 0
     for number, record in enumerate(read_records(path), 1):  # noqa: B007  told in the manifest
         questions.excluded_gold.update(record.gold or record.metadata.get("evidence", ()))
-        for asked in record.problem(None, record.metadata).by_question:
-            yield question_key(asked.question)
-        for objective in record.metadata.get("objectives", ()):
-            yield question_key(objective["question"])
+        yield from _asked(record)
     questions.sources.append(_described(path, "excluded", questions=number))
 
 

@@ -78,7 +78,6 @@ def _passage(value: Any) -> bool:
 
 _KNOWN: dict[str, tuple[Callable[[Any], bool], str]] = {
     "evidence": (_list_of(_text), "a list of texts"),
-    "evidence_positions": (_list_of(_count), "a list of document numbers"),
     "objectives": (_list_of(_objective), "a list of objects with name, question and a list of answers"),
     "passages": (_list_of(_passage), "a list of objects with text and maybe title"),
     "num_docs": (_count, "a whole number"),

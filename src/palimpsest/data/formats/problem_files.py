@@ -1,4 +1,4 @@
-"""Files of problems: any known format read, columns renamed, documents by number; our own format written.
+"""Files of problems: any known format read, columns renamed; our own format written.
 
     for problem in read_problems("hotpotqa_dev.json"): ...
     write_problems("mine.jsonl", problems)
@@ -7,16 +7,6 @@ Guaranteed: rows are read one at a time; ids are unique in a file (a repeated on
 an id get the file's name and their index; metadata is what JSON can hold, anything else in it becomes text; what
 `write_problems` wrote reads back equal, tuples in metadata as lists.
 Not covered: the token budget of a question, which its memory policy checks.
-
-A file of documents beside files of problems whose contexts are numbers of its rows.
-
-    documents.jsonl     {"title": "Rome", "text": "A city."}                   row 0
-    eval_6400.jsonl     {"id": "q1", "question": "...", "answers": ["..."], "context": [0, 12, 7], "metadata": {...}}
-
-The documents stand in code-point order of `title`, newline, `text`, each once, as MemAgent's own index files suppose. A
-context of 6,400 documents of 700 bytes takes 40 kB so, not 4.5 MB.
-
-Guaranteed: what was written reads back as the problem that `assemble` would give, byte for byte.
 
 Columns under other names: `data.map`, ours on the left, the file's on the right.
 
@@ -34,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -42,89 +32,18 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.config.data import columns_for
-from palimpsest.data.assemble import Corpus, assemble, distance_between, placed
+from palimpsest.data.assemble import Corpus, assemble
 from palimpsest.data.files.rows import NESTED, Row, read_rows
 from palimpsest.data.files.text_files import questions_file
 from palimpsest.data.formats import custom_format, fields
 from palimpsest.data.formats.benchmark_formats import memagent_eval_by_index
 from palimpsest.data.formats.custom_format import DataFormat
 from palimpsest.data.formats.format_registry import COLUMNS, Format, fits, named, recognise, require
-from palimpsest.data.formats.question_formats import musique_paragraphs, palimpsest, titled_paragraphs
+from palimpsest.data.formats.question_formats import musique_paragraphs, titled_paragraphs
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.plugins import PREFIX
 from palimpsest.types import Problem
-
-# ---- A file of documents beside files of problems whose contexts are numbers of its rows ---------------------
-
-
-DOCUMENTS = "documents.jsonl"
-
-
-def write_documents(path: Path, corpus: Corpus) -> None:
-    """The paragraphs of `corpus` as rows, whole or not at all."""
-    with files.drafted(path) as file:
-        for paragraph in corpus.paragraphs:
-            file.write(document_row(paragraph))
-
-
-def document_row(paragraph: str) -> str:
-    r"""One line of the file; a paragraph without a title has none.
-
-    >>> document_row("Rome\nA city."), document_row("A city.")
-    ('{"title": "Rome", "text": "A city."}\n', '{"text": "A city."}\n')
-    """
-    title, newline, text = paragraph.partition("\n")
-    row = {"title": title, "text": text} if newline else {"text": title}
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def row_by_index(record: Record, paragraphs: Sequence[str], index: dict[str, int]) -> dict[str, Any]:
-    """The row of a record whose context these paragraphs make; `index` gives their numbers."""
-    return {
-        "id": record.id,
-        "question": record.question,
-        "answers": list(record.answers),
-        "context": [index[paragraph] for paragraph in paragraphs],
-        "metadata": {**record.metadata, **placed(record, paragraphs)},
-    }
-
-
-def palimpsest_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
-    """Parser of our own layout where `context` may be a list of numbers of documents."""
-
-    def parse(row: Row, fallback: str) -> Record:
-        numbers = row.values.get("context")
-        if not isinstance(numbers, list):
-            return palimpsest(row, fallback)
-        record = palimpsest(replace(row, values={**row.values, "context": None}), fallback)
-        paragraphs = tuple(_document(row, number, corpus) for number in numbers)
-        places = record.metadata.get("evidence_positions") or ()
-        if not all(isinstance(place, int) and 0 < place <= len(paragraphs) for place in places):
-            raise DataError(f"{row.where}: metadata evidence_positions {places!r:.60} are not of its documents")
-        return Record(
-            record.id,
-            record.question,
-            record.answers,
-            paragraphs=paragraphs,
-            gold=tuple(paragraphs[place - 1] for place in places),
-            metadata=record.metadata,
-            questions=record.questions,
-            memory=record.memory,
-        )
-
-    return parse
-
-
-def _document(row: Row, number: Any, corpus: Corpus) -> str:
-    size = len(corpus.paragraphs)
-    if type(number) is not int or not 0 <= number < size:
-        raise DataError(
-            f"{row.where}: context: document {number!r:.20} is not in the corpus of {size}; it must be the "
-            f"{DOCUMENTS} that was written with this file"
-        )
-    return fields.text(row, corpus.paragraphs[number], "document", blank=True)
-
 
 # ---- Columns under other names -------------------------------------------------------------------------------
 
@@ -351,24 +270,13 @@ def unused_id(name: str, seen: Counter[str]) -> str:
 
 
 def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
-    """`format`, able to look up document indices if the file has them. Raises DataError if their corpus isn't there."""
-    if format.name not in _BY_INDEX or not isinstance(row.values.get("context"), list):
+    """`format`, able to look up document indices if the file has them and their corpus is there."""
+    if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
         return format
-    beside, what, parser = _BY_INDEX[format.name]
-    place = Path(corpus) if corpus else path.parent / beside
+    place = Path(corpus) if corpus else path.parent / INDEXED_CORPUS
     if not corpus and not place.is_file():
-        raise DataError(
-            f"{row.where}: context holds document indices, not text; put the {beside} that they index ({what}) beside "
-            "this one, or name it as corpus"
-        )
-    return replace(format, parse=parser(read_corpus(place)))
-
-
-_BY_INDEX = {
-    "memagent_eval": (INDEXED_CORPUS, "official distractor file", memagent_eval_by_index),
-    "palimpsest": (DOCUMENTS, "written with it", palimpsest_by_index),
-}
-"""Formats whose context may be indices: the file that they index, what it is, and the parser."""
+        return format  # whose parser names the file that is lacking
+    return replace(format, parse=memagent_eval_by_index(read_corpus(place)))
 
 
 def read_corpus(path: str | Path) -> Corpus:
@@ -397,47 +305,6 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
             count += 1
             file.write(json.dumps(problem_row(problem), ensure_ascii=False, allow_nan=False) + "\n")
     return count
-
-
-def write_eval_file(path: str | Path, problems: Iterable[Problem]) -> int:
-    """Write MemAgent's and ReMemR1's `eval_{N}.json`: one array of rows. Returns their number.
-
-    Raises DataError for a problem of several questions.
-    """
-    with files.drafted(Path(path)) as file:
-        rows = [eval_row(index, problem) for index, problem in enumerate(problems)]
-        file.write(json.dumps(rows, ensure_ascii=False, allow_nan=False) + "\n")
-    return len(rows)
-
-
-def eval_row(index: int, problem: Problem) -> dict[str, object]:
-    """The published fields; `evidence_idx` counts documents from 0, in reasoning order."""
-    if problem.questions:
-        raise DataError(f"problem {problem.id}: asks {len(problem.questions)} questions, a row of this file asks one")
-    if problem.memory:
-        raise DataError(f"problem {problem.id}: brings a memory, for which a row of this file has no column; drop it")
-    known = problem.metadata
-    places = [int(position) - 1 for position in known.get("evidence_positions", ())] or _told_places(known)
-    return {
-        "context": problem.context,
-        "input": problem.question,
-        "answers": list(problem.answers),
-        "num_docs": known.get("num_docs"),
-        "index": index,
-        "is_ordered": places == sorted(places),
-        "is_reverse_ordered": places == sorted(places, reverse=True),
-        "min_distance": distance_between(places),
-        "evidence_idx": places,
-        "level": known.get("level"),
-        "type": known.get("type"),
-        "id": problem.id,
-    }
-
-
-def _told_places(known: Mapping[str, object]) -> list[int]:
-    """As a published file had them; empty where it had none."""
-    told = known.get("evidence_idx")
-    return list(told) if isinstance(told, list | tuple) and all(type(place) is int for place in told) else []
 
 
 def problem_row(problem: Problem) -> dict[str, object]:
