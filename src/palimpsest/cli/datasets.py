@@ -1,4 +1,4 @@
-"""`palimpsest data`: inspects data files, and makes, filters and downloads data sets."""
+"""`palimpsest data`: inspects data files, and makes and downloads data sets."""
 
 from __future__ import annotations
 
@@ -72,6 +72,10 @@ def build(
     ] = None,
     corpus: Annotated[list[Path] | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
     exclude: Annotated[list[Path] | None, typer.Option(help="No question of this file is used: a test set.")] = None,
+    drop_answered: Annotated[
+        list[Path] | None,
+        typer.Option(help="Evaluation: no question that it answered right without a document; may be repeated."),
+    ] = None,
     split: Annotated[str, typer.Option(help="Names with a number, a share or rest.")] = "eval=rest",
     disjoint_gold: Annotated[
         bool, typer.Option("--disjoint-gold", help="Splits share no gold document, besides sharing no question.")
@@ -113,6 +117,7 @@ def build(
         out=out,
         corpora=corpus or (),
         exclude=exclude or (),
+        answered=drop_answered or (),
         filters=filters,
         force=force,
         progress=Terminal(),
@@ -145,37 +150,6 @@ def download(
     done = fetch(published, out / published.file, sha256=sha256, force=force, progress=Terminal())
     typer.echo(f"{done.path}: {done.size:,} bytes; licence: {published.licence}")
     typer.echo(f"SHA-256 {done.sha256}{' (as expected)' if done.checked else ' (nothing to compare it with)'}")
-
-
-# ---- palimpsest data filter ----------------------------------------------------------------------------------
-
-
-@app.command("filter")
-def filter(
-    file: Annotated[Path, typer.Argument(help="Question file of any known format.")],
-    endpoint: Annotated[str, typer.Option(help="OpenAI-compatible, such as http://127.0.0.1:8000/v1.")],
-    model: Annotated[str, typer.Option(help="Its name at the endpoint.")],
-    out: Annotated[Path, typer.Option(help="File for the rows that stay.")],
-    n: Annotated[int, typer.Option("--n", min=1, help="Times each question is asked.")] = 2,
-    temperature: Annotated[float, typer.Option(min=0, help="Of the replies.")] = 1.0,
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the key.")] = None,
-    force: Force = False,
-) -> None:
-    """Leave out the questions that a model answers without their document.
-
-    \b
-    Example:
-      palimpsest data filter hotpot_train.json --endpoint http://127.0.0.1:8000/v1 --model Qwen/Qwen3-4B \\
-        --out filtered.jsonl
-    """
-    from palimpsest.app.datasets.memorized_filter import endpoint_of, filter_known
-    from palimpsest.progress.displays import Terminal
-
-    asked = endpoint_of(url=endpoint, model=model, api_key_env=api_key_env, temperature=temperature)
-    done = filter_known(file, asked, out=out, asks=n, force=force, progress=Terminal())
-    typer.echo(f"{out}: {done.kept:,} questions; left out, answered without the document: {done.known:,}")
-    if done.unanswered:
-        typer.echo(f"{done.unanswered:,} got no reply and stay: {done.failures[0]}", err=True)
 
 
 # ---- palimpsest data objectives ------------------------------------------------------------------------------

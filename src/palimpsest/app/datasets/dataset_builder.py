@@ -131,11 +131,13 @@ def build_contexts(
     out: Path,
     corpora: Sequence[str | Path] = (),
     exclude: Sequence[str | Path] = (),
+    answered: Sequence[str | Path] = (),
     filters: Filters | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Built:
-    """Build contexts of the questions of `sources`; questions that `exclude` asks too are in none. Raises DataError."""
+    """Build contexts of the questions of `sources`. In none are questions that `exclude` asks too, and those that an
+    evaluation in a folder of `answered` got right without a document. Raises DataError."""
     progress = progress or Silent()
     filters = filters or Filters()
     if contexts.positions:
@@ -147,6 +149,7 @@ def build_contexts(
             _paths(sources),
             corpora=_paths(corpora),
             exclude=_paths(exclude),
+            answered=_paths(answered),
             filters=filters,
             kept="paragraphs" if contexts.documents else "rows",
         )

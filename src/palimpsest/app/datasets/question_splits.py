@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Literal
 
 from palimpsest import files
+from palimpsest.app.evaluate.baselines import CLOSED_BOOK
 from palimpsest.data.assemble import Corpus
 from palimpsest.data.formats.problem_files import format_of, read_corpus, read_records, unused_id
 from palimpsest.data.record import Record
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, read_identity, read_samples
 from palimpsest.seeding import derive_seed
 
 # ---- Questions dealt into splits that share none -------------------------------------------------------------
@@ -141,6 +143,7 @@ _LICENCES = {
     "MuSiQue": "CC BY 4.0 (Trivedi et al. 2022)",
 }
 _TYPES_OF_2WIKI = {"compositional", "inference", "bridge_comparison"}
+_CLOSED_BOOK_EVAL = "palimpsest eval --policy closed_book --data FILE --out DIR"
 Kept = Literal["paragraphs", "rows", "questions"]
 """What is kept of a row: a question with its paragraphs, of which contexts are made; the row as it is, with one
 question or several; the question alone."""
@@ -192,12 +195,15 @@ def read_questions(
     *,
     corpora: Sequence[Path] = (),
     exclude: Sequence[Path] = (),
+    answered: Sequence[Path] = (),
     filters: Filters | None = None,
     kept: Kept = "paragraphs",
 ) -> Questions:
-    """The questions of `sources` but for those that `exclude` asks too. Raises DataError."""
+    """The questions of `sources` but for those that `exclude` asks too, and those that the evaluations in the folders
+    `answered` got right without a document. Raises DataError."""
     questions, ids, filters = Questions(), Counter[str](), filters or Filters()
     excluded = {key for path in exclude for key in _excluded(path, questions)}
+    known = {key for folder in answered for key in _answered(folder, questions)}
     seen = set[str]()
     for path in sources:
         made: Counter[str] = Counter()
@@ -205,6 +211,7 @@ def read_questions(
             made[_data_set(record)] += 1
             key = question_key(record.question)
             reason = "excluded" if not excluded.isdisjoint(_asked(record)) else filters.reason(record)
+            reason = reason or ("answered without the document" if key in known else None)
             if reason := reason or ("asked before" if key in seen else None):
                 questions.left_out[reason] += 1
             else:
@@ -270,8 +277,21 @@ def _excluded(path: Path, questions: Questions) -> Iterator[str]:
     questions.sources.append(_described(path, "excluded", questions=number))
 
 
+def _answered(folder: Path, questions: Questions) -> set[str]:
+    """Keys of the questions that a finished evaluation got right without a document."""
+    if not (folder / SUMMARY).is_file():
+        raise DataError(f"--drop-answered {folder}: holds no finished evaluation; make one by {_CLOSED_BOOK_EVAL}")
+    policies = {policy["name"] for policy in read_identity(folder).get("policies", {}).values()}
+    players = (CLOSED_BOOK, None) if policies == {"closed_book"} else (CLOSED_BOOK,)
+    samples = [sample for sample in read_samples(folder / SAMPLES)[0] if sample.baseline in players]
+    if not samples:
+        raise DataError(f"--drop-answered {folder}: nothing was asked without a document; {_CLOSED_BOOK_EVAL} does")
+    questions.sources.append(_described(folder / SAMPLES, "answered", questions=len({each.id for each in samples})))
+    return {question_key(sample.question) for sample in samples if sample.value == 1.0}
+
+
 def _described(path: Path, role: str, **known: object) -> dict[str, object]:
-    kind = {} if role == "corpus" else {"format": format_of(path).name}
+    kind = {"format": format_of(path).name} if role in ("source", "excluded") else {}
     return {"file": path.name, "role": role, "sha256": files.sha256(path), **kind, **known}
 
 

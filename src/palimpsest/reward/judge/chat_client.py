@@ -49,32 +49,21 @@ class _Refused(JudgeError):
 class ChatClient:
     """`POST {url}/chat/completions`; `close` it."""
 
-    def __init__(
-        self,
-        config: JudgeConfig,
-        schema: Mapping[str, Any] | None,
-        *,
-        pause: float = 0.5,
-        options: Mapping[str, str] | None = None,
-    ) -> None:
-        """`schema`: of the JSON object to be answered, None for plain text; `pause`: seconds before the second attempt;
-        `options`: what errors call its keys, None: as a recipe does.
+    def __init__(self, config: JudgeConfig, schema: Mapping[str, Any], *, pause: float = 0.5) -> None:
+        """`schema`: of the JSON object to be answered; `pause`: seconds before the second attempt.
 
         Raises ConfigError if the address is none, or the environment variable of the key is not set.
         """
-        self._keys = {name: f"reward.judge.{name}" for name in JudgeConfig.model_fields} | dict(options or {})
-        host = check_address(config.url, self._keys["url"], example="one like http://127.0.0.1:9527/v1").hostname
+        host = check_address(config.url, "reward.judge.url", example="one like http://127.0.0.1:9527/v1").hostname
         self.url = f"{config.url.rstrip('/')}/chat/completions"
-        self._key = token_from(config.api_key_env, self._keys["api_key_env"])
+        self._key = token_from(config.api_key_env, "reward.judge.api_key_env")
         self._config, self._pause = config, pause
         self._formats = (
             {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}},
             {"type": "json_object"},
             None,
         )
-        self._weakest = (
-            0 if schema else len(self._formats) - 1
-        )  # index of the strongest format that the endpoint takes, as far as is known
+        self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
         self.reported: set[str] = set()
         """What the endpoint called its model in its replies, with the fingerprint of its system if it tells one."""
         self._places = asyncio.Semaphore(config.concurrency)
@@ -135,7 +124,7 @@ class ChatClient:
             raise Again(said, retry_after(answer.headers))
         if answer.status in _REFUSALS:
             raise _Refused(f"{self.url}: {said}")
-        hint = f"; does {self._keys['url']} lack /v1?" if answer.status == 404 else ""
+        hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
         raise JudgeError(f"{self.url}: {said}{hint}")
 
     def _text(self, answer: Reply) -> str:
@@ -148,7 +137,7 @@ class ChatClient:
         except (ValueError, TypeError, LookupError, AttributeError):
             raise Again(f"not a chat completion: {answer.quoted(100, self._key)}") from None
         if not isinstance(text, str) or not text.strip():
-            why = f"; {self._keys['max_tokens']} is too small for its thinking" if ended == "length" else ""
+            why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
             ended = redacted(str(ended), self._key)
             raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
         named = [body.get(key) for key in ("model", "system_fingerprint")]
