@@ -132,24 +132,24 @@ def build(
 def download(
     name: Annotated[str, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE of the hub.")],
     out: Annotated[Path, typer.Option(help="Folder to write the file to.")] = Path("data"),
-    sha256: Annotated[str | None, typer.Option(help="Digest that the file must have.")] = None,
     force: Force = False,
 ) -> None:
-    """Fetch a published data set's file, or go on with one that broke off; its SHA-256 is printed.
+    """Fetch a published data set's file; its SHA-256 is printed.
 
     \b
     Examples:
       palimpsest data download hotpotqa-dev --out data
       palimpsest data download BytedTsinghua-SIA/hotpotqa/eval_6400.json --out data
     """
-    from palimpsest.app.datasets.data_files import download as fetch
-    from palimpsest.app.datasets.data_files import find
+    from palimpsest import files
+    from palimpsest.app.datasets.published_files import download as fetch
+    from palimpsest.app.datasets.published_files import find
     from palimpsest.progress.displays import Terminal
 
     published = find(name)
-    done = fetch(published, out / published.file, sha256=sha256, force=force, progress=Terminal())
-    typer.echo(f"{done.path}: {done.size:,} bytes; licence: {published.licence}")
-    typer.echo(f"SHA-256 {done.sha256}{' (as expected)' if done.checked else ' (nothing to compare it with)'}")
+    path = fetch(published, out, force=force, progress=Terminal())
+    typer.echo(f"{path}: {path.stat().st_size:,} bytes; licence: {published.licence}")
+    typer.echo(f"SHA-256 {files.sha256(path)}")
 
 
 # ---- palimpsest data objectives ------------------------------------------------------------------------------
