@@ -120,11 +120,10 @@ def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path:
     assert "rows left out           1" in palimpsest("data", "inspect", str(path), "--on-missing-gold", "skip").stdout
 
 
-def test_a_training_mixes_files_by_weight_and_records_what_it_left_out(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_training_reads_several_files_and_records_what_it_left_out(tmp_path: Path, tiny_model_folder: Path) -> None:
     files = [lines(tmp_path / "a.jsonl", *ROWS), lines(tmp_path / "b.jsonl", *HOTPOT)]
     settings = small_run(tiny_model_folder, prompts_per_step=2) | {
         "data.source": [str(path) for path in files],
-        "data.weights": [1, 1],
         "data.on_missing_gold": "skip",
     }
     run = library.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)

@@ -215,8 +215,6 @@ class DataConfig(Strict):
     source: Sources = "synthetic"
     """`synthetic`, `synthetic_search`, a file of any known format, a folder of text files with questions,
     `hub:owner/name@split`, or several of these as a list."""
-    weights: tuple[float, ...] | None = None
-    """Of several files: each gives its share of every training step, as `[3, 1]`; None: all of them are one file."""
     format: str | None = None
     """Of files: one of the formats of own-data.md, or my_module:MyFormat; None: as their columns say."""
     map: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
@@ -283,16 +281,6 @@ class DataConfig(Strict):
             if len(names) > 1 and {"synthetic", "synthetic_search"} & set(names):
                 raise ValueError(f"data.{name}={list(names)}: a list holds files alone, synthetic problems are drawn")
         check_columns(self.map, (*listed(self.source), *listed(self.eval_source or ())))
-        if self.weights is None:
-            return self
-        files = listed(self.source)
-        if len(files) < 2 or len(self.weights) != len(files) or min(self.weights) <= 0:
-            raise ValueError(
-                f"data.weights={list(self.weights)}: give one above 0 for each of several files; data.source names "
-                f"{len(files)}"
-            )
-        if not self.shuffle or self.search is not None:
-            raise ValueError("data.weights draws from shuffled files: unset it, or data.shuffle=false and data.search")
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.fingerprints import Contents
 from palimpsest.data.sources.file_source import FileSource, SearchFileSource
-from palimpsest.data.sources.problem_source import MixedSource, ProblemSource, build_source, left_out, rows_left_out
+from palimpsest.data.sources.problem_source import ProblemSource, build_source, left_out, rows_left_out
 from palimpsest.engines.open import check_models, check_state, using
 from palimpsest.errors import PalimpsestError, ProcessesLost
 from palimpsest.evaluation.runner import EvalSet, summaries_of
@@ -244,12 +244,12 @@ def prepare(config: RunConfig, out: Path) -> Prepared:
     limits = parts.engine.limits
     read, held = Contents(source.questions if isinstance(source, SearchFileSource) else ()), Contents()
     for problems in (
-        read.watching(source) if isinstance(source, FileSource | MixedSource) else first,
+        read.watching(source) if isinstance(source, FileSource) else first,
         held.watching(held_out or ()),
     ):
         admit_all(parts.policy, problems, parts.engine.codec, limits.max_context, limits.note)
     contents = {} if held_out is None else {"held_out": held.to_json()}
-    if isinstance(source, FileSource | MixedSource | SearchFileSource):
+    if isinstance(source, FileSource | SearchFileSource):
         contents |= {"train": read.to_json()}
     return Prepared(parts, source, held_out, tuple(skipped), contents)
 
