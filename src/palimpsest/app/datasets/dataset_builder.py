@@ -281,10 +281,10 @@ def _searched(groups: Sequence[Sequence[Record]]) -> Iterator[Problem]:
 def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents: int, seed: int) -> Iterator[Problem]:
     corpus = read.corpus
     for group in groups:
-        yield assemble(together(group), corpus=corpus, documents=documents, seed=seed)
+        yield assemble(_together(group), corpus=corpus, documents=documents, seed=seed)
 
 
-def together(group: Sequence[Record]) -> Record:
+def _together(group: Sequence[Record]) -> Record:
     """One record that asks all of them, with all their paragraphs; each of one question."""
     asked = Problem.asking(_name(group), [Question(each.question, each.answers) for each in group])
     return Record(

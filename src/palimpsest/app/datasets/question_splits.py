@@ -1,18 +1,12 @@
-"""Questions of several files, each once, dealt into splits that share none.
-
-Guaranteed: equal paragraphs of all files are one text in memory; ids are unique over the files; a question that was
-asked before (whatever its case and punctuation) is left out and counted, as is every other one, by its reason.
-Not covered: questions that ask the same in other words.
-
-Questions dealt into splits that share none: train, dev, test, or whatever they are called.
+"""Questions of several files, each once, dealt into splits that share none: train, dev, test, or other names.
 
 The order in which questions are dealt is keyed by (seed, question), so that it doesn't depend on the order of files.
 The split of all the rest is filled last: where no gold document may be shared, the others lose nothing to it.
 
 Guaranteed: a question is in one split, once, also where it is written in another case or with other punctuation, and
-never where it is excluded; with `disjoint_gold` no document is gold in two splits.
-Not covered: questions that ask the same in other words; where a split's distractors come from
-(app/datasets/dataset_builder.py).
+never where it is excluded; every question that is left out is counted by its reason; with `disjoint_gold` no document
+is gold in two splits; equal paragraphs of all files are one text in memory; ids are unique over the files.
+Not covered: questions that ask the same in other words.
 """
 
 from __future__ import annotations
