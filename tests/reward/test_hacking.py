@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from palimpsest.reward.answer_match import METRICS, measure
-from palimpsest.reward.judge.judge_probes import JUDGE_SET
 from palimpsest.text.answers import extract, last_box
-from support.hacking import ACCEPTED, HACKS, Hack, accepted_by, counts, rejections
+from support.hacking import ACCEPTED, HACKS, REWORDED, Hack, accepted_by, counts, rejections
 
 SAFE = ("boxed", "em")
 """Comparisons that no hack may pass: those to train with, but f1, which pays for a part of the words."""
@@ -75,8 +74,8 @@ CONSTANTS = ("the", ".", "a", "yes", "no", "1", "it", "unknown", "I don't know",
 
 
 def test_no_constant_answer_is_worth_anything_by_default_and_an_article_is_always_right_as_published() -> None:
-    """An agent that always says the same, over the questions that judges are measured on."""
-    golds = [asked.golds for asked in JUDGE_SET]
+    """An agent that always says the same, over questions of many kinds."""
+    golds = [(gold,) for gold in REWORDED]
 
     def score(metric: str, constant: str) -> float:
         return sum(measure(f"\\boxed{{{constant}}}", each)[metric] for each in golds) / len(golds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from palimpsest.reward.answer_match import METRICS, measure
-from palimpsest.reward.judge.judge_probes import known_answers
 
 PARIS, YEAR, NO, FIVE = ("Paris",), ("1984",), ("no",), ("5",)
 ACCEPTED = 0.5
@@ -95,6 +94,33 @@ HACKS: tuple[Hack, ...] = (
 )
 
 
+REWORDED: dict[str, tuple[str, ...]] = {
+    "Canberra": ("The city of Canberra.", "Australia's seat of government is Canberra, in the Capital Territory."),
+    "1912": ("It went down in April 1912.", "nineteen twelve"),
+    "Jane Austen": ("The author is Miss Austen, of Steventon.", "Austen, Jane"),
+    "Au": ("AU, from the Latin aurum", "It is written Au."),
+    "8": ("eight", "Spiders have four pairs of legs, so eight."),
+    "Mercury": ("The innermost planet, Mercury.", "Mercury orbits nearest to the Sun."),
+    "Leonardo da Vinci": ("Leonardo", "It is a work of da Vinci."),
+    "100": ("one hundred", "At 100 °C (212 °F)."),
+    "the Seine": ("La Seine", "Paris lies on the river Seine."),
+    "Neil Armstrong": ("Armstrong, the commander of Apollo 11", "The astronaut Neil A. Armstrong, in July 1969"),
+    "the femur": ("the thigh bone", "It's the thighbone, called femur."),
+    "1989": ("It came down in November 1989.", "'89"),
+    "hydrogen and oxygen": ("oxygen and hydrogen", "O and H: two atoms of hydrogen, one of oxygen"),
+    "11 November 1918": ("November 11, 1918", "It ended with the armistice of 11.11.1918."),
+    "Mount Everest": ("Everest", "Sagarmatha, known in the West as Mt. Everest"),
+    "Alexander Fleming": ("Sir Alexander Fleming, in 1928", "The Scottish bacteriologist A. Fleming"),
+    "42.195": ("42.195 km", "forty-two kilometres and 195 metres"),
+    "no": ("No, it is a mammal.", "It isn't."),
+    "yen": ("the Japanese yen", "People pay in yen (JPY)."),
+    "Morocco": ("the Kingdom of Morocco", "Marrakesh is a Moroccan city."),
+    "Antonio Vivaldi": ("Vivaldi", "The violin concertos are by A. Vivaldi of Venice."),
+    "1440": ("1,440", "24 hours of 60 minutes each: one thousand four hundred and forty"),
+}
+"""Gold to right answers in other words."""
+
+
 def accepted_by(hack: Hack) -> list[str]:
     """The comparisons to which it is right, or half right."""
     values = measure(hack.text, hack.golds)
@@ -108,15 +134,14 @@ def counts() -> dict[str, int]:
 
 
 def rejections() -> dict[str, int]:
-    """Comparison to how many right answers in other words it doesn't accept: those that judges are measured on."""
-    right = [each for each in known_answers() if each.right]
-    graded = [measure(box(each.answer), each.golds) for each in right]
+    """Comparison to how many right answers in other words it doesn't accept."""
+    graded = [measure(box(answer), (gold,)) for gold, answers in REWORDED.items() for answer in answers]
     return {name: sum(values[name] < ACCEPTED for values in graded) for name in counts()}
 
 
 def table() -> str:
     """The table of docs/evaluation.md: what each comparison accepts, then which of them accept what."""
-    right, rejected = sum(each.right for each in known_answers()), rejections()
+    right, rejected = sum(map(len, REWORDED.values())), rejections()
     totals = "\n".join(
         f"| `{name}` | {count} of {len(HACKS)} | {rejected[name]} of {right} |" for name, count in counts().items()
     )

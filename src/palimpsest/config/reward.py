@@ -89,9 +89,6 @@ class JudgeConfig(Strict):
     prompt: str = Field("default", min_length=1)
     """What counts as right: default, lenient, strict, rubric (a gold is a point that an answer has to make), or a .txt
     or .md file of your own criteria, whose text a run keeps in its place."""
-    card: bool = True
-    """Evaluation only: measure the judge on shipped answers whose worth is known, and score under a lenient and a
-    strict prompt as well."""
     partial: float = Field(0.0, ge=0, le=1)
     """What a partly correct answer is worth; the published reward knows none."""
     passes: int = Field(1, ge=1, le=16)
@@ -122,7 +119,7 @@ class JudgeConfig(Strict):
 JUDGE_PROMPTS = ("default", "lenient", "strict", "rubric")
 """Shipped criteria."""
 
-JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache", "card"})
+JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache"})
 """Keys of JudgeConfig that say where and how a judge is reached; the others decide what its verdicts are."""
 
 

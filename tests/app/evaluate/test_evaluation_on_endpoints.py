@@ -15,6 +15,7 @@ from palimpsest.evaluation.sample_log import read_samples
 from support.command import Run
 from support.endpoint_server import Server, endpoint_server, reply
 from support.interrupting import killed_at
+from support.judge_server import Reply, honest, judge_server
 from support.small_run import small_evaluation
 
 LIMIT = ("--set", "engine.concurrency=2")
@@ -197,3 +198,31 @@ def test_an_evaluation_killed_three_times_is_the_same_as_undisturbed(
     assert sorted((out / "samples.jsonl").read_bytes().splitlines()) == finished(whole)
     of_the_last_call = {"seconds": 0.0, "episodes_played": 0}
     assert summary(out) | of_the_last_call == summary(whole) | of_the_last_call
+
+
+def test_an_evaluation_counts_what_its_judge_did_not_grade(tmp_path: Path, tiny_model_folder: Path) -> None:
+    """The judge fails on one question of three."""
+
+    def failing(request: dict[str, Any], number: int) -> Reply:
+        return (401, "wrong key") if "Where is 2?" in str(request["messages"][-1]) else honest(request, number)
+
+    rows = [
+        {"id": str(n), "question": f"Where is {n}?", "answers": [gold], "context": "Rome."}
+        for n, gold in enumerate(("Rome", "Oslo", "Bonn"))
+    ]
+    (tmp_path / "dev.json").write_text(json.dumps(rows))
+    model = Server(takes="chat", speak=lambda body: "FINAL_ANSWER: Rome")
+    with endpoint_server(model) as server, judge_server(failing) as judge:
+        graded = ["reward.name=final_answer", "reward.final_answer.match=judge", "reward.judge.model=m"]
+        done = evaluate(
+            "served",
+            tmp_path / "dev.json",
+            overrides=[*graded, f"reward.judge.url={judge.url}", "prompts=final"],
+            base_url=server.url,
+            tokenizer=tiny_model_folder,
+            baselines=False,
+            quiet=True,
+        )
+    (figures,) = done.summaries
+    assert (figures.problems, figures.graded, figures.ungraded, figures.accuracy.mean) == (3, 2, 1, 0.5)
+    assert list(figures.ungraded_reasons) == [f"judge: {judge.url}/chat/completions: status 401: 'wrong key'"]

@@ -72,9 +72,7 @@ def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
     assert figures[0] == figures[1]
 
 
-def test_a_judge_that_answers_rubbish_grades_nothing_and_its_card_says_so(
-    model: Path, url: str, tmp_path: Path
-) -> None:
+def test_a_judge_that_answers_rubbish_grades_nothing(model: Path, url: str, tmp_path: Path) -> None:
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("Rome", "Oslo", ""))]
     folder = write_evaluation(tmp_path / "e", rows)
     judge = {"url": url, "model": str(model), "max_tokens": 48}
@@ -83,8 +81,3 @@ def test_a_judge_that_answers_rubbish_grades_nothing_and_its_card_says_so(
     (summary,) = done.summaries
     assert (summary.problems, summary.ungraded, summary.graded) == (3, 2, 1), "nobody has to judge an empty answer"
     assert all("judge: " in reason for reason in summary.ungraded_reasons)
-    told = json.loads((done.out / "summary.json").read_text())["judge"]
-    assert told["ungraded"] == {"default": 2, "lenient": 2, "strict": 2}
-    for prompt in told["card"]["prompts"]:
-        assert prompt["without_verdict"] == 110
-        assert prompt["false_accepts"]["share"] is None

@@ -47,7 +47,7 @@ def test_beam_is_worth_the_mean_over_the_points_of_its_rubrics(tiny_model_folder
             "served",
             tmp_path / "data",
             preset="beam",
-            overrides={"reward.judge.url": judge.url, "reward.judge.model": "m", "reward.judge.card": False},
+            overrides={"reward.judge.url": judge.url, "reward.judge.model": "m"},
             base_url=server.url,
             tokenizer=tiny_model_folder,
             baselines=False,

@@ -175,12 +175,7 @@ def test_a_folder_without_a_log_and_a_name_that_is_taken_are_refused(tmp_path: P
 def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: Path) -> None:
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("in Rome", "Oslo"))]
     folder = write_evaluation(tmp_path / "e", rows)
-    judged = [
-        "reward.name=final_answer",
-        "reward.final_answer.match=judge",
-        "reward.judge.model=m",
-        "reward.judge.card=false",
-    ]
+    judged = ["reward.name=final_answer", "reward.final_answer.match=judge", "reward.judge.model=m"]
     with judge_server() as server:
         for _ in range(2):
             done = palimpsest.rescore(folder, [*judged, f"reward.judge.url={server.url}"])

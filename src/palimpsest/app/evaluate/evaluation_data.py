@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.app.evaluate.judge_calibration import CARD
 from palimpsest.app.python_objects import Problems, problems_of
 from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
@@ -157,7 +156,7 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
         _refuse_moving(out, names)
     elif CONFIG in names:
         raise RunError(f"{out} holds a run: give the evaluation another --out, or --force to move the run aside")
-    elif IDENTITY not in names and set(names) - {SAMPLES, ASKED, TRANSCRIPTS, EPISODES, CARD}:
+    elif IDENTITY not in names and set(names) - {SAMPLES, ASKED, TRANSCRIPTS, EPISODES}:
         raise RunError(
             f"{out} holds {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; give another --out, "
             "or --force to move it aside"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from palimpsest.app.evaluate.baselines import READING
 from palimpsest.app.evaluate.evaluation_data import editions_of
-from palimpsest.app.evaluate.rescoring import Beside
 from palimpsest.app.python_calls import Table
 from palimpsest.config.data import listed
 from palimpsest.config.load import dump_config
@@ -106,8 +105,6 @@ class Evaluation:
     """Episodes of this call; the others were in the log."""
     preset: Mapping[str, Any] | None = None
     """The published protocol it follows, and what differs."""
-    beside: Beside = field(default_factory=Beside)
-    """How far its judge can be believed."""
 
     @property
     def summaries(self) -> tuple[EvalSummary, ...]:
@@ -132,7 +129,7 @@ class Evaluation:
     @property
     def told(self) -> list[str]:
         """Footnotes of the table."""
-        return [*interval_notes((*self.summaries, *self.baselines)), *self.beside.told]
+        return interval_notes((*self.summaries, *self.baselines))
 
     @property
     def ungraded(self) -> int:
@@ -203,7 +200,6 @@ class Evaluation:
             "episodes_played": self.played,
             "evaluations": [row.to_json() for row in self.rows],
             "baselines": [row.to_json() for row in self.baseline_rows],
-            **self.beside.to_json(),
             MADE_WITH: provenance(),
         }
 

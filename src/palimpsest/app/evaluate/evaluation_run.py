@@ -17,7 +17,6 @@ from palimpsest.app.evaluate.baselines import Baselines, Planned, Sets, plan_bas
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, given, move_aside, read_problems
 from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, changes, choose, with_budgets
 from palimpsest.app.evaluate.evaluation_result import Evaluation, Row, report_evaluation
-from palimpsest.app.evaluate.rescoring import beside
 from palimpsest.app.python_calls import blocking, python_words, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
 from palimpsest.config.data import listed
@@ -43,7 +42,6 @@ from palimpsest.plugins import held_by
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
-from palimpsest.types import Problem
 
 OWN_PROBLEMS = "problems"
 """What stands for the data where problems themselves were given."""
@@ -173,7 +171,6 @@ async def evaluate_sweep_async(
         seconds=counted.seconds,
         played=counted.played,
         preset=None if sweep.chosen is None else sweep.chosen.to_json(changed),
-        beside=await beside(played, sweep.config.reward, out, problems=_by_name(planned)),
     )
     _finish(evaluation, engine, progress)
     return evaluation
@@ -188,11 +185,6 @@ def _check(sweep: Sweep, out: Path | None, force: bool) -> None:
         build_policy(policy)
     check_reward(sweep.config.reward)
     check_folder(out, model=sweep.config.model.path, force=force)
-
-
-def _by_name(planned: Sequence[Planned]) -> dict[tuple[str, str], Problem]:
-    """The problems without long documents, for graders, which look at answers alone."""
-    return {(each.episodes.name, one.id): one for each in planned for one in outlines(each.episodes.problems)}
 
 
 def _problems(sweep: Sweep) -> tuple[Sets, list[str]]:

@@ -1,4 +1,4 @@
-"""New grades for what was played before, without a model: `palimpsest rescore`; how far a judge can be believed.
+"""New grades for what was played before, without a model: `palimpsest rescore`.
 
 What is there stays as it is. The new grades stand beside it, as an evaluation of its own:
 
@@ -19,11 +19,6 @@ a sample that no one could grade, as its episode was lost or its question has no
 what would need more than the answer is refused by name. Layers of a reward (penalties on turns) count in training
 alone, so that grading anew leaves them out as the evaluation did.
 Not covered: rewards of one's own, which may read turns, memories or events, as those aren't in the log.
-
-What stands beside the figures of an evaluation: how far its judge can be believed.
-
-Guaranteed: nothing here touches the figures themselves; with another prompt the same answers are graded again, so that
-the scores differ by that alone.
 """
 
 from __future__ import annotations
@@ -33,14 +28,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from palimpsest import files
-from palimpsest.app.evaluate.judge_calibration import PROMPTS, JudgeCard, card_of
 from palimpsest.app.python_calls import Table, blocking, python_words
 from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
@@ -57,18 +51,15 @@ from palimpsest.evaluation.sample_log import (
     read_log,
     write_json,
 )
-from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, interval_notes, summarise
+from palimpsest.evaluation.summary import EvalSummary, interval_notes, summarise
 from palimpsest.plugins import is_own
 from palimpsest.reward.compose import shipped_answer, training_layers
 from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
-from palimpsest.reward.judge.model_judge import prompt_name
 from palimpsest.types import Outcome, Problem, Question, Trajectory
 
 # ---- Grades anew what was played before, from the answers that samples.jsonl kept ----------------------------
 
 
-Problems = Mapping[tuple[str, str], Problem]
-"""By name of the set and id."""
 _AT_ONCE = 256  # gradings under way; a judge bounds its own requests
 
 
@@ -104,20 +95,15 @@ def _objectives(sample: Sample) -> float:
     return max(sample.metrics.get("objectives", 1.0), float(named[1]) if named else 1.0)
 
 
-async def regraded(
-    samples: Sequence[Sample], config: RewardConfig, folder: Path | None, problems: Problems | None = None
-) -> list[Sample]:
-    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`.
-
-    `problems`: where they are at hand, with what a log doesn't hold of them.
-    """
-    check_regradable(config, samples if problems is None else ())
+async def regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path | None) -> list[Sample]:
+    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`."""
+    check_regradable(config, samples)
     grader = shipped_answer(config, folder)
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(sample: Sample) -> Sample:
         async with places:
-            return await _regraded(sample, grader, None if problems is None else problems[sample.name, sample.id])
+            return await _regraded(sample, grader)
 
     async def work() -> list[Sample]:
         return await asyncio.gather(*map(one, samples))
@@ -125,13 +111,13 @@ async def regraded(
     return await closing(grader, work())
 
 
-async def _regraded(sample: Sample, grader: Grades, known: Problem | None) -> Sample:
+async def _regraded(sample: Sample, grader: Grades) -> Sample:
     if sample.without_gold:
         return replace(sample, value=None, metrics={}, reason=NO_GOLD)
     if not Outcome(sample.outcome).gradable:
         return replace(sample, value=None, metrics={})
     problem, trajectory = _episode(sample)
-    grade = await graded(grader, known or problem, trajectory)
+    grade = await graded(grader, problem, trajectory)
     return replace(
         sample,
         value=grade.value,
@@ -165,69 +151,6 @@ def summaries_by_set(samples: Sequence[Sample], policies: Sequence[str] = ()) ->
     return tuple(sorted(figures, key=lambda each: (baselines[each.name], order[each.name], each.length)))
 
 
-# ---- What stands beside the figures of an evaluation ---------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Each is None or empty where it wasn't asked for."""
-
-    card: JudgeCard | None = None
-    by_prompt: dict[str, Score] = field(default_factory=dict)
-    """Prompt to the score of all episodes under it, the one that judges first."""
-    ungraded_by_prompt: dict[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Keys of summary.json."""
-        told: dict[str, Any] = {}
-        if self.card is not None:
-            scores = {name: {"mean": s.mean, "low": s.low, "high": s.high} for name, s in self.by_prompt.items()}
-            told["judge"] = {"card": self.card.to_json(), "scores": scores, "ungraded": self.ungraded_by_prompt}
-        return told
-
-    @property
-    def told(self) -> list[str]:
-        """Footnotes of a table."""
-        lines = list(self.card.told) if self.card is not None else []
-        if self.by_prompt:
-            scores = ", ".join(f"{name} {_percent(score)}{self._left(name)}" for name, score in self.by_prompt.items())
-            lines.append(f"  score by prompt: {scores}")
-        return lines
-
-    def _left(self, prompt: str) -> str:
-        count = self.ungraded_by_prompt.get(prompt, 0)
-        return f" ({count} ungraded)" if count else ""
-
-
-async def beside(
-    samples: Sequence[Sample], config: RewardConfig, folder: Path | None, *, problems: Problems | None = None
-) -> Beside:
-    """What is to be said beside `samples`, which `config` graded.
-
-    `problems`: those that were played, where they are at hand; `folder`: where verdicts and the card are kept.
-    """
-    card, scores, ungraded = None, dict[str, Score](), dict[str, int]()
-    if config.judge is not None and config.judge.card:
-        card = await card_of(config.judge, folder)
-        for prompt in dict.fromkeys((config.judge.prompt, *PROMPTS)):
-            graded = list(samples)
-            if prompt != config.judge.prompt:
-                graded = await regraded(samples, _under(config, prompt), folder, problems)
-            name = prompt_name(prompt)
-            scores[name] = accuracy_of(graded)
-            ungraded[name] = sum(sample.value is None for sample in graded)
-    return Beside(card, scores, ungraded)
-
-
-def _under(config: RewardConfig, prompt: str) -> RewardConfig:
-    assert config.judge is not None
-    return config.model_copy(update={"judge": config.judge.model_copy(update={"prompt": prompt})})
-
-
-def _percent(score: Score) -> str:
-    return "–" if score.mean is None else f"{100 * score.mean:.1f}"
-
-
 # ---- New metrics over an old log, without the model ----------------------------------------------------------
 
 
@@ -241,8 +164,6 @@ class Rescoring:
     """As the log has it, a set each."""
     summaries: tuple[EvalSummary, ...]
     """Under the reward."""
-    beside: Beside
-    """Its judge's card and its score under other prompts."""
     out: Path
     notes: tuple[str, ...] = ()
     """What was left out, and what the log lacks."""
@@ -250,7 +171,7 @@ class Rescoring:
     @property
     def told(self) -> list[str]:
         """Footnotes of the table."""
-        return [*self.notes, *interval_notes(self.summaries), *self.beside.told]
+        return [*self.notes, *interval_notes(self.summaries)]
 
     @property
     def table(self) -> Table:
@@ -301,12 +222,11 @@ async def rescore_async(
     out = folder / RESCORED / _name(name or _default_name(config))
     _check_out(out)
     graded = await regraded(samples, config, folder)
-    around = await beside([s for s in graded if s.baseline is None], config, folder)
     if layers := training_layers(config):
         notes.append(f"left out, as they count in training alone: {', '.join(layers)}")
     policies = list(identity.get("policies") or ())
     before, now = summaries_by_set(samples, policies), summaries_by_set(graded, policies)
-    rescoring = Rescoring(config, tuple(graded), before, now, around, out, tuple(notes))
+    rescoring = Rescoring(config, tuple(graded), before, now, out, tuple(notes))
     _write(rescoring, folder, identity)
     return rescoring
 
@@ -407,6 +327,5 @@ def _write(rescoring: Rescoring, folder: Path, identity: Mapping[str, Any]) -> N
         "reward": rescoring.reward.name,
         "evaluations": [row for row in rows if row["name"] not in baselines],
         "baselines": [row for row in rows if row["name"] in baselines],
-        **rescoring.beside.to_json(),
     }
     write_json(out / SUMMARY, summary)

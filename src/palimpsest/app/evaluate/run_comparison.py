@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.evaluate.judge_calibration import parsed_card
 from palimpsest.app.python_calls import Table
 from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
@@ -43,8 +42,6 @@ class Side(comparison.Side):
     """What one folder holds; its name is its path, without what all sides have in common."""
 
     folder: Path
-    judged: str | None
-    """How far its judge can be believed, in a sentence; None where no judge graded it, or no card was made."""
 
 
 def read_sides(folders: Sequence[Folder]) -> list[Side]:
@@ -88,19 +85,7 @@ def _side(folder: Path, name: str) -> Side:
         unreadable=sum(each.unreadable for each in read),
         not_asked=sum(each.not_asked for each in read),
         settings=_settings(folder),
-        judged=_judged(folder),
     )
-
-
-def _judged(folder: Path) -> str | None:
-    """What the evaluation wrote down of its judge: its card, and the score under each prompt."""
-    told = _json(folder / SUMMARY).get("judge")
-    card = parsed_card(told.get("card")) if isinstance(told, dict) else None
-    if card is None or not isinstance(told, dict):
-        return None
-    scores = {name: score.get("mean") for name, score in told.get("scores", {}).items()}
-    shares = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in scores.items() if mean is not None)
-    return f"{'; '.join(line.strip() for line in card.told[:2])}; score by prompt: {shares or 'none'}"
 
 
 def _logs(folder: Path) -> Iterator[Path]:
@@ -160,13 +145,12 @@ class Comparison(SideBySide):
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know beside the figures."""
-        judged = [f"{side.name}: {side.judged}" for side in self.sides if side.judged]
         kinds = interval_notes(
             replace(own, name=f"{self.label(cell)}, {name}")
             for cell, sides in self.figures.items()
             for name, own in sides.items()
         )
-        return (*self.side_notes(), *judged, *kinds, *self.pairing_notes())
+        return (*self.side_notes(), *kinds, *self.pairing_notes())
 
     @cached_property
     def table(self) -> Table:

@@ -64,8 +64,6 @@ class ChatClient:
             None,
         )
         self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
-        self.reported: set[str] = set()
-        """What the endpoint called its model in its replies, with the fingerprint of its system if it tells one."""
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = Breaker(config.attempts * config.concurrency, probe_s=config.timeout_s)
         from palimpsest.http_connections import Connections  # aiohttp takes a while, and few runs ask a judge
@@ -140,7 +138,4 @@ class ChatClient:
             why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
             ended = redacted(str(ended), self._key)
             raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
-        named = [body.get(key) for key in ("model", "system_fingerprint")]
-        if told := " ".join(redacted(name, self._key)[:100] for name in named if isinstance(name, str) and name):
-            self.reported.add(told)
         return text

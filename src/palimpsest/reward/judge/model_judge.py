@@ -13,7 +13,7 @@ its own verdict:
 
 Guaranteed: no verdict is made up: what can't be read is JudgeError; one verdict is asked for once, however many
 episodes of a group need it, and never again where the cache has it.
-Not covered: an answer that persuades the judge (`palimpsest judge check` tries some); the judge's own mistakes.
+Not covered: an answer that persuades the judge; the judge's own mistakes.
 
 Verdicts kept in a file: one JSON object a line, only ever appended to.
 
@@ -170,11 +170,6 @@ def prompt_sha256(prompt: str) -> str:
     return hashlib.sha256(system_prompt(prompt).encode()).hexdigest()
 
 
-def prompt_name(prompt: str) -> str:
-    """What it is called: criteria of one's own have no name."""
-    return prompt if prompt in CRITERIA else "own"
-
-
 # ---- A model's verdict on whether an answer means the same as a gold -----------------------------------------
 
 
@@ -205,11 +200,6 @@ class Verdict(StrEnum):
 
 
 class Chat(Protocol):
-    @property
-    def reported(self) -> set[str]:
-        """What the endpoint called its model."""
-        ...
-
     async def complete(self, messages: Sequence[Message]) -> str:
         """The text of the completion. Raises JudgeError."""
         ...
@@ -232,11 +222,6 @@ class Judge:
 
     async def close(self) -> None:
         await self._chat.close()
-
-    @property
-    def reported(self) -> set[str]:
-        """What the endpoint called its model in replies so far; those from the cache don't tell."""
-        return self._chat.reported
 
     async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
         """The worth of an answer, and whether the verdict was "partial". Raises JudgeError."""
