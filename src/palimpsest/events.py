@@ -43,19 +43,6 @@ class MemoryWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadWritten:
-    """A turn had one head of a memory of several to rewrite (memory/heads.py)."""
-
-    kind: ClassVar[str] = "memory_head"
-    head: int
-    """Its index, from 0."""
-    token_ids: tuple[int, ...]
-    """[T] the head from here on."""
-    memory: tuple[int, ...]
-    """[T] all heads together, as the answer prompt shows them."""
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryCut:
     """A memory was longer than its budget; its end was cut off."""
 
@@ -79,7 +66,7 @@ class MemoryUngrounded:
     dropped: tuple[str, ...]
     reasons: tuple[str, ...]
     token_ids: tuple[int, ...]
-    """[T] the memory from here on, of several heads the one to be rewritten; empty for a prune, rejected whole."""
+    """[T] the memory from here on; empty for a prune, rejected whole."""
     changed: bool
     """False: no unit was left, so this is the memory of before."""
 
@@ -117,19 +104,8 @@ class PastShown:
 
 
 @dataclass(frozen=True, slots=True)
-class GatesDecided:
-    """A reply's two gates (memory/gated.py)."""
-
-    kind: ClassVar[str] = "gates"
-    update: bool
-    """Whether it writes."""
-    exit: bool
-    """Whether it ends the reading."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReadingEnded:
-    """The exit gate ended the reading before the document did, or with it."""
+    """A policy ended the reading before the document did, or with it."""
 
     kind: ClassVar[str] = "exit"
     chunk: int
@@ -277,8 +253,8 @@ class Plain:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-_Memories = DocumentTruncated | MemoryWritten | HeadWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
-_Replies = ReplyMalformed | Recalled | PastShown | GatesDecided | ReadingEnded
+_Memories = DocumentTruncated | MemoryWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
+_Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded
 _Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | ExchangesDropped | SummedUp
 _Library = SamplerFailed | PromptOverflowed | TimedOut | PolicyFailed | VariantPlayed | Replayed
 Declared = _Memories | _Replies | _Tools | _Library

@@ -142,7 +142,7 @@ RESULT = "result:"
 class Prompt(tuple[int, ...]):
     """[P] token ids, and where in them the pieces stand that have a name. As a tuple it is its ids alone.
 
-    Names the library knows: question, memory, other_heads, section, recalled, document, summary, `result:ID` of a tool
+    Names the library knows: question, memory, section, recalled, document, summary, `result:ID` of a tool
     result. A piece may lie within another. What cuts or adds to a prompt as a tuple gives a plain tuple, without names.
 
     >>> memory = Prompt.named("memory", [7, 8])

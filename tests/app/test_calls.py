@@ -115,8 +115,8 @@ def test_a_run_brings_its_own_configuration_wherever_it_is_named(
     assert (done.returncode, "recall: " in done.stderr) == (0, True)
     other = command(*asked, "--policy", "overwrite", "--set", "prompts=short")
     assert f"{run.folder} was trained with recall, not overwrite" in other.stderr
-    agent = Agent(run.folder, overrides=["policy.name=gated"])
-    assert agent.told(evaluation_config(agent))[0] == f"{run.folder} was trained with recall, not gated"
+    agent = Agent(run.folder, overrides=["policy.name=retrieval"])
+    assert agent.told(evaluation_config(agent))[0] == f"{run.folder} was trained with recall, not retrieval"
 
 
 def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:

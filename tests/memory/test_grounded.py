@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryUngrounded, MemoryWritten
-from palimpsest.memory.gated import GatedPolicy
-from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.grounded import Rule, sift
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
@@ -144,12 +142,11 @@ def replies(codec: Any, *texts: str) -> Any:
     return lambda prompt, limit: [*codec.encode(next(said, "x")), 2][:limit]
 
 
-@pytest.mark.parametrize("policy", [OverwritePolicy, RetrievalPolicy, HeadsPolicy])
+@pytest.mark.parametrize("policy", [OverwritePolicy, RetrievalPolicy])
 def test_a_rejected_reply_leaves_the_memory_as_it_was(policy: Any, tiny_codec: Any) -> None:
-    options = {**SMALL, "grounded": "verbatim"} | ({"heads": 1} if policy is HeadsPolicy else {})
     first = " Anna eats figs."
     said = replies(tiny_codec, first, " Anna eats tea.", "", " Omar eats figs.")
-    model = play(policy(**options), tiny_codec, said)
+    model = play(policy(**SMALL, grounded="verbatim"), tiny_codec, said)
     memory = tiny_codec.encode(first)
     for prompt in model.prompts[1:]:
         assert contains(prompt, memory)
@@ -167,19 +164,9 @@ def test_without_the_option_events_and_notes_are_those_of_before(tiny_codec: Any
     assert not [event for event in model.events if isinstance(event, MemoryUngrounded)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "wrap"),
-    [
-        (RecallPolicy, "<update>{}</update>"),
-        (GatedPolicy, "<check>yes</check><update>{}</update><next>continue</next>"),
-    ],
-)
-def test_what_tags_hold_is_sifted_and_the_event_says_what_the_memory_is(
-    policy: Any, wrap: str, tiny_codec: Any
-) -> None:
-    options = {**SMALL, "grounded": "verbatim", "reply_tokens": 80}
-    said = replies(tiny_codec, *(wrap.format(text) for text in (" Anna eats figs. Lea runs.", " Lea runs.")))
-    model = play(policy(**options), tiny_codec, said)
+def test_what_tags_hold_is_sifted_and_the_event_says_what_the_memory_is(tiny_codec: Any) -> None:
+    said = replies(tiny_codec, "<update> Anna eats figs. Lea runs.</update>", "<update> Lea runs.</update>")
+    model = play(RecallPolicy(**SMALL, grounded="verbatim", reply_tokens=80), tiny_codec, said)
     written = [event for event in model.events if isinstance(event, MemoryWritten)]
     assert [event.text for event in written[:2]] == [" Anna eats figs."] * 2
     assert [event.changed for event in written[:2]] == [True, False]
@@ -241,10 +228,8 @@ def test_a_summary_keeps_what_the_results_say_and_else_the_one_before() -> None:
     ("policy", "more"),
     [
         (OverwritePolicy, {}),
-        (HeadsPolicy, {"heads": 2, "shown": "own"}),
         (RetrievalPolicy, {}),
         (RecallPolicy, {"reply_tokens": 60}),
-        (GatedPolicy, {"reply_tokens": 60}),
     ],
 )
 def test_policies_under_the_rule_keep_the_contract(policy: Any, more: dict[str, Any], tiny_codec: Any) -> None:

@@ -184,7 +184,7 @@ def test_budgets_larger_than_the_window_are_refused_with_the_sum(tiny_codec: Any
         ("overwrite", {"max_chunks": True}, "policy.options.max_chunks=True: must be a whole number or null"),
         ("recall", {"min_similarity": "0"}, "policy.options.min_similarity='0': must be a number or null"),
         ("recall", {"retriever": "word"}, "policy.options.retriever='word': choose one of words, jaccard, tfidf, bm25"),
-        ("gated", {"early_exit": 1}, "policy.options.early_exit=1: must be true or false"),
+        ("prune", {"prune": 1}, "policy.options.prune=1: must be true or false"),
         ("prune", {"tools": ["search"]}, "policy.options.tools=['search']: must be a mapping"),
         ("prune", {"tools": {"search": {"topk": 2.5}}}, "policy.options.tools.search.topk=2.5: must be a whole number"),
         ("no_such_module:P", {}, "no module 'no_such_module'"),

@@ -23,6 +23,7 @@ from palimpsest.rollout.episode import play as play_episode
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Problem, Trajectory
+from support.agents import base_codec
 from support.recall import DOCUMENT, SMALL, WINDOW, Script
 
 
@@ -236,9 +237,9 @@ def tagged(codec: Any, *, pieces: str) -> Callable[[Sequence[int], int], list[in
 
 
 @pytest.mark.parametrize("options", [{}, {"next_memory": "reply", "malformed": "accept"}, {"query": "question"}])
-@pytest.mark.parametrize("name", ["recall", "retrieval", "gated", "heads"])
+@pytest.mark.parametrize("name", ["recall", "retrieval"])
 def test_the_contract_holds_at_the_smallest_window(name: str, options: dict[str, Any], tiny_codec: Any) -> None:
-    small = {key: value for key, value in SMALL.items() if key != "reply_tokens" or name in ("recall", "gated")}
+    small = {key: value for key, value in SMALL.items() if key != "reply_tokens" or name == "recall"}
     policy: Any = build_policy(PolicyConfig(name=name, options={**small, **(options if name == "recall" else {})}))
     window = policy.required_context(tiny_codec)
     assert [f.message for f in check_policy(policy, tiny_codec, window) if not f.passed] == []
@@ -246,6 +247,15 @@ def test_the_contract_holds_at_the_smallest_window(name: str, options: dict[str,
         model = ScriptedModel(tiny_codec, tagged(tiny_codec, pieces=pieces * 9), window)
         asyncio.run(model.play(policy, Problem("p", "Who?", ("x",), DOCUMENT)))
         assert not model.overflows
+
+
+def test_a_budget_that_the_tags_alone_fill_is_refused() -> None:
+    codec = base_codec()
+    tags = len(codec.encode("<update>")) + len(codec.encode("</update>"))
+    problem = Problem("p", "Who?", ("Bob",), "Bob.")
+    with pytest.raises(ConfigError, match=rf"the tags of a reply take {tags} tokens .*reply_tokens to \d+"):
+        RecallPolicy(**{**SMALL, "reply_tokens": tags}).admit(problem, codec)
+    RecallPolicy(**{**SMALL, "reply_tokens": tags + 1}).admit(problem, codec)
 
 
 @pytest.mark.parametrize(

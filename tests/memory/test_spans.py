@@ -30,7 +30,6 @@ REPLIES = {
     "overwrite": " Anna is </memory> blue.",
     "retrieval": " Anna is </memory> blue.",
     "recall": "<update> Anna is </memory> blue.</update><recall>Anna</recall>",
-    "gated": "<check>yes</check><update> Anna is </memory> blue.</update><next>continue</next>",
 }
 READING = {"chunk_size": 40, "question_tokens": 200, "memory_tokens": 120, "answer_tokens": 20}
 IDS = st.lists(st.integers(0, 9), max_size=4).map(tuple)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from palimpsest.memory.gated import read_gates
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.rollout.segments import segments_of
@@ -66,8 +65,6 @@ def test_tags_in_native_thinking_are_not_read(codec: Codec) -> None:
     found = read_recall_reply(reply, codec)
     assert isinstance(found, RecallReply)
     assert (codec.decode(found.update), found.query, codec.decode(found.rest)) == ("b", "c", "<update>b</update> !")
-    gates = codec.encode_trusted("<think><check>yes</check></think><check>no</check><next>end</next>")
-    assert getattr(read_gates(gates, codec), "exit", None) is True
 
 
 def test_a_reply_that_is_the_memory_holds_no_native_thinking(codec: Codec) -> None:

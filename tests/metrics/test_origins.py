@@ -46,8 +46,6 @@ def reading(section: str, before: str, after: str) -> Reading:
         turn=Turn((1,), Completion((2,), (0.0,), StopReason.STOP), 0, "read"),
         memory_before=texts["before"],
         memory_after=texts["after"],
-        memory_in_sight=texts["before"],
-        written=texts["after"],
         update=texts["after"],
         changed=before != after,
         section=texts["section"],
@@ -58,7 +56,6 @@ def reading(section: str, before: str, after: str) -> Reading:
         query=None,
         found="",
         malformed=None,
-        gates=None,
     )
 
 

@@ -29,9 +29,7 @@ SMALL: dict[str, Any] = {
 }
 REPLIES = {
     "overwrite": " Anna, Rome",
-    "gated": "<check>yes</check><update> Anna, Rome</update><next>end</next>",
     "recall": "<update> Anna, Rome</update>",
-    "heads": " Anna, Rome",
 }
 READING = [name for name, cls in POLICIES.items() if cls.answers_questions and name in REPLIES]
 
@@ -58,8 +56,7 @@ def test_a_document_is_read_once_and_every_question_is_answered_from_its_memory_
     assert len(answers) == 2
     assert all(decode(turn.piece("question") or ()) == "1. Who ran?\n2. Where did she run?" for turn in reads)
     assert [decode(turn.piece("question") or ()) for turn in answers] == [one.text for one in ASKED]
-    held = min(len(reads), 4) if name == "heads" else 1  # heads that were written, each with the same
-    assert {decode(turn.piece("memory") or ()) for turn in answers} == {" Anna, Rome" * held}
+    assert {decode(turn.piece("memory") or ()) for turn in answers} == {" Anna, Rome"}
     assert [turn.notes["question"] for turn in answers] == [0, 1]
     assert trajectory.answers == ("\\boxed{Anna}", "\\boxed{Rome}")
     assert trajectory.answer == "1. \\boxed{Anna}\n2. \\boxed{Rome}"

@@ -243,12 +243,12 @@ def test_an_old_episode_is_measured_as_far_as_it_tells() -> None:
     assert memory_metrics(read, Texts(codec)) == {
         "tokens": 8.0, "truncated": 1.0, "overwrite_rate": None, "evidence_retention": 0.0, "copy_fidelity": None,
         "dropped_share": None,
-        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": None, "update_rate": None,
+        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": None,
     }  # fmt: skip
     assert memory_metrics(looked, Texts(codec)) == {
         "tokens": 8.0, "truncated": 0.0, "overwrite_rate": 0.5625, "evidence_retention": 0.5, "copy_fidelity": 0.625,
         "dropped_share": None,
-        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": 0.5, "update_rate": None,
+        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": 0.5,
     }  # fmt: skip
     assert [tool_measures(one)["prunes"] for one in searched.trajectories] == [1.0, 0.0]
 

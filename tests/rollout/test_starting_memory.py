@@ -25,7 +25,6 @@ PROBLEM = Problem("p", "What does Ann drink?", ("tea",), "- Bob owns cats.\n", m
 REPLIES = {
     "overwrite": " Ann drinks tea.",
     "retrieval": " Ann drinks tea.",
-    "gated": "<check>no</check><next>continue</next>",
     "recall": "<update> Ann drinks tea.</update>",
 }
 TAKES = [name for name, cls in POLICIES.items() if cls.takes_memory and name in REPLIES]
@@ -47,14 +46,6 @@ def test_the_first_prompt_holds_the_memory_that_the_problem_brings(name: str, la
     assert " none" not in script.text(0).split("Memory:")[1].split("\n")[0]
     bare, _ = played(made, [REPLIES[name], "\\boxed{tea}"], replace(PROBLEM, memory=""))
     assert codec.decode(bare.turns[0].piece("memory") or ()) == " none"
-
-
-def test_of_several_heads_the_one_that_is_rewritten_last_begins_with_it() -> None:
-    made = build_policy(PolicyConfig(name="heads", options={"prompts": "short", "heads": 2, "chunk_size": 8}))
-    two = replace(PROBLEM, context="- Bob owns cats.\n- Cora sells hats.\n")
-    _, script = played(made, [" Bob owns cats.", " Ann drinks tea.", "\\boxed{tea}"], two)
-    assert ["Memory: Ann drinks tea." in script.text(turn) for turn in (0, 1)] == [False, True]
-    assert "Memory: Bob owns cats. Ann drinks tea." in script.text(2)
 
 
 @pytest.mark.parametrize("name", [name for name, cls in POLICIES.items() if not cls.takes_memory])

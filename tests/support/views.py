@@ -85,10 +85,6 @@ def _tagged(*memories: str) -> tuple[str, ...]:
     return (*texts, _ANSWER)
 
 
-def _gated(*memories: str) -> tuple[str, ...]:
-    return (*(f"<check>yes</check><update>{memory}</update><next>continue</next>" for memory in memories), _ANSWER)
-
-
 _RECALLING = {**_LINE, "prompts": "short", "reply_tokens": 120}
 _RESULTS = (search("Alice"), search("Bob"))
 _AGENT = (*_RESULTS, prune("a", "b", memory="Alice drinks tea."), prune("zz"), search("Alice"), "FINAL_ANSWER: tea")
@@ -96,9 +92,7 @@ _MALFORMED = "<tool_call>\nno\n</tool_call>"
 _LONG = (*_RESULTS, "Alice drinks tea.", *_RESULTS, "FINAL_ANSWER: tea", "FINAL_ANSWER: tea")
 _SCRIPTS: dict[str, tuple[dict[str, Any], tuple[str, ...], Problem]] = {
     "overwrite": (_SHORT, (*_MEMORIES, _ANSWER), READ),
-    "heads": ({**_SHORT, "heads": 2}, (*_MEMORIES, _ANSWER), READ),
     "recall": (_RECALLING, _tagged(*_MEMORIES), READ),
-    "gated": (_RECALLING, _gated(*_MEMORIES), READ),
     "retrieval": (_SHORT, (*_MEMORIES, _ANSWER), READ),
     "full_context": ({"prompts": "short", "answer_tokens": 12, "window_tokens": 200}, (_ANSWER,), READ),
     "sliding_window": ({"prompts": "short", "answer_tokens": 12, "window_tokens": 60}, (_ANSWER,), READ),

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from palimpsest.events import Event, HeadWritten, Plain, Replayed, SamplerFailed
+from palimpsest.events import Event, Plain, Replayed, SamplerFailed
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory
 from palimpsest.viewer.analysis.event_labels import STATES
@@ -43,7 +43,7 @@ def test_every_kind_of_agent_has_something_to_show(name: str) -> None:
         assert turn_view(group, 0, turn)["pieces"], "a turn without anything that was read"
 
 
-@pytest.mark.parametrize("name", ["overwrite", "heads", "recall", "gated", "retrieval"])
+@pytest.mark.parametrize("name", ["overwrite", "recall", "retrieval"])
 def test_the_memory_that_an_episode_begins_with_is_empty(name: str) -> None:
     group = episodes()[name]
     assert group.story(0).trajectory.turns[0].piece("memory"), "the policy's words for it"
@@ -154,12 +154,6 @@ def test_what_failed_is_told_first() -> None:
     view = episode_view(opened(Trajectory("p", "g", 0, (turn,), Outcome.SAMPLER_FAILED, None, (own, failed))), 0)
     assert view["turns"][0]["marks"] == ["failed", "wrote"]
     assert view["before"] == ["looked_up: pages: 3"]
-
-
-def test_the_memory_of_heads_is_all_of_them() -> None:
-    group = episodes()["heads"]
-    (last,) = [event.what for event in group.group.trajectories[0].events if isinstance(event.what, HeadWritten)][-1:]
-    assert turn_view(group, 0, 3)["memory"]["after"] == group.codec.decode(last.memory)
 
 
 def test_blame_is_of_the_memory_held_after_a_turn() -> None:

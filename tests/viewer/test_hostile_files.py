@@ -168,7 +168,7 @@ ODD: dict[str, Any] = {
     "before_turn a text": lambda line: line.update(events=[{**SOME_EVENT, "before_turn": "0"}]),
     "details of other types": lambda line: line.update(events=[{**SOME_EVENT, "detail": {"tokens": "x", "kept": 1}}]),
     "ids of an event too large": lambda line: line.update(
-        events=[{**SOME_EVENT, "kind": "memory_head", "detail": {"head": 0, "token_ids": [1], "memory": [1 << 63]}}]
+        events=[{**SOME_EVENT, "kind": "memory", "detail": {"token_ids": [1 << 63], "text": "x", "changed": True}}]
     ),
     "details no object": lambda line: line.update(events=[{**SOME_EVENT, "kind": "own", "detail": 7}]),
     "ids of texts": lambda line: line["turns"][0].update(prompt_ids=["a"]),

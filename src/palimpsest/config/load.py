@@ -272,7 +272,7 @@ def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
     if is_own(name) and not is_own(str(reward.get("name", ""))):
         values["reward"] = {key: value for key, value in reward.items() if key == "timeout_s"}
         credit = values.get("credit")
-        named = any(key.startswith(("credit", "reward.state", "reward.gates", "reward.layers")) for key, _ in overrides)
+        named = any(key.startswith(("credit", "reward.state", "reward.layers")) for key, _ in overrides)
         if isinstance(credit, dict) and credit.get("rule") == "state_mix" and not named:
             options = credit.get("options") or {}
             rule = {"rule": options.get("outcome", "mean"), "options": options.get("outcome_options", {})}

@@ -11,7 +11,7 @@ from palimpsest.plugins import check_name, is_own
 
 REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part", "final_answer")
 """The shipped ones."""
-LAYERS = ("state", "gates", "unsupported_penalty", "final_answer.constraint_penalty", "layers")
+LAYERS = ("state", "unsupported_penalty", "final_answer.constraint_penalty", "layers")
 """Keys that training alone reads: what it puts on top of the answer's grade, in this order."""
 
 
@@ -34,17 +34,6 @@ class StateRewardConfig(Strict):
     """What a recalled memory is compared with: memory and section, or the whole prompt with its question (the code)."""
     action_reweight: bool = False
     """Multiply a reading turn's advantage by 0.5 + the share of gold words it had in sight."""
-
-
-class GateRewardConfig(Strict):
-    """Rewards of gate decisions against the data's evidence (after GRU-Mem, arXiv 2602.10560)."""
-
-    update: float = 1.0
-    """Weight of writing where the section holds evidence and not writing where it holds none."""
-    exit: float = 1.0
-    """Weight of ending where all evidence was seen and going on before."""
-    format: float = 1.0
-    """Weight of a reply that can be read."""
 
 
 class FinalAnswerConfig(Strict):
@@ -157,7 +146,6 @@ class RewardConfig(Strict):
     timeout_s: float | None = Field(600.0, gt=0)
     """Of a call of your own reward or layer: an episode that takes it longer is ungraded. null: no limit."""
     state: StateRewardConfig | None = None
-    gates: GateRewardConfig | None = None
     final_answer: FinalAnswerConfig = FinalAnswerConfig()
     judge: JudgeConfig | None = None
 
@@ -176,7 +164,7 @@ class RewardConfig(Strict):
     @property
     def rewards_turns(self) -> bool:
         """Whether single turns may get rewards of their own."""
-        return self.state is not None or self.gates is not None or is_own(self.name) or bool(self.layers)
+        return self.state is not None or is_own(self.name) or bool(self.layers)
 
     @model_validator(mode="after")
     def _judge_where_asked_for(self) -> RewardConfig:
@@ -192,10 +180,4 @@ class RewardConfig(Strict):
             )
         if self.name != "final_answer" and self.final_answer != FinalAnswerConfig():
             raise ValueError(f"reward.final_answer has no meaning with reward.name={self.name}: set final_answer")
-        return self
-
-    @model_validator(mode="after")
-    def _one_reward_a_turn(self) -> RewardConfig:
-        if self.state is not None and self.gates is not None:
-            raise ValueError("reward.state and reward.gates both reward turns: set one of them to null")
         return self

@@ -312,8 +312,8 @@ class RunConfig(Strict):
             raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")
         if self.credit.rule == STATE_MIX and not self.reward.rewards_turns:
             raise ValueError(
-                "credit.rule=state_mix mixes in rewards of turns, but there are none: set reward.state or "
-                "reward.gates, e.g. reward.state={}, take a reward or layer of your own, or set credit.rule=mean and "
+                "credit.rule=state_mix mixes in rewards of turns, but there are none: set reward.state, "
+                "e.g. reward.state={}, take a reward or layer of your own, or set credit.rule=mean and "
                 "credit.options={}"
             )
         placed = self.data.order != "any" or self.data.min_distance > 0

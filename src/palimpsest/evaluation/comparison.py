@@ -235,7 +235,7 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
     >>> settings_of_evaluation({"policies": {"a": {"name": "a"}}, "seed": 1}, None, lambda folder: None)
     {'seed': 1, 'policy.name': 'a'}
     >>> file = {"source": "a.json", "eval_source": None, "synthetic": {"hops": 2}}
-    >>> settings_of_evaluation({"data": file, "reward": {"name": "em", "gates": None}}, None, lambda folder: None)
+    >>> settings_of_evaluation({"data": file, "reward": {"name": "em", "state": None}}, None, lambda folder: None)
     {'data.source': 'a.json', 'data.eval_source': None, 'reward.name': 'em'}
     """
     played = _with_one_policy({key: value for key, value in identity.items() if key != RESCORED})

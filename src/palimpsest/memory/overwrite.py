@@ -17,7 +17,7 @@ With `grounded`, ours, a reply's units enter the memory only where the section o
 (parts/grounded.py).
 
 Guaranteed: a prompt never exceeds `required_context`; no document token is dropped or repeated but by `overlong`.
-Not covered: stopping before the document ends (memory/gated policies do that).
+Not covered: stopping before the document ends (examples/gated.py does).
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ class Teachable(Protocol):
         ...
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
-        """The read prompt, with the slots question, memory, section and perhaps recalled or other_heads; the answer
-        prompt."""
+        """The read prompt, with the slots question, memory, section and perhaps recalled; the answer prompt."""
         ...
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:

@@ -43,12 +43,11 @@ from typing import Annotated, ClassVar, Literal
 
 from palimpsest import events
 from palimpsest.errors import ConfigError
-from palimpsest.events import PastShown, ReplyMalformed
+from palimpsest.events import MemoryCut, MemoryWritten, PastShown, ReplyMalformed
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.parts.prompts import Slots
 from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
 from palimpsest.memory.policy import Answered, Model
-from palimpsest.memory.tagged_memory import TaggedPolicy, blocks
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Fault, RecallReply, read_recall_reply
 from palimpsest.types import Completion, Problem, Prompt
@@ -65,6 +64,23 @@ class RecallPrompts(ReadingPrompts):
     answer: Annotated[str, Slots("question", "recalled", "memory")] = ""
     nothing_recalled: Annotated[str, Slots(may_be_empty=True)] = ""
     """What stands in the recalled slot where nothing was."""
+
+
+_BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
+
+
+def blocks(*names: str) -> str:
+    """Tagged blocks, one a slot; the question stands in a block called problem.
+
+    >>> blocks("question", "memory")
+    '<problem>\\n{question}\\n</problem>\\n\\n<memory>\\n{memory}\\n</memory>'
+    """
+    return (
+        "\n\n".join(_BLOCK(name) for name in names)
+        .replace("<question>", "<problem>")
+        .replace("</question>", "</problem>")
+        .replace("recalled>", "recalled_memory>")
+    )
 
 
 _TAGGED = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
@@ -115,11 +131,15 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallPolicy(TaggedPolicy):
+class RecallPolicy(OverwritePolicy):
     """Options, with ReMemR1's published defaults; all lengths in tokens."""
 
     prompt_sets: ClassVar[Mapping[str, RecallPrompts]] = {"standard": STANDARD, "short": SHORT}
     texts: RecallPrompts = field(init=False, repr=False, compare=False)
+    empty_memory: Literal["overwrite", "keep"] = "overwrite"
+    """`overwrite` only: an empty reply is malformed here."""
+    reply_tokens: int | None = None
+    """Budget of a whole reply, tags and thinking included; None: memory_tokens."""
     question_tokens: int = 2048
     memory_tokens: int = 2048
     """Of a memory, and of a recalled one: what doesn't fit is cut off its end, which an event tells."""
@@ -136,7 +156,14 @@ class RecallPolicy(TaggedPolicy):
     """`keep` the old memory; `accept` a reply without exactly one update as the memory (the code; needs `reply`)."""
 
     def __post_init__(self) -> None:
-        TaggedPolicy.__post_init__(self)
+        OverwritePolicy.__post_init__(self)
+        if self.reply_tokens is not None and self.reply_tokens < 1:
+            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
+        if self.empty_memory != "overwrite":
+            raise ConfigError(
+                f"policy.options.empty_memory={self.empty_memory!r}: does nothing where tags hold the memory; "
+                "leave it at overwrite"
+            )
         if self.malformed == "accept" and self.next_memory == "update":
             raise ConfigError(
                 "policy.options.malformed=accept needs policy.options.next_memory=reply: "
@@ -157,6 +184,22 @@ class RecallPolicy(TaggedPolicy):
         slots += max(self.memory_tokens, len(codec.encode(prompts.nothing_recalled)))
         reading = read.literal_length + slots + self.chunk_size + self.written_tokens
         return max(reading, answer.literal_length + slots + self.answer_tokens)
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Refuse, at load, what `overwrite` refuses, and a reply that the tags alone fill: none could ever be read."""
+        OverwritePolicy.admit(self, problem, codec)
+        tags = len(self.reply(codec, ()))
+        if self.written_tokens <= tags:
+            said = "reply_tokens=null, which is memory_tokens" if self.reply_tokens is None else "reply_tokens"
+            raise ConfigError(
+                f"policy.options.{said}={self.written_tokens}: the tags of a reply take {tags} tokens of this model's; "
+                f"set policy.options.reply_tokens to {2 * tags + self.memory_tokens} or more"
+            )
+
+    @property
+    def written_tokens(self) -> int:
+        """Budget of a reply, its tags included."""
+        return self.reply_tokens or self.memory_tokens
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
         """The ids of a well-formed reply, without the stop token: what a cold start imitates."""
@@ -214,13 +257,21 @@ class RecallPolicy(TaggedPolicy):
         model: Model,
         sources: Sequence[Sequence[int]],
     ) -> list[int]:
-        """The memory from here on; a new one joins the history. `sources`: what was in sight next to the memory."""
+        """The memory from here on: what was written, cut to its budget, or the old one where the reply is malformed. A
+        new one joins the history. `sources`: what was in sight next to the memory."""
         written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
+        cut = written is not None and len(written) > self.memory_tokens
+        if written is not None and cut:
+            model.event(MemoryCut(len(written), self.memory_tokens))
+            written = written[: self.memory_tokens]
+        kept = memory if written is None else self.sifted(memory, written, (*sources, memory), model, cut)
+        changed = written is not None and (self.grounded == "off" or kept is not memory)
+        text = model.codec.decode(kept)
         accepted = reply if self.malformed == "accept" else None
         update = model.codec.decode(accepted.update) if accepted else None
-        kept = self.next_memory_of(memory, written, model, sources, update)
+        model.event(MemoryWritten(tuple(kept), text, changed, update))
         if written is not None:
-            history.add(step, kept, model.codec.decode(kept))
+            history.add(step, kept, text)
         return kept
 
 

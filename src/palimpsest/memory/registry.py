@@ -18,8 +18,6 @@ from palimpsest.memory.document_baselines import (
     PassagesPolicy,
     SlidingWindowPolicy,
 )
-from palimpsest.memory.gated import GatedPolicy
-from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
@@ -34,8 +32,6 @@ POLICIES: dict[str, type[MemoryPolicy]] = {
     "overwrite": OverwritePolicy,
     "recall": RecallPolicy,
     "retrieval": RetrievalPolicy,
-    "gated": GatedPolicy,
-    "heads": HeadsPolicy,
     "full_context": FullContextPolicy,
     "sliding_window": SlidingWindowPolicy,
     "passages": PassagesPolicy,

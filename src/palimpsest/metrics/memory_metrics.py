@@ -14,15 +14,12 @@ of one episode, `memory_metrics`; in training's metrics the names stand under me
 | recall_rate | share of reading turns that asked for an earlier memory, where they may |
 | recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
 | malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
-| update_rate | share of reading turns with an open update gate, where there is one |
 
 Of the problem alone, `evidence_position`: where in the document the evidence lies.
 
 Evidence: where every text of `metadata["evidence"]` is a single sentence, each must stand in the memory. Where one is
 longer (the gold paragraphs of HotpotQA), nobody would keep it word for word: the memory then must hold one of the
 gold answers, which says nothing, and is not measured, for yes/no questions. Of several questions it is the mean.
-
-Of a memory of several heads all are counted together, but for `copy_fidelity`, which is of the head that a turn wrote.
 
 Not covered: memories that keep a fact in other words. `evidence_retention` and `copy_fidelity` compare text (without
 regard to case and white space), so they are lower bounds for a model that paraphrases.
@@ -88,14 +85,13 @@ def memory_metrics(group: Group, texts: Texts) -> dict[str, float | None]:
 
 
 def _reply_metrics(problem: Problem, reads: Sequence[Reading]) -> dict[str, float | None]:
-    """What replies in tags asked for and decided."""
+    """What replies in tags asked for."""
     looking = [reading for reading in reads if reading.asks]
     found = [evidence_retention(problem, reading.found) for reading in looking if reading.query is not None]
     return {
         "recall_rate": _mean(float(reading.query is not None) for reading in looking),
         "recall_hit_rate": _mean(None if share is None else float(share > 0) for share in found),
         "malformed_rate": _mean(float(reading.malformed is not None) for reading in reads if reading.in_tags),
-        "update_rate": _mean(float(reading.gates.update) for reading in reads if reading.gates is not None),
     }
 
 
@@ -107,7 +103,7 @@ def _step(problem: Problem, reading: Reading) -> MemoryStep:
         reading=reading,
         held=tuple(number for number, text in enumerate(evidence) if stands_in(text, memory.flat)),
         retention=evidence_retention(problem, memory.text),
-        written=reading.written.sentences if reading.changed else (),
+        written=reading.memory_after.sentences if reading.changed else (),
         unsupported=unsupported(reading),
         lost=tuple(sentence for sentence, form in before if not memory.holds(form)),
     )
@@ -123,7 +119,7 @@ def unsupported(reading: Reading) -> tuple[str, ...] | None:
         return None
     if not reading.changed or reading.given:
         return ()
-    written, sources = reading.written, reading.sources
+    written, sources = reading.memory_after, reading.sources
     pairs = zip(written.sentences, written.flat_sentences, strict=True)
     return tuple(sentence for sentence, form in pairs if not any(source.holds(form) for source in sources))
 
@@ -134,7 +130,7 @@ def copy_fidelity(reads: Iterable[Reading]) -> float | None:
     for reading in reads:
         invented = unsupported(reading)
         if invented is not None and reading.changed and not reading.given:
-            count = len(reading.written.sentences)
+            count = len(reading.memory_after.sentences)
             true, total = true + count - len(invented), total + count
     return true / total if total else None
 
@@ -145,7 +141,8 @@ def dropped_share(reads: Iterable[Reading]) -> float | None:
     for reading in reads:
         if reading.turn.notes.get("grounded") and not reading.given:
             out = sum(len(sentences(unit)) for unit in reading.dropped)
-            dropped, total = dropped + out, total + out + (len(reading.written.sentences) if reading.changed else 0)
+            kept = len(reading.memory_after.sentences) if reading.changed else 0
+            dropped, total = dropped + out, total + out + kept
     return dropped / total if total else None
 
 

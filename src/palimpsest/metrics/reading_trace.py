@@ -3,12 +3,12 @@
 A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
 that a prompt with a piece `memory` comes after. The memory after it is, the first that is known of
 
-    what the event `MemoryWritten`, of a memory of several heads `HeadWritten`, else `MemoryUngrounded` says
+    what the event `MemoryWritten`, else `MemoryUngrounded` says
     the piece `memory` of the next prompt that has one
     its reply without control tokens and thinking
 
 so a policy that fills its prompts by `Template` and calls the slots memory and section tells all that is measured here,
-however its replies become the memory. Query, gates and malformed replies are known from the events of those names.
+however its replies become the memory. Query and malformed replies are known from the events of those names.
 
 Guaranteed: turns in order; no prompt is decoded but in its pieces, and no piece before somebody asks for its text.
 Not covered: which words of a prompt without pieces were the memory. There `section` and `sources` are None.
@@ -44,8 +44,6 @@ from typing import TypeVar
 from palimpsest.events import (
     EmptyMemoryKept,
     Event,
-    GatesDecided,
-    HeadWritten,
     MemoryUngrounded,
     MemoryWritten,
     Pruned,
@@ -149,13 +147,9 @@ class Reading:
 
     turn: Turn
     memory_before: Text
-    """All that is held, of a memory of several heads all of them together."""
+    """As its prompt shows it."""
     memory_after: Text
-    """The same after the turn; a memory of one piece as it enters the next prompt."""
-    memory_in_sight: Text
-    """The memory before, as far as the prompt shows it."""
-    written: Text
-    """What the turn made of its memory: the memory after, of several heads the one it rewrites."""
+    """As it enters the next prompt."""
     update: Text
     """What its reply gave as its update: the memory after, but where that is the whole reply."""
     changed: bool
@@ -177,8 +171,6 @@ class Reading:
     """What the query brought up for the next prompt, "" if nothing."""
     malformed: str | None
     """Why its reply could not be read."""
-    gates: GatesDecided | None
-    """Where the agent decides on them."""
     dropped: tuple[str, ...] = ()
     """Units of its reply that were kept out of the memory."""
     given: bool = False
@@ -251,19 +243,16 @@ def _reading(
     turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: Texts
 ) -> Reading:
     written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
-    head, held, read = _last(told, HeadWritten), turn.piece("memory"), turn.piece("section")
+    held, read = turn.piece("memory"), turn.piece("section")
     section = None if read is None else texts.of(read)
-    shown = before if held is None or held == before.ids else texts.of(held)
-    if head is None or before is _NOTHING:
-        before = shown
+    if held is not None and held != before.ids:
+        before = texts.of(held)
     after, changed = _after(turn, told, written, later, before, texts)
     malformed = _last(told, ReplyMalformed)
     return Reading(
         turn=turn,
         memory_before=before,
         memory_after=after,
-        memory_in_sight=before if "other_heads" in turn.spans else shown,
-        written=after if head is None else texts.of(head.token_ids),
         update=after if written is None or written.update is None else texts.known(written.update),
         changed=changed,
         section=section,
@@ -274,7 +263,6 @@ def _reading(
         query=None if looked_up is None else looked_up.query,
         found=str((looked_up.text if looked_up else None) or ""),
         malformed=None if malformed is None else malformed.reason,
-        gates=_last(told, GatesDecided),
         dropped=tuple(unit for event in of_type(told, MemoryUngrounded) for unit in event.dropped),
     )
 
@@ -293,8 +281,6 @@ def _after(
     if _last(told, EmptyMemoryKept):
         return before, False
     dropped = _last(told, MemoryUngrounded)
-    if head := _last(told, HeadWritten):
-        return texts.of(head.memory), dropped is None or dropped.changed
     if dropped is not None:
         return texts.of(dropped.token_ids), dropped.changed
     sampled = turn.completion.token_ids

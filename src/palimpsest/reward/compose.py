@@ -1,7 +1,7 @@
 """The reward a recipe asks for: what the answer is worth, and the layers that training puts on top.
 
     answer    reward.name: a shipped comparison, a judge, or the user's own function or class
-    layers    in this order: reward.state, reward.gates, reward.unsupported_penalty,
+    layers    in this order: reward.state, reward.unsupported_penalty,
               reward.final_answer.constraint_penalty, then those of reward.layers
 
 Evaluation asks for the answer alone: `reward.answer`. Training asks for all of it: `reward`.
@@ -25,7 +25,7 @@ from palimpsest.reward import custom_reward
 from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader
 from palimpsest.reward.grading import Grades, Layer, close, graded
 from palimpsest.reward.judge.model_judge import Judge
-from palimpsest.reward.turn_rewards import FaithfulLayer, GateLayer, StateLayer
+from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -123,8 +123,6 @@ def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
 def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
     if config.state is not None:
         yield StateLayer(codec, config.state)
-    if config.gates is not None:
-        yield GateLayer(codec, config.gates)
     if config.unsupported_penalty:
         yield FaithfulLayer(codec, config.unsupported_penalty)
     if config.final_answer.constraint_penalty:

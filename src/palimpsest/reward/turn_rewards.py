@@ -1,4 +1,4 @@
-r"""Rewards of single turns: memory states (ReMemR1), gate decisions (GRU-Mem), faithful memories.
+r"""Rewards of single turns: memory states (ReMemR1), faithful memories.
 
 With recall(x) the share of a gold answer's words that occur in x, for a reading turn that had memory m and section c,
 wrote m' and whose query brought up r:
@@ -30,19 +30,6 @@ true one later, the more often the longer the document. Ours; none of the publis
 penalty that is subtracted is best avoided by writing nothing at all (seen in training).
 
 Not covered: memories in other words than the text's; use it where faithful copying is wanted.
-
-Rewards of gate decisions, turn by turn, for an agent with an update gate and an exit gate (memory/gated.py).
-
-GRU-Mem (arXiv 2602.10560) rewards "correct updating and exiting" per turn beside the outcome. Its formulas were not at
-hand; ours take what the data names as evidence. For the section c_t of a reading turn:
-
-    update   1 if the gate is open and c_t holds a piece of evidence, or shut and it holds none; else 0
-    exit     1 if it ends where sections 1..t hold all evidence, or goes on where they don't; else 0
-    format   1 if the reply could be read, else 0
-    state    the sum, each times its weight; any other turn gets the format point alone
-
-Guaranteed: one number a turn. A problem without `metadata["evidence"]` gives format alone.
-Not covered: evidence cut in two by a chunk's end (`chunk_boundary: line` avoids it); evidence in other words.
 """
 
 from __future__ import annotations
@@ -51,7 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from palimpsest.config.reward import GateRewardConfig, StateRewardConfig
+from palimpsest.config.reward import StateRewardConfig
 from palimpsest.metrics.memory_metrics import copy_fidelity
 from palimpsest.metrics.reading_trace import Reading, Texts, readings
 from palimpsest.text.answer_normalization import fold, normalize, tokens
@@ -130,7 +117,7 @@ def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: S
     def recall(text: str) -> float:
         return word_recall(text, golds, config)
 
-    sight = f"{reading.memory_in_sight}\n{reading.section or ''}"
+    sight = f"{reading.memory_before}\n{reading.section or ''}"
     if config.against == "prompt":
         sight = codec.decode(reading.turn.prompt_ids)
     known = recall(sight)
@@ -192,63 +179,3 @@ class FaithfulLayer:
         breakdown = {**grade.breakdown, "unsupported": unsupported, "outcome": grade.value}
         factor = max(0.0, 1.0 - self.penalty * unsupported)
         return replace(grade, value=grade.value * factor, breakdown=breakdown)
-
-
-# ---- Rewards of gate decisions -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class GateReward:
-    """The parts of a turn's reward, unweighted."""
-
-    update: float = 0.0
-    exit: float = 0.0
-    format: float = 1.0
-
-    def total(self, config: GateRewardConfig) -> float:
-        """The weighted sum."""
-        return self.update * config.update + self.exit * config.exit + self.format * config.format
-
-
-def gate_rewards(problem: Problem, trajectory: Trajectory, codec: Codec) -> tuple[GateReward, ...]:
-    """[turns] the reward of each turn."""
-    evidence = [_flat(str(text)) for text in problem.metadata.get("evidence", ())]
-    missing = set(evidence)
-    rewards: dict[int, GateReward] = {}
-    for reading in readings(trajectory, Texts(codec)):
-        section = _flat(str(reading.section or ""))
-        held = {text for text in evidence if text in section}
-        missing -= held
-        rewards[reading.turn.step] = _decision(reading, bool(held), not missing) if evidence else _format(reading)
-    return tuple(rewards.get(turn.step, GateReward()) for turn in trajectory.turns)
-
-
-def _decision(reading: Reading, needed: bool, complete: bool) -> GateReward:
-    if reading.gates is None:
-        return _format(reading)
-    return GateReward(float(reading.gates.update == needed), float(reading.gates.exit == complete))
-
-
-def _format(reading: Reading) -> GateReward:
-    return GateReward(format=float(reading.malformed is None))
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
-
-
-@dataclass(frozen=True, slots=True)
-class GateLayer:
-    """Adds gate rewards to a grade; for training, evaluation needs none."""
-
-    codec: Codec
-    config: GateRewardConfig
-
-    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
-        """The grade with `per_turn`; its value is untouched."""
-        if not trajectory.turns:
-            return grade
-        rewards = gate_rewards(problem, trajectory, self.codec)
-        parts = {f"gate_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "exit", "format")}
-        per_turn = tuple(reward.total(self.config) for reward in rewards)
-        return replace(grade, per_turn=per_turn, breakdown={**grade.breakdown, **parts})

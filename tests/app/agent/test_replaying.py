@@ -94,9 +94,7 @@ def test_with_the_same_weights_an_episode_ends_in_the_tokens_that_were_recorded(
     [
         ("overwrite", BUDGETS),
         ("recall", TAGGED),
-        ("gated", TAGGED),
         ("retrieval", BUDGETS),
-        ("heads", {**BUDGETS, "heads": 2}),
     ],
 )
 def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_reads(
@@ -114,9 +112,8 @@ def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_
         assert event.detail["memory"].strip() == "Anna"
         ids = again.turns[turn].piece("memory")
         assert ids is not None
-        if policy != "heads":  # which shows the other head there, or both
-            assert len(ids) == len(again.turns[turn - 1].completion.token_ids) or policy in ("recall", "gated")
-        assert again.turns[turn].prompt_ids != recorded.turns[turn].prompt_ids or policy == "heads"
+        assert len(ids) == len(again.turns[turn - 1].completion.token_ids) or policy == "recall"
+        assert again.turns[turn].prompt_ids != recorded.turns[turn].prompt_ids
 
 
 def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
@@ -151,23 +148,11 @@ def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: P
     assert [shown.story(at).steps[0].before.text.strip() for at in (0, 1)] == ["", "Anna"]
 
 
-def test_the_turn_that_first_shows_a_head_is_told(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "heads", {**BUDGETS, **SHORT, "heads": 2, "shown": "own"})
-    result = replay(f"{folder}#0/0", turn=2, memory="Anna", out=tmp_path)
-    _, again = played(result.path)
-    written = again.turns[1].completion.token_ids
-    assert [at for at, turn in enumerate(again.turns) if turn.piece("memory") == written] == [3]
-    assert result.to_json()["first_seen"] == result.first_seen == 3
-    done = palimpsest("replay", f"{folder}#0/0", "--turn", "2", "--memory", "Anna", "--out", str(tmp_path))
-    first = done.stdout.splitlines()[0]
-    assert first == "played on from turn 2; from turn 3 on, the first that shows it, it remembers: Anna"
-
-
-@pytest.mark.parametrize("policy", ["overwrite", "recall", "gated", "retrieval", "heads"])
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "retrieval"])
 def test_a_memory_that_says_what_was_remembered_changes_nothing(
     policy: str, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    options = {**(TAGGED if policy in ("recall", "gated") else BUDGETS), **SHORT}
+    options = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
     edited = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path)
     _, again = played(edited.path)
@@ -177,7 +162,7 @@ def test_a_memory_that_says_what_was_remembered_changes_nothing(
     )
     for text in ("Anna lives in Rome.", " Anna lives in Rome. "):
         same = replay(f"{folder}#0/0", turn=1, memory=text, out=tmp_path / "again")
-        assert (same.parts_at, same.first_seen) == (None, 1 if policy != "heads" else same.first_seen)
+        assert (same.parts_at, same.first_seen) == (None, 1)
         before, after = played(same.path)
         assert sampled(after) == sampled(before) != sampled(again)  # which lacks the end token
 
@@ -193,11 +178,11 @@ def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
     return Group(group.problem, (changed,), group.grades[:1])
 
 
-@pytest.mark.parametrize("policy", ["overwrite", "recall", "gated", "heads"])
+@pytest.mark.parametrize("policy", ["overwrite", "recall"])
 def test_an_episode_can_be_played_on_as_if_it_had_remembered_nothing(
     policy: str, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:
-    options = {**(TAGGED if policy in ("recall", "gated") else BUDGETS), **SHORT}
+    options = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
     result = replay(f"{folder}#0/0", turn=1, memory="", out=tmp_path)
     recorded, again = played(result.path)
@@ -359,8 +344,8 @@ def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest
 
 
 def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "gated", {**TAGGED, "reply_tokens": 35, **SHORT})
-    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=35; shorten it"):
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", {**TAGGED, "reply_tokens": 20, **SHORT})
+    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=20; shorten it"):
         replay(f"{folder}#0/0", turn=1, memory="Anna", out=tmp_path)
 
 

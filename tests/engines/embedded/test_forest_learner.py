@@ -30,8 +30,6 @@ from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.memory.document_baselines import FullContextPolicy
-from palimpsest.memory.gated import GatedPolicy
-from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
@@ -172,16 +170,14 @@ SIZES: dict[str, Any] = {
 POLICIES = {
     "memory_first": OverwritePolicy(**SIZES),
     "section_first": OverwritePolicy(**SIZES, layout="section_first"),
-    "heads": HeadsPolicy(**SIZES, layout="section_first", heads=2),
     "full_context": FullContextPolicy(question_tokens=60, answer_tokens=8, prompts="short"),
 }
 TAGGED_SIZES: dict[str, Any] = {**SIZES, "chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48}
-TAGGED: dict[str, Any] = {
-    "recall": (RecallPolicy(**TAGGED_SIZES), "recall"),
-    "recall_section_first": (RecallPolicy(**TAGGED_SIZES, layout="section_first"), "recall"),
-    "gated": (GatedPolicy(**TAGGED_SIZES), "gates"),
+TAGGED = {
+    "recall": RecallPolicy(**TAGGED_SIZES),
+    "recall_section_first": RecallPolicy(**TAGGED_SIZES, layout="section_first"),
 }
-"""Policies whose replies have a form, and an event that only a well-formed one leaves."""
+"""Policies whose replies have a form."""
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -196,7 +192,7 @@ def test_recorded_episodes_of_the_policies(name: str, tiny_codec: Any, tiny_mode
 class Coached:
     """The embedded sampler, but every second reply is a well-formed one: the base model doesn't know the tags."""
 
-    def __init__(self, model: Any, policy: RecallPolicy | GatedPolicy, codec: Codec) -> None:
+    def __init__(self, model: Any, policy: RecallPolicy, codec: Codec) -> None:
         self._model, self._sampler, self._calls = model, EmbeddedSampler(model), 0
         self._policy, self._codec = policy, codec
         self.max_context = self._sampler.max_context
@@ -215,12 +211,12 @@ class Coached:
 
 @pytest.mark.parametrize("name", sorted(TAGGED))
 def test_recorded_episodes_of_policies_whose_replies_have_a_form(name: str) -> None:
-    policy, event = TAGGED[name]
+    policy = TAGGED[name]
     model, codec = load_model(ModelConfig()), Codec.load(model_path(ModelConfig()))
     problems = SyntheticSource(SyntheticConfig(chunks=2), 0, "train").problems(step=0, count=2)
     groups = recorded(policy, problems, model, codec, Coached(model, policy, codec))
     kinds = {each.kind for group in groups for trajectory in group.trajectories for each in trajectory.events}
-    assert {event, "malformed", "memory"} <= kinds
+    assert {"recall", "malformed", "memory"} <= kinds
     error, reuse = error_and_reuse(groups, model)
     assert error < 1e-9
     assert reuse > 1.2

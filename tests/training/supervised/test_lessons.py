@@ -22,8 +22,6 @@ from palimpsest.config.load import load_recipe, parse_config
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS
 from palimpsest.errors import ConfigError
 from palimpsest.memory.document_baselines import FullContextPolicy
-from palimpsest.memory.gated import Decision, GatedPolicy, read_gates
-from palimpsest.memory.heads import HeadsPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.progress.reporter import Silent
@@ -162,41 +160,6 @@ def test_recall_and_overwrite_start_from_equal_lessons(tiny_codec: Any) -> None:
     for (mine, _), (other, _) in zip(ours, theirs, strict=True):
         assert (mine["question"], mine["section"]) == (other["question"], other["section"])
         assert other["memory"] in mine["memory"]  # which holds the recalled one besides
-
-
-def test_who_has_several_heads_starts_from_the_lessons_of_who_overwrites(tiny_codec: Any) -> None:
-    ours, theirs = (
-        first_lessons(Lessons(policy, tiny_codec, DATA, 0), 20)
-        for policy in (HeadsPolicy(**SIZES, heads=3), OverwritePolicy(**SIZES))
-    )
-    assert ours == theirs
-
-
-def test_other_heads_are_shown_and_left_alone(tiny_codec: Any) -> None:
-    policy = HeadsPolicy(**{**SIZES, "prompts": "standard"}, heads=2)
-    others = Counter[bool]()
-    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), 40):
-        (turn,) = trajectory.turns
-        if turn.name == "read":
-            slots = slots_of(turn, tiny_codec)
-            sight = flat(slots["memory"] + "\n" + slots["section"])
-            written = tiny_codec.decode(turn.completion.token_ids, control=False)
-            assert all(stands_in(flat(sentence), sight) for sentence in sentences(written))
-            others[slots["other_heads"] == "No previous memory"] += 1
-    assert min(others[True], others[False]) > 5
-
-
-def test_gated_replies_are_taught_in_their_form_closed_gates_too(tiny_codec: Any) -> None:
-    policy = GatedPolicy(**SIZES, reply_tokens=140)
-    opened: Counter[bool] = Counter()
-    for trajectory in first_lessons(Lessons(policy, tiny_codec, DATA, 0), COUNT):
-        (turn,) = trajectory.turns
-        if turn.name == "read":
-            decision = read_gates(turn.completion.token_ids, tiny_codec)
-            assert isinstance(decision, Decision)
-            assert decision.memory is None or decision.memory
-            opened[decision.memory is not None] += 1
-    assert 0.2 < opened[False] / sum(opened.values()) < 0.4  # the share that else writes what is older alone
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -37,7 +37,7 @@ from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Recalled, Replayed, of_type
 from palimpsest.memory.overwrite import Document, OverwritePolicy
 from palimpsest.memory.policy import Teachable
-from palimpsest.memory.tagged_memory import TaggedPolicy
+from palimpsest.memory.recall import RecallPolicy
 from palimpsest.metrics.reading_trace import Texts, last_memory, readings
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
@@ -48,10 +48,6 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Trajectory, Turn
 
 # ---- Another memory for a recorded episode -------------------------------------------------------------------
-
-
-_SHOWN = ("memory", "other_heads")
-"""Pieces of a prompt that show memories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +65,10 @@ class Edit:
 
     def is_in(self, turn: Turn) -> bool:
         """Whether a prompt shows it; an empty one, where it is all that the memory is."""
-        pieces = [ids for name in _SHOWN if (ids := turn.piece(name)) is not None]
-        if not self.text:
-            return any(ids in ((), self.ids) for ids in pieces)
-        return any(holds(ids, self.ids) for ids in pieces)
+        ids = turn.piece("memory")
+        if ids is None:
+            return False
+        return holds(ids, self.ids) if self.text else ids in ((), self.ids)
 
 
 def edited(memory: str, recorded: Trajectory, origin: Origin, turn: int, codec: Codec) -> Edit:
@@ -107,10 +103,7 @@ def holds(ids: Sequence[int], part: Sequence[int]) -> bool:
 
 
 def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
-    """[T] what the turn before wrote, of several heads the one it rewrote; of turn 0 what it shows.
-
-    Raises ConfigError.
-    """
+    """[T] what the turn before wrote; of turn 0 what it shows. Raises ConfigError."""
     piece = recorded.turns[turn].piece("memory")
     if piece is None:
         raise ConfigError(
@@ -120,7 +113,7 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
     if turn == 0:
         return piece
     before = recorded.turns[turn - 1]
-    written = (each.written for each in readings(recorded, Texts(codec)) if each.turn is before)
+    written = (each.memory_after for each in readings(recorded, Texts(codec)) if each.turn is before)
     return next((text.ids or codec.encode(text.text) for text in written), piece)
 
 
@@ -158,7 +151,7 @@ def _writing(
             f"--memory has {len(ids)} tokens, policy.options.memory_tokens={policy.memory_tokens}; shorten it"
         )
     reply = _reply(policy, ids, recorded, turn, codec)
-    if isinstance(origin.policy, TaggedPolicy) and len(reply) > origin.policy.written_tokens:
+    if isinstance(origin.policy, RecallPolicy) and len(reply) > origin.policy.written_tokens:
         raise ConfigError(
             f"--memory: the reply that writes it has {len(reply)} tokens, policy.options.reply_tokens="
             f"{origin.policy.written_tokens}; shorten it"
@@ -204,8 +197,7 @@ class Replay:
     given: bool
     """Whether `memory` says something else than the recorded one: it then counts as input, never as the agent's."""
     first_seen: int | None
-    """The first turn whose prompt shows `memory`; None where none was given, and for an empty one in the midst of
-    other heads."""
+    """The first turn whose prompt shows `memory`; None where none was given, and for an empty one that none shows."""
     parts_at: int | None
     """The first of the turns played on whose reply isn't the recorded one; None: all are."""
     weights: str

@@ -47,8 +47,7 @@ _ESCAPED = re.compile(r"\{\{\w+\}\}")
 class Slots:
     """What a text holds: each of `names` exactly once, `optional` ones once at the most.
 
-    `when`: the options under which it is shown, e.g. shown=own and layout=section_first, where others show another in
-    its place.
+    `when`: the option under which it is shown, e.g. layout=section_first, where another shows another in its place.
     """
 
     names: tuple[str, ...]
@@ -117,18 +116,6 @@ def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used:
     return replace(texts, **plain)
 
 
-def has_text(prompts: str | Mapping[str, Any], shipped: Mapping[str, PromptSet], names: Iterable[str]) -> bool:
-    """Whether the option `prompts` brings one of the texts called `names`.
-
-    >>> shipped = {"polite": PromptSet(system="Be kind.")}
-    >>> has_text("polite", shipped, ["system"]), has_text({"read": "Read."}, shipped, ["system"])
-    (True, False)
-    """
-    given = read_prompt_file(str(prompts), KEY) if is_prompt_file(prompts) else prompts
-    texts = (shared(shipped[given]) if given in shipped else {}) if isinstance(given, str) else given
-    return any(texts.get(name) for name in names)
-
-
 def shared(texts: PromptSet) -> dict[str, Any]:
     """All of a set by name, for a set that says more.
 
@@ -175,10 +162,8 @@ def _check(texts: PromptSet, given: Mapping[str, Any], used: Iterable[str]) -> N
 
 
 def _missing(name: str, when: str) -> str:
-    if not when:
-        return f"{KEY}.{name} is missing; palimpsest prompts show POLICY prints the shipped one"
-    settings = " ".join(f"--set {setting}" for setting in when.split(" and "))
-    return f"{KEY}.{name} is missing: {when} shows it; palimpsest prompts show POLICY {settings} prints the shipped one"
+    why, setting = (f": {when} shows it", f" --set {when}") if when else ("", "")
+    return f"{KEY}.{name} is missing{why}; palimpsest prompts show POLICY{setting} prints the shipped one"
 
 
 def _check_slots(name: str, text: str, slots: Slots) -> None:

@@ -4,9 +4,8 @@ For a policy whose `teachable()` says in which form it reads and replies (memory
 
     read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
              facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
-             a name of the section that the question doesn't name, or for none; other heads of its memory that a
-             prompt shows are left alone. Where a reply can leave the memory as it is, it does so in place of writing
-             only what is older
+             a name of the section that the question doesn't name, or for none. Where a reply can leave the memory as
+             it is, it does so in place of writing only what is older
     answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
              say "unknown"
 
@@ -248,7 +247,6 @@ class Lessons:
             "question": self.codec.encode(question),
             "memory": self._facts(memory) or self.codec.encode(self.texts.empty_memory),
             "recalled": self._facts(recalled) or self._nothing,
-            "other_heads": self._facts(recalled) or self.codec.encode(self.texts.empty_memory),
         }
 
     def _facts(self, facts: Sequence[str]) -> list[int]:

@@ -226,10 +226,8 @@ class Story:
             return None
         if not reading.changed:
             return ()
-        kept = frozenset[str]()
-        if "other_heads" not in reading.turn.spans:  # then the memory in sight is one of the sources
-            kept = frozenset(reading.memory_in_sight.flat_sentences)
-        pairs = zip(reading.written.sentences, reading.written.flat_sentences, strict=True)
+        kept = frozenset(reading.memory_before.flat_sentences)
+        pairs = zip(reading.memory_after.sentences, reading.memory_after.flat_sentences, strict=True)
         new = [(sentence, form) for sentence, form in pairs if form not in kept]
         return tuple(sentence for sentence, form in new if not any(text.holds(form) for text in reading.sources))
 

@@ -13,8 +13,6 @@ from palimpsest.events import (
     EmptyMemoryKept,
     Event,
     ExchangesDropped,
-    GatesDecided,
-    HeadWritten,
     MemoryCut,
     MemoryUngrounded,
     MemoryWritten,
@@ -137,10 +135,6 @@ def _failed(what: ToolFailed) -> str:
     return f"{what.tool or 'a call'} failed ({what.error}), result {what.id}: {what.message}"
 
 
-def _gates(what: GatesDecided) -> str:
-    return f"gates: {'writes' if what.update else 'leaves the memory'}, {'stops reading' if what.exit else 'reads on'}"
-
-
 def _called(what: ToolCalled) -> str:
     given = ", ".join(f"{name}={value!r}" for name, value in what.arguments.items())
     return f"{what.tool}({given}) brought result {what.id}, {what.tokens} tokens"
@@ -149,14 +143,12 @@ def _called(what: ToolCalled) -> str:
 _SAID: Mapping[type, Callable[[Any], str]] = {
     DocumentTruncated: lambda it: f"of {it.tokens} tokens of the document {it.kept} are read ({it.how})",
     MemoryWritten: _written,
-    HeadWritten: lambda it: f"head {it.head} was written, {len(it.token_ids)} of {len(it.memory)} tokens",
     MemoryCut: lambda it: f"the memory was cut from {it.tokens} tokens to {it.kept}",
     MemoryUngrounded: _ungrounded,
     EmptyMemoryKept: lambda it: "the reply was empty: the memory stays as it was",
     ReplyMalformed: _malformed,
     Recalled: _recalled,
     PastShown: lambda it: f"the memory after chunk {it.chunk} is put into the next prompt",
-    GatesDecided: _gates,
     ReadingEnded: lambda it: f"reading ends after chunk {it.chunk}, {it.unread} left unread",
     ToolCalled: _called,
     ToolFailed: _failed,

@@ -253,9 +253,7 @@ def _label(name: str, turn: Turn) -> str:
     chunk = turn.notes.get("chunk")
     if name == "section":
         return "Section" if chunk is None else f"Section {chunk}"
-    return {"recalled": "Recalled memory", "other_heads": "The other heads", "prompt": "Prompt"}.get(
-        name, name.replace("_", " ").capitalize()
-    )
+    return {"recalled": "Recalled memory", "prompt": "Prompt"}.get(name, name.replace("_", " ").capitalize())
 
 
 def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import { scores } from "../scores.js";
 
 const GROUPS = [
   ["Reward", ["reward/mean", "reward/std", "groups/with_signal", "reward/ungraded", "eval/accuracy"]],
-  ["Memory", ["memory/evidence_retention", "memory/copy_fidelity", "memory/tokens", "memory/truncated", "memory/overwrite_rate", "memory/recall_rate", "memory/recall_hit_rate", "memory/update_rate", "memory/malformed_rate"]],
+  ["Memory", ["memory/evidence_retention", "memory/copy_fidelity", "memory/tokens", "memory/truncated", "memory/overwrite_rate", "memory/recall_rate", "memory/recall_hit_rate", "memory/malformed_rate"]],
   ["Policy", ["policy/entropy", "policy/clip_fraction", "policy/logprob_gap", "sampler/logprob_gap_mean", "policy/approx_kl", "policy/kl", "optim/grad_norm", "optim/learning_rate", "optim/grad_skipped"]],
   ["Episodes and tools", ["episode/turns", "episode/sampled_tokens", "episode/prompt_tokens", "tool/prunes", "tool/context_tokens", "curriculum/chunks", "curriculum/objectives"]],
   ["Lessons", ["loss", "sft/loss", "accuracy", "sft/accuracy"]],
