@@ -70,6 +70,10 @@ def example() -> str:
     return f"```python\n{page('examples/quotes.py')}```"
 
 
+def example_of_a_role() -> str:
+    return f"```python\n{page('examples/frozen_reader.py')}```"
+
+
 def example_engine() -> str:
     return f"```python\n{page('examples/bigrams.py')}```"
 
@@ -115,6 +119,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/base-model.md", "base-model-config"): base_model_table,
     ("docs/endpoints.md", "keys"): endpoint_keys,
     ("docs/own-policy.md", "example"): example,
+    ("docs/own-policy.md", "roles"): example_of_a_role,
     ("docs/own-engine.md", "engine"): example_engine,
     ("docs/own-data.md", "formats"): data_formats,
     ("docs/evaluation.md", "pairs"): answer_pairs,

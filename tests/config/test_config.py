@@ -290,7 +290,7 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dic
             "evaluation.baselines={a: 3}",
             "evaluation.baselines.a is a section with the keys name, options, eval_options",
         ),
-        ("roles={critic: 3}", "roles.critic is a section with the keys trained, model"),
+        ("roles={critic: 3}", "roles.critic is a section with the keys model"),
         ("roles={1: {}}", "roles.1=1: names there must be text"),
         ("reward.layers=[3]", "reward.layers.0 is a section with the keys name, options"),
         ("train.variant={share: 0.5, options: {}}", "train.variant.options={}: must be a mapping, and not empty"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.cli.main import app
+from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,23 @@ def test_the_example_sink_gets_every_step(tiny_model_folder: Path, tmp_path: Pat
     (logged,) = csv.DictReader((tmp_path / "run" / "rewards.csv").open())
     assert float(logged["reward/mean"]) == row["reward/mean"]
     assert logged["step"] == "1"
+
+
+def test_the_example_of_a_role_trains_the_writer_alone(tiny_model_folder: Path, tmp_path: Path) -> None:
+    (_, row) = train(
+        tiny_model_folder,
+        tmp_path / "run",
+        "policy.name=examples.frozen_reader:FrozenReaderPolicy",
+        f"roles.reader.model={tiny_model_folder}",
+        "train.steps=2",
+        "loss.entropy_coef=1e-6",  # a gradient, whatever the rewards
+        "logging.sinks=[jsonl]",
+    )
+    groups = read_groups(tmp_path / "run" / "trajectories" / "step-000002.jsonl.zst").groups
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    known = {(turn.name, turn.role, turn.trained, turn.completion.policy_version) for turn in turns}
+    assert known == {("read", None, True, 1), ("answer", "reader", False, 0)}
+    assert row["credit/trained_tokens"] == sum(len(turn.completion.token_ids) for turn in turns if turn.trained)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

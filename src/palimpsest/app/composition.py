@@ -37,7 +37,7 @@ from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.credit.assign import build_rule
 from palimpsest.engines.open import open_engine, using
-from palimpsest.engines.protocol import Endpoint, Engine
+from palimpsest.engines.protocol import Endpoint, Engine, Sampler
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EpisodeFile, Transcripts
 from palimpsest.evaluation.runner import Arena, EvalSet, Measure, Samples, play_sets
@@ -50,7 +50,7 @@ from palimpsest.metrics.reading_trace import Texts
 from palimpsest.plugin_options import options_of
 from palimpsest.reward.compose import check_reward
 from palimpsest.reward.grading import Grades
-from palimpsest.rollout.episode import OnTurn, Role, Roles, play
+from palimpsest.rollout.episode import OnTurn, Roles, play
 from palimpsest.rollout.group import build_variant
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
@@ -129,15 +129,14 @@ class Cast:
 
 def open_roles(config: RunConfig, codec: Codec) -> Cast:
     """The roles under `roles`; `codec` is that of the run's own model."""
-    roles, engines = {}, []
+    roles, engines = dict[str, Sampler | None](), list[Engine]()
     for name, role in config.roles.items():
-        sampler = None
+        roles[name] = None
         if role.model is not None:
             engine = open_engine(_with_model(config, role.model), objective=None)
             engines.append(engine)
             _check_tokenizer(name, role.model, engine.codec, codec)
-            sampler = engine.sampler
-        roles[name] = Role(sampler, role.trained)
+            roles[name] = engine.sampler
     return Cast(roles, tuple(engines))
 
 

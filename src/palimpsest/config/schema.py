@@ -37,24 +37,11 @@ class PolicyConfig(Strict):
 
 
 class RoleConfig(Strict):
-    """Who takes the turns that a policy asks for with `model.generate(..., role=NAME)`."""
+    """Who takes the turns that a policy asks for with `model.generate(..., role=NAME)`: they are sampled, recorded and
+    never trained."""
 
-    trained: bool = True
-    """False: its turns are context. They are sampled, recorded and never learnt from."""
     model: str | None = None
-    """A model of its own, as `model.path` names one, with the same tokenizer; it is never trained. None: the run's."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_model_is_frozen(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("model") is None:
-            return values
-        if values.get("trained"):
-            raise ValueError(
-                f"roles.NAME.model={values['model']!r} with trained=true: a run trains one model, its own; set "
-                "trained=false, or model=null for turns that the run's model takes"
-            )
-        return {**values, "trained": False}
+    """A model of its own, as `model.path` names one, with the same tokenizer. null: the run's own weights."""
 
 
 class OverlongConfig(Strict):
@@ -279,7 +266,7 @@ class RunConfig(Strict):
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
-    """Roles that the policy's turns may have, by the names it gives them; turns without a role are always trained."""
+    """Frozen roles that the policy's turns may have, by the names it gives them; turns without a role are trained."""
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
     credit: CreditConfig = CreditConfig()

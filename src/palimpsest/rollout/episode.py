@@ -7,9 +7,9 @@ Guaranteed:
 - turns recorded before a failure are kept.
 Not covered: `timeout_s` reads the clock, so which episodes it ends may differ between two runs.
 
-Roles: the turns of an episode may be taken by several, of whom some are trained and others are not.
+Roles: turns of an episode may be taken by others than the agent, none of whom is trained.
 
-A policy asks for a turn with `model.generate(..., role="answerer")`; the configuration says under `roles` who that is.
+A policy asks for a turn with `model.generate(..., role="reader")`; the configuration says under `roles` who that is.
 The turn is recorded with its role and whether it is trained, so that segments, credit and imitation know it from the
 record alone. Turns without a role are the agent's own: sampled from the run's model and trained.
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,36 +56,22 @@ def _told(kind: str, message: str) -> str:
 # ---- Roles ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
-    """Who takes the turns of one role."""
-
-    sampler: Sampler | None = None
-    """None: the run's own."""
-    trained: bool = True
+Roles = Mapping[str, Sampler | None]
+"""Name to the sampler of a model of its own; None: the run's own."""
 
 
-Roles = Mapping[str, Role]
-
-AGENT = Role()
-"""Who takes the turns that name no role."""
-
-
-def role_of(name: str | None, roles: Roles) -> Role:
-    """The role called `name`. Raises ConfigError for one that isn't there.
-
-    >>> role_of("answerer", {"answerer": Role(trained=False)}).trained, role_of(None, {}).trained
-    (False, True)
-    """
-    if name is None:
-        return AGENT
-    if name not in roles:
+def sampler_of(role: str | None, roles: Roles, own: Sampler) -> Sampler:
+    """Who takes a turn of `role`; None is the agent. Raises ConfigError for a role that isn't there."""
+    if role is None:
+        return own
+    if role not in roles:
         known = f"known: {', '.join(roles)}" if roles else "there are none"
         raise ConfigError(
-            f"role {name!r} of a turn is unknown{nearest(name, roles)}; {known}: name it in the recipe, e.g. "
-            f"roles: {{{name}: {{trained: false}}}}"
+            f"role {role!r} of a turn is unknown{nearest(role, roles)}; {known}: name it in the recipe, e.g. "
+            f"roles: {{{role}: {{}}}}"
         )
-    return roles[name]
+    theirs = roles[role]
+    return own if theirs is None else theirs
 
 
 # ---- One episode ---------------------------------------------------------------------------------------------
@@ -144,7 +129,7 @@ class Recorder:
 
         Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for a role nobody named.
         """
-        player = role_of(role, self._roles)
+        sampler = sampler_of(role, self._roles, self._sampler)
         self.tell()
         step, self._calls = self._calls, self._calls + 1
         params = SamplingParams(
@@ -162,9 +147,9 @@ class Recorder:
             if on_token is not None:
                 _tell_each(completion.token_ids, on_token)
         else:
-            completion = await self._sample(prompt, params, player.sampler or self._sampler, on_token)
+            completion = await self._sample(prompt, params, sampler, on_token)
         spans = spans_of(prompt_ids)
-        self.turns.append(Turn(prompt, completion, step, name, notes, spans, role=role, trained=player.trained))
+        self.turns.append(Turn(prompt, completion, step, name, notes, spans, role=role, trained=role is None))
         return completion
 
     def event(self, what: What | str, /, **detail: Any) -> None:

@@ -59,7 +59,7 @@ def test_frozen_roles_play_beside_a_trained_agent_on_its_weights_and_on_their_ow
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     model = str(tiny_model_folder)
-    settings = config(model, critic={"trained": False}, sceptic={"model": model})
+    settings = config(model, critic={}, sceptic={"model": model})
     with open_run(tmp_path / "run", settings) as folder:
         asyncio.run(Training(folder).run(settings, prepare(settings, folder.path)))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
