@@ -165,7 +165,7 @@ def test_a_list_shorter_than_a_step_is_the_whole_step(
     assert (run.config.train.prompts_per_step, run.config.train.optimizer_steps) == (2, 2)
     said = "palimpsest.train(data=...) holds 2: train.prompts_per_step is 2, not 8"
     assert said in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) holds 2 problems, a step asks for 3"):
+    with pytest.raises(palimpsest.PalimpsestError, match="python:data holds 2 problems, a step asks for 3"):
         palimpsest.train(
             "memagent-quickstart",
             {**changes, "train.prompts_per_step": 3, "train.optimizer_steps": 1},
@@ -229,11 +229,11 @@ def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder:
         ({"data": []}, r"palimpsest\.train\(data=\.\.\.\) is empty"),
         ({"data": {"train": ROWS}}, r"train\(data=\.\.\.\) is of type dict: .* data\['train'\]"),
         ({"data": [1]}, r"train\(data=\.\.\.\) item 0 is of type int: give a dict"),
-        ({"data": [ROWS[0], {**ROWS[1], "question": " "}]}, r"train\(data=\.\.\.\) item 1: question is empty"),
+        ({"data": [ROWS[0], {**ROWS[1], "question": " "}]}, "python:data item 1: question is empty"),
         ({"data": [{**ROWS[0], "answers": []}]}, r"problem data-0: has no gold answer"),
         ({"data": ROWS[0]}, r"train\(data=\.\.\.\) is one problem: give a list"),
         ({"data": 3}, r"train\(data=\.\.\.\) is of type int"),
-        ({"reward": lambda completions: 1.0}, r"train\(reward=<lambda>\): <lambda> takes \(completions\)"),
+        ({"reward": lambda completions: 1.0}, r"reward\.name=python:<lambda>: python:<lambda> takes \(completions\)"),
         ({"reward": 3}, r"train\(reward=\.\.\.\) is of type int: give a function"),
         ({"policy": 3}, r"train\(policy=\.\.\.\) is of type int: give a class"),
         ({"callbacks": [3]}, r"train\(callbacks=\.\.\.\) is of type int: give functions"),
@@ -243,7 +243,7 @@ def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder:
         ),
     ],
 )
-def test_a_wrong_object_is_refused_by_the_argument_that_took_it(
+def test_a_wrong_object_is_refused_by_its_argument_or_key(
     things: dict[str, Any], words: str, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     changes = {key: value for key, value in small(tiny_model_folder).items() if key != "model.path"}

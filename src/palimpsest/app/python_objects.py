@@ -8,8 +8,7 @@ policy object whose options are plain values as its class with these options: su
 Anything else, everything of a script or a notebook included, is named `python:NAME` (plugins.py) and has to be given
 again.
 
-Guaranteed: nothing is called or read here but the names; an error that names one of the objects names the argument
-that took it.
+Guaranteed: nothing is called or read here but the names.
 Not covered: attributes of an object that changed before a resume.
 
 A loaded model and its tokenizer as a folder, as every other part of a run reads models.
@@ -31,7 +30,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -40,10 +39,10 @@ from palimpsest import files, plugins
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.formats.problem_files import problem_row
-from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import POLICIES
 from palimpsest.plugin_options import options_of
-from palimpsest.plugins import DATA, KEYS, PREFIX, giving, is_given
+from palimpsest.plugins import DATA, PREFIX, giving, is_given
 from palimpsest.types import Problem
 
 _NOTEBOOK = ("__main__", "__mp_main__")
@@ -210,29 +209,9 @@ class Objects:
                 self._refuse("callbacks", each, "functions (step, metrics, timings), or objects with log of these")
             names.append(self._name(call))
 
-    @contextmanager
-    def known(self) -> Iterator[None]:
-        """While this lasts, the names mean the objects, and errors name the arguments."""
-        with giving(self.held), self.naming():
-            yield
-
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Errors that name an object by its key name the argument that took it."""
-        try:
-            yield
-        except PalimpsestError as error:
-            error.args = (self._worded(str(error)),)
-            raise
-
-    def _worded(self, message: str) -> str:
-        for name in (name for name in self.held if name.startswith(PREFIX)):
-            for argument, key in KEYS.items():
-                said = f"{self.called}({argument}={'...' if name == DATA else name.removeprefix(PREFIX)})"
-                for shown in (f"{key}={name!r}", f"{key}={name}"):
-                    message = message.replace(shown, said)
-            message = message.replace(name, f"{self.called}(data=...)" if name == DATA else name.removeprefix(PREFIX))
-        return message
+    def known(self) -> AbstractContextManager[None]:
+        """While this lasts, the names mean the objects."""
+        return giving(self.held)
 
     def _name(self, thing: Any) -> str:
         """`my_module:my_thing` of what a module has under its name, else a name that means the object."""

@@ -17,7 +17,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from palimpsest._version import __version__
-from palimpsest.app.python_calls import by_command
 from palimpsest.cli import ask, bench, compare, datasets, evaluate, judge, models, recipes, serve, train, view
 from palimpsest.cli import recipes as new
 from palimpsest.cli import recipes as prompts
@@ -68,13 +67,11 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of the program itself."""
-    context.with_resource(by_command())
 
 
 app.command("quickstart", short_help="Train on a CPU in minutes, evaluate, report.")(quickstart.quickstart)

@@ -33,9 +33,9 @@ def test_a_run_is_not_evaluated_into_its_own_folder(tmp_path: Path, tiny_model_f
     run = palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=tmp_path / "run", quiet=True)
     (run.folder / "summary.json").write_text("{}")
     before = contents(run.folder)
-    with pytest.raises(RunError, match=r"holds a run: give the evaluation another out=\.\.\."):
+    with pytest.raises(RunError, match="holds a run: give the evaluation another --out"):
         run.evaluate(limit=1, out=run.folder, quiet=True)
-    with pytest.raises(RunError, match=r"holds the model .*step-000002, which force=True would move aside"):
+    with pytest.raises(RunError, match=r"holds the model .*step-000002, which --force would move aside"):
         run.evaluate(limit=1, out=run.folder, force=True, quiet=True)
     assert contents(run.folder) == before
 

@@ -198,7 +198,7 @@ def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: 
 def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> None:
     judged = {"name": "final_answer", "final_answer": {"match": "judge"}, "judge": {"model": "m"}}
     folder = evaluation(tmp_path / "e", reward=judged)
-    with pytest.raises(ConfigError, match=r"give overrides=\{'reward\.judge\.url': 'http"):
+    with pytest.raises(ConfigError, match=r"give --set reward\.judge\.url=http"):
         palimpsest.rescore(folder)
     assert palimpsest.rescore(folder, ["reward.name=em"]).reward.judge is None
 

@@ -71,7 +71,7 @@ def test_the_report_of_several_seeds_shows_means_intervals_and_each_seed(tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seeds": (0,)}, r"seeds=\[0\]\): give two or more different whole numbers"),
+        ({"seeds": (0,)}, r"seeds=\[0\]: give two or more different whole numbers"),
         ({"seeds": 3}, r"seeds=3: give two or more whole numbers, such as \(0, 1, 2\)"),
         ({"seeds": (1, 1)}, "two or more different"),
         ({"seeds": ("0", "1")}, "two or more different"),

@@ -12,7 +12,7 @@ from typing import Any
 from palimpsest.app.agent.play import Episode, in_words
 from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote, model_folder
-from palimpsest.app.python_calls import blocking, python_words, suitable_progress
+from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
@@ -156,7 +156,6 @@ def _short(text: str) -> str:
     return line if len(line) <= 80 else line[:77] + "..."
 
 
-@python_words
 async def ask_async(
     model: Any,
     files: Files,

@@ -11,7 +11,7 @@ from typing import Any
 from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote
 from palimpsest.app.evaluate.evaluation_data import own_problems
-from palimpsest.app.python_calls import Table, blocking, python_words
+from palimpsest.app.python_calls import Table, blocking
 from palimpsest.app.python_objects import Objects, as_folder, check_problem, problems_of
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
@@ -119,7 +119,6 @@ def _short(text: str) -> str:
     return line if len(line) <= _WIDE else f"{line[:_WIDE]}..."
 
 
-@python_words
 async def play_async(
     problem: Problem | Mapping[str, Any] | str | None = None,
     context: str | None = None,

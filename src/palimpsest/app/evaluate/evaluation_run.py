@@ -17,7 +17,7 @@ from palimpsest.app.evaluate.baselines import Baselines, Planned, Sets, plan_bas
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, given, move_aside, read_problems
 from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, changes, choose, with_budgets
 from palimpsest.app.evaluate.evaluation_result import Evaluation, Row, report_evaluation
-from palimpsest.app.python_calls import blocking, python_words, suitable_progress
+from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
 from palimpsest.config.data import listed
 from palimpsest.config.load import Overrides
@@ -47,7 +47,6 @@ OWN_PROBLEMS = "problems"
 """What stands for the data where problems themselves were given."""
 
 
-@python_words
 async def evaluate_async(
     model: Any = "embedded",
     data: Data | None = None,

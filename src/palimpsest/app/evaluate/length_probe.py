@@ -11,7 +11,7 @@ from typing import Any
 
 from palimpsest.app.composition import Evaluator, fitted
 from palimpsest.app.config_resolution import Agent, Model, Recipe, Remote, evaluation_config
-from palimpsest.app.python_calls import Table, blocking, python_words, suitable_progress
+from palimpsest.app.python_calls import Table, blocking, suitable_progress
 from palimpsest.config.data import LONGEST
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
@@ -117,7 +117,6 @@ def _row(hazards: Hazards, before: Holds, sight: Sight) -> dict[str, Any]:
     }
 
 
-@python_words
 async def probe_async(
     model: Model = "embedded",
     *,

@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 
 from palimpsest import files
-from palimpsest.app.python_calls import Table, blocking, python_words
+from palimpsest.app.python_calls import Table, blocking
 from palimpsest.config.load import Overrides, parse_config, split_overrides
 from palimpsest.config.reward import JUDGE_OPERATION, RewardConfig
 from palimpsest.errors import ConfigError, DataError, RunError
@@ -198,7 +198,6 @@ class Rescoring:
         return self.table._repr_html_()
 
 
-@python_words
 async def rescore_async(
     folder: str | Path,
     overrides: Overrides = (),

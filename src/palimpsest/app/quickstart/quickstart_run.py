@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.python_calls import Table, blocking, python_words, suitable_progress
+from palimpsest.app.python_calls import Table, blocking, suitable_progress
 from palimpsest.app.quickstart.evaluation_shards import Shard, play_shard, samples_of
 from palimpsest.app.quickstart.quickstart_results import (
     AskedQuickstart,
@@ -164,7 +164,6 @@ class Quickstart:
         return self.results
 
 
-@python_words
 async def quickstart_async(
     method: str | None = None,
     overrides: Overrides = (),

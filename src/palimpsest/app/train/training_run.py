@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from palimpsest.app.composition import Evaluator, Parts, build_parts, policy_of
 from palimpsest.app.config_resolution import Recipe
-from palimpsest.app.python_calls import blocking, python_words, suitable_progress
+from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import Objects, objects_in
 from palimpsest.app.resume import COLD_START, Asking, Resume, Things, resumable
 from palimpsest.app.train.run_handle import Run
@@ -122,7 +122,6 @@ def _changed(folder: Path) -> int | None:
 # ---- From a recipe to a run folder ---------------------------------------------------------------------------
 
 
-@python_words
 async def train_async(
     recipe: Recipe | None = None,
     overrides: Overrides = (),
