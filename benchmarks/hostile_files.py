@@ -46,8 +46,8 @@ from palimpsest.app.viewer_job import export  # noqa: E402
 from palimpsest.config.load import load_recipe  # noqa: E402  found by the line above
 from palimpsest.config.model import model_path  # noqa: E402
 from palimpsest.errors import ConfigError, DataError, ModelError  # noqa: E402
+from palimpsest.rollout.trajectory_file import group_lines  # noqa: E402
 from palimpsest.text.codec import Codec  # noqa: E402
-from palimpsest.viewer.export.export_lines import json_lines  # noqa: E402
 from palimpsest.viewer.records.sources import Library, NotThere  # noqa: E402
 from palimpsest.viewer.screens.viewer_api import Answers  # noqa: E402
 from support.view_folders import group, run_folder  # noqa: E402
@@ -81,25 +81,24 @@ def links(draw: random.Random, folder: Path) -> bool:
 
 
 def shown(run: Path, target: Path) -> str:
-    """All that the viewer and its exports to `target` with a suffix show of a run."""
+    """All that the viewer and its export to `target` show of a run."""
     answers, seen = Answers(Library([run])), list[str]()
     for address in ("", "/metrics", "/events", "/steps/1/episodes", "/steps/1/groups/0"):
         try:
             seen.append(str(answers.get(f"/api/runs/{run.name}{address}")))
         except (NotThere, DataError) as error:
             seen.append(str(error))
-    for suffix in (".jsonl", ".html"):
-        try:
-            text = export([run], target.with_suffix(suffix)).path.read_text("utf-8")
-        except (NotThere, DataError) as error:
-            text = str(error)
-        packed = re.search(r'id="answers">([^<]*)</script>', text)
-        seen.append(gzip.decompress(base64.b64decode(packed[1])).decode() if packed else text)
+    try:
+        text = export([run], target.with_suffix(".html"))[0].path.read_text("utf-8")
+    except (NotThere, DataError) as error:
+        text = str(error)
+    packed = re.search(r'id="answers">([^<]*)</script>', text)
+    seen.append(gzip.decompress(base64.b64decode(packed[1])).decode() if packed else text)
     return "\n".join(seen)
 
 
 def formats(draw: random.Random, folder: Path) -> bool:
-    lines = [json_lines([group(name, (0.0,))]) for name in ("tea", "ale")]
+    lines = [group_lines(group(name, (0.0,))) for name in ("tea", "ale")]
     at, other = draw.randrange(2), json.dumps(draw.choice(FORMATS)).encode()
     lines[at] = lines[at].replace(b'"format":2', b'"format":' + other, 1)
     run = run_folder(folder / "run")

@@ -6,6 +6,7 @@ import base64
 import gzip
 import os
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import zstandard
 from palimpsest.app import viewer_job
 from palimpsest.app.viewer_job import export
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
-from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups, group_lines
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.episode_screen import episode_view
 from palimpsest.viewer.screens.viewer_api import Answers
@@ -48,34 +49,16 @@ def episodes_in(answers: dict[str, Any]) -> set[str]:
 
 def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> None:
     before = state_of(run)
-    written = export([run], tmp_path / "out.html", only="1/0,2/1")
+    (written,) = export([run], tmp_path / "out.html", only="1/0,2/1")
     answers = held(written.path)
     asked = Answers(Library([run]))
     for path in ("/api/runs/run/metrics", "/api/runs/run/alarms", "/api/runs/run/events"):
         assert answers[path] == orjson.loads(orjson.dumps(asked.get(path)))
     assert answers["/api/runs/run/steps"] == [2]
     assert len(answers["/api/runs/run/steps/2/episodes"]["rows"]) == 8
-    assert (written.episodes, written.size) == (2, written.path.stat().st_size)
-    assert "6 of the step's 8 episodes are left out; --only names others" in written.told
+    assert (written.content.episodes, len(written.content.data)) == (2, written.path.stat().st_size)
+    assert "6 of the step's 8 episodes are left out; --only names others" in written.content.told
     assert state_of(run) == before
-
-
-def test_every_row_is_measured_though_its_episode_is_left_out(
-    run: Path, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = str(tiny_model_folder)
-    written = export([run], tmp_path / "out.html", only="2/0", step="1", tokenizer=tokenizer)
-    asked = Answers(Library([run]), tokenizer=tokenizer)
-    served = asked.get("/api/runs/run/steps/1/measures", {"groups": "0,1,2,3"})
-    assert len(served) == 8
-    assert held(written.path)["/api/runs/run/steps/1/measures"] == orjson.loads(orjson.dumps(served))
-    assert not any("measured" in told for told in written.told)
-    monkeypatch.setattr("palimpsest.viewer.export.export_bundle._MEASURED_TOKENS", 1)
-    written = export([run], tmp_path / "less.html", only="2/0", step="1", tokenizer=tokenizer)
-    measures = held(written.path)["/api/runs/run/steps/1/measures"]
-    assert sorted(place for place, each in measures.items() if "left_out" not in each) == ["2/0", "2/1"]
-    assert len(measures) == 8
-    assert "evidence kept and invented aren't measured of 6 episodes: it would take long" in written.told
 
 
 def test_without_names_what_went_wrong_comes_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +84,27 @@ def test_a_file_that_would_be_too_large_is_refused_with_its_size(
     assert not (tmp_path / "out.html").exists()
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.json", "out.eval"])
-def test_other_forms_hold_the_chosen_episodes_or_all(run: Path, tmp_path: Path, name: str) -> None:
-    assert export([run], tmp_path / name, only="2/1,0/0", step="1").episodes == 2
-    assert export([run], tmp_path / "all" / name).episodes == 8
-    if name == "out.jsonl":
-        groups = read_groups(tmp_path / name).groups
-        assert [(each.problem.id, each.trajectories[0].rollout) for each in groups] == [("p0", 0), ("p2", 1)]
+def test_the_groups_of_chosen_episodes_are_measured(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    tokenizer = str(tiny_model_folder)
+    (written,) = export([run], tmp_path / "out.html", only="2/0", step="1", tokenizer=tokenizer)
+    served = Answers(Library([run]), tokenizer=tokenizer).get("/api/runs/run/steps/1/measures", {"groups": "2"})
+    measures = held(written.path)["/api/runs/run/steps/1/measures"]
+    own = {place: each for place, each in measures.items() if "left_out" not in each}
+    assert own == orjson.loads(orjson.dumps(served))
+    assert sorted(own) == ["2/0", "2/1"]
+    assert len(measures) == 8
+
+
+def test_a_log_holds_the_chosen_episodes_or_all(run: Path, tmp_path: Path) -> None:
+    (chosen,) = export([run], tmp_path / "out.eval", only="2/1,0/0", step="1")
+    with zipfile.ZipFile(chosen.path) as archive:
+        header, names = orjson.loads(archive.read("header.json")), set(archive.namelist())
+    assert names >= {"samples/g-p0_epoch_1.json", "samples/g-p2_epoch_2.json"}
+    assert chosen.content.episodes == header["results"]["total_samples"] == 2
+    assert chosen.content.mean == header["results"]["scores"][0]["metrics"]["mean"]["value"] == 0.5
+    (whole,) = export([run], tmp_path / "all" / "out.eval")
+    assert whole.content.episodes == 8
+    assert "episodes are of step 2" in whole.content.told
 
 
 def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
@@ -115,12 +112,13 @@ def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path)
     run_folder(tmp_path / "more" / "another")
     cases: list[tuple[str, Path, str, dict[str, Any]]] = [
         ("expected a name that ends in", run, "out.pdf", {}),
+        ("expected a name that ends in", run, "out.jsonl", {}),
         ("expected GROUP/ROLLOUT", run, "out.html", {"only": "3"}),
         ("names no episode", run, "out.html", {"only": ","}),
         ("no such episode", run, "out.html", {"only": "9/9"}),
-        ("no such episode", run, "out.jsonl", {"only": "9/9"}),
+        ("no such episode", run, "out.eval", {"only": "9/9"}),
         ("has no record of it; 1 to 2 are recorded", run, "out.html", {"step": "9"}),
-        ("has no record of episodes", run, "out.jsonl", {"step": "9"}),
+        ("has no record of it; 1 to 2 are recorded", run, "out.eval", {"step": "9"}),
         ("here are 2", tmp_path / "more", "out.html", {}),
     ]
     for told, path, name, options in cases:
@@ -131,18 +129,18 @@ def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path)
 
 
 def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: Path) -> None:
-    record = run / "trajectories" / "step-000002.jsonl.zst"
     alone = tmp_path / "alone.jsonl"
-    export([record], alone)
+    alone.write_bytes(group_lines(group("p", (1.0,))))
     (tmp_path / "link").symlink_to(run)
-    (tmp_path / "same.jsonl").hardlink_to(alone)
+    (tmp_path / "same.html").hardlink_to(alone)
+    (tmp_path / "link.eval").symlink_to(alone)
     before, lines = state_of(run), alone.read_bytes()
     cases = [
-        ([run], run / "metrics.jsonl", "lies inside"),
+        ([run], run / "metrics.html", "lies inside"),
         ([run], run / "new" / "out.html", "lies inside"),
-        ([run], tmp_path / "link" / "events.jsonl", "lies inside"),
-        ([alone], alone, "which is read"),
-        ([alone], tmp_path / "same.jsonl", "which is read"),
+        ([run], tmp_path / "link" / "events.eval", "lies inside"),
+        ([alone], tmp_path / "link.eval", "which is read"),
+        ([alone], tmp_path / "same.html", "which is read"),
     ]
     for paths, out, told in cases:
         with pytest.raises(ConfigError, match=f"{told}.*; give a path elsewhere"):
@@ -152,14 +150,14 @@ def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: P
 
 
 def test_another_file_is_moved_aside_with_force_alone(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "notes.jsonl"
+    out = tmp_path / "notes.eval"
     out.write_text("mine")
     with pytest.raises(RunError, match="is there: give another --export, or --force to move it aside"):
         export([run], out)
     assert out.read_text() == "mine"
     export([run], out, force=True)
-    assert (tmp_path / "notes.jsonl.old-1").read_text() == "mine"
-    assert len(read_groups(out).groups) == 4
+    assert (tmp_path / "notes.eval.old-1").read_text() == "mine"
+    assert zipfile.is_zipfile(out)
 
 
 def test_a_place_that_cannot_be_written_is_told_by_its_name(run: Path, tmp_path: Path) -> None:
@@ -171,7 +169,7 @@ def test_a_place_that_cannot_be_written_is_told_by_its_name(run: Path, tmp_path:
         assert "partial" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["out.html", "out.jsonl", "out.json", "out.eval"])
+@pytest.mark.parametrize("name", ["out.html", "out.eval"])
 def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Path) -> None:
     whole = group("p", (0.0, 1.0))
     first, second = whole.trajectories
@@ -179,10 +177,10 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
     config = 'raw: !!binary "aGk="\nwide: 100000000000000000000000\nlone: "\\ud800"\n'
     run = run_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")), config=config, records={1: [odd]})
     (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
-    written = export([run], tmp_path / name)
-    assert written.episodes == 2
-    assert not any("left out" in told for told in written.told)
-    assert written.path.stat().st_size == written.size
+    (written,) = export([run], tmp_path / name)
+    assert written.content.episodes == 2
+    assert not any("left out" in told for told in written.content.told)
+    assert written.path.read_bytes() == written.content.data
 
 
 def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hidden(
@@ -197,26 +195,26 @@ def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hi
 
     monkeypatch.setattr("palimpsest.viewer.screens.viewer_api.episode_view", failing)
     error = DataError("a broken\nepisode")
-    written = export([run], tmp_path / "out.html", only="0/0,0/1")
+    (written,) = export([run], tmp_path / "out.html", only="0/0,0/1")
     assert episodes_in(held(written.path)) == {"0/0"}
-    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.told
+    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.content.told
     error = TypeError("a defect")
     with pytest.raises(TypeError, match="a defect"):
         export([run], tmp_path / "defect.html", only="0/0,0/1")
     assert not (tmp_path / "defect.html").exists()
 
 
-@pytest.mark.parametrize("name", ["out.html", "out.jsonl", "out.json", "out.eval"])
+@pytest.mark.parametrize("name", ["out.html", "out.eval"])
 def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path) -> None:
     odd = orjson.loads(group_lines(group("odd", (1.0,))))
     odd["turns"][0]["prompt_ids"] = ["a"]
     frames = encode_groups([group("good", (1.0,))]), zstandard.compress(orjson.dumps(odd) + b"\n")
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(b"".join(frames) + encode_groups([group("cut", (1.0,))])[:-5])
-    written = export([path], tmp_path / name)
-    assert written.episodes == 1
-    assert any("g-odd" in told and "left out" in told for told in written.told)
-    assert any("cut short or damaged after 2 whole groups" in told for told in written.told)
+    (written,) = export([path], tmp_path / name)
+    assert written.content.episodes == 1
+    assert any("g-odd" in told and "left out" in told for told in written.content.told)
+    assert any("cut short or damaged after 2 whole groups" in told for told in written.content.told)
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:

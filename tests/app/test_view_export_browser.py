@@ -20,7 +20,7 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     run = run_folder(
         tmp_path / "run", [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": 0.75}], records=records
     )
-    file = export([run], tmp_path / "out.html").path
+    file = export([run], tmp_path / "out.html")[0].path
     shown = Watched(browser, file.as_uri())
     for place in ("#/", "#/r/run", "#/r/run/s/2"):
         shown.page.goto(f"{file.as_uri()}{place}")
@@ -37,7 +37,7 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
 
 def test_an_episode_is_told_turn_by_turn_and_can_be_searched(browser: Any, tmp_path: Path) -> None:
     record = Path(__file__).parents[1] / "viewer" / "data" / "group.jsonl.zst"
-    file = export([record], tmp_path / "out.html", only="0/0,0/1", tokenizer="embedded").path
+    file = export([record], tmp_path / "out.html", only="0/0,0/1", tokenizer="embedded")[0].path
     shown = Watched(browser, file.as_uri())
     shown.page.goto(f"{file.as_uri()}#/e/0/0/t/0")
     page = shown.read()
@@ -60,7 +60,7 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     run = run_folder(
         tmp_path / "run", [{"step": 2, "reward/mean": 0.5}], records={1: [group("tea", (0.0, 1.0)), group("cake")]}
     )
-    file = export([run], tmp_path / "out.html", only="0/1", tokenizer="embedded").path
+    file = export([run], tmp_path / "out.html", only="0/1", tokenizer="embedded")[0].path
     shown = Watched(browser, file.as_uri())
     shown.page.goto(file.as_uri())
     page = shown.read()
@@ -92,7 +92,7 @@ def test_a_file_of_one_run_opens_that_run(browser: Any, tmp_path: Path) -> None:
     run_folder(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}], records={1: [group("tea")]})
     record = tmp_path / "run" / "trajectories" / "step-000001.jsonl.zst"
     for path, title in ((tmp_path / "run", "run"), (record, "Episodes")):
-        written = export([path], tmp_path / f"{title}.html")
+        (written,) = export([path], tmp_path / f"{title}.html")
         page = browser.new_page()
         page.goto(written.path.as_uri())
         page.wait_for_selector(f"h1:text-is('{title}')")

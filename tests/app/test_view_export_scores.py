@@ -13,7 +13,7 @@ import pytest
 
 from palimpsest.app.viewer_job import export
 from palimpsest.evaluation.sample_log import Sample
-from palimpsest.rollout.trajectory_file import encode_groups, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.viewer_api import Answers
@@ -54,29 +54,29 @@ def read(path: Path) -> dict[str, Any]:
 def test_an_agent_that_is_right_is_exported_as_right_though_only_its_wrong_episodes_are_recorded(
     tmp_path: Path,
 ) -> None:
-    written = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
+    written, _ = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
     log = read(written.path)
     (score,) = log["results"]["scores"]
     values = [each["scores"]["reward"]["value"] for each in log["samples"]]
     assert sorted(values) == [0.0, *[1.0] * 6]
-    assert score["metrics"]["mean"]["value"] == pytest.approx(6 / 7) == written.mean
+    assert score["metrics"]["mean"]["value"] == pytest.approx(6 / 7) == written.content.mean
     assert score["metrics"]["4 chunks"]["value"] == 1.0
     assert (score["scored_samples"], score["unscored_samples"]) == (7, 0)
     assert (log["eval"]["model"], log["eval"]["metadata"]["policy"]) == ("some/model", "overwrite")
     assert {each["metadata"]["player"] for each in log["samples"]} == {"agent"}
     assert [bool(each["messages"]) for each in log["samples"]] == [False] * 6 + [True]
-    assert written.told == (
+    assert written.content.told == [
         "6 of 7 episodes of the agent were not recorded and have a score without messages; "
-        "evaluation.record=all records every episode",
-    )
-    assert log["eval"]["metadata"]["left_out"] == list(written.told)
+        "evaluation.record=all records every episode"
+    ]
+    assert log["eval"]["metadata"]["left_out"] == written.content.told
 
 
 def test_baselines_have_logs_of_their_own_that_name_them(tmp_path: Path) -> None:
-    written = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.json")
-    (other,) = written.others
-    assert (other.path.name, other.player, other.mean) == ("out.closed-book.json", "baseline: closed book", 0.0)
-    log = json.loads(other.path.read_bytes())
+    _, other = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
+    assert other.path.name == "out.closed-book.eval"
+    assert (other.content.player, other.content.mean) == ("baseline: closed book", 0.0)
+    log = read(other.path)
     assert log["eval"]["task"] == "eval, closed book"
     assert len(log["samples"]) == 6
     assert {each["metadata"]["set"] for each in log["samples"]} == {BASELINE}
@@ -87,46 +87,41 @@ def test_each_of_several_policies_has_a_log_of_its_own(tmp_path: Path) -> None:
         sample(f"{policy}, dev", f"p{n}", value) for policy, value in (("fold", 1.0), ("note", 0.0)) for n in range(3)
     ]
     identity = {"weights": "w", "policies": {"fold": {"name": "fold"}, "note": {"name": "note"}}}
-    written = export([evaluation_folder(tmp_path / "eval", rows, identity)], tmp_path / "out.eval")
-    (other,) = written.others
-    assert (written.player, written.mean, written.episodes) == ("agent: fold", 1.0, 3)
-    assert (other.path.name, other.player, other.mean) == ("out.note.eval", "agent: note", 0.0)
+    written, other = export([evaluation_folder(tmp_path / "eval", rows, identity)], tmp_path / "out.eval")
+    assert (written.content.player, written.content.mean, written.content.episodes) == ("agent: fold", 1.0, 3)
+    assert (other.path.name, other.content.player, other.content.mean) == ("out.note.eval", "agent: note", 0.0)
     assert read(other.path)["eval"]["metadata"]["policy"] == "note"
 
 
 def test_an_evaluation_without_a_record_is_exported_with_its_scores(tmp_path: Path) -> None:
     folder = wrong_alone(tmp_path / "eval", AGENT[:3])
-    written = export([folder], tmp_path / "out.eval")
-    assert (written.episodes, written.mean, written.others) == (3, 1.0, ())
+    (written,) = export([folder], tmp_path / "out.eval")
+    assert (written.content.episodes, written.content.mean) == (3, 1.0)
 
 
 def test_the_score_of_named_episodes_is_said_to_be_of_those(tmp_path: Path) -> None:
-    written = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval", only="6/0")
-    assert (written.episodes, written.mean, written.others) == (1, 0.0, ())
-    assert written.told == ("the log's score is of 1 chosen episode, not of the whole evaluation",)
+    (written,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval", only="6/0")
+    assert (written.content.episodes, written.content.mean) == (1, 0.0)
+    assert written.content.told == ["the log's score is of 1 chosen episode, not of the whole evaluation"]
 
 
 def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_success(tmp_path: Path) -> None:
     folder = wrong_alone(tmp_path / "eval", [*AGENT[:1], sample("4 chunks", "lost", None)])
     (folder / "summary.json").unlink()
-    log = read(export([folder], tmp_path / "out.eval").path)
+    log = read(export([folder], tmp_path / "out.eval")[0].path)
     (score,) = log["results"]["scores"]
     assert (score["metrics"]["mean"]["value"], score["unscored_samples"]) == (1.0, 1)
     assert log["status"] in ("started", "cancelled")
 
 
-def test_lines_of_an_evaluation_and_its_page_say_what_was_not_recorded(tmp_path: Path) -> None:
-    folder = wrong_alone(tmp_path / "eval")
-    lines = export([folder], tmp_path / "out.jsonl")
-    assert len(read_groups(lines.path).groups) == 7
-    assert any("6 of 7 episodes of the agent were not recorded and are not in the file" in told for told in lines.told)
-    page = export([folder], tmp_path / "out.html")
-    assert any("6 of 7 episodes of the agent were not recorded" in told for told in page.told)
+def test_the_page_of_an_evaluation_says_what_was_not_recorded(tmp_path: Path) -> None:
+    (page,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.html")
+    assert any("6 of 7 episodes of the agent were not recorded" in told for told in page.content.told)
 
 
 def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) -> None:
     folder = wrong_alone(tmp_path / "eval")
-    assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval").mean == pytest.approx(6 / 7)
+    assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval")[0].content.mean == pytest.approx(6 / 7)
 
 
 def test_the_episodes_of_an_evaluation_name_their_player_and_come_with_the_scores_of_all(tmp_path: Path) -> None:

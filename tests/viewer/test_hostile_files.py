@@ -202,8 +202,8 @@ def test_a_group_of_other_types_is_told_in_a_line_and_the_rest_is_shown(odd: str
         assert "\n" not in str(told.value)
         assert len(str(told.value)) < 250
         assert answers.get(f"{at}/groups/1{inner}")
-    written = export([path], tmp_path / "out.html")
-    assert any("g-odd" in each for each in written.told)
+    (written,) = export([path], tmp_path / "out.html")
+    assert any("g-odd" in each for each in written.content.told)
 
 
 def merged(levels: int) -> str:
@@ -235,7 +235,7 @@ def test_a_configuration_that_cannot_be_shown_says_why(config: str, trouble: str
     assert facts["config"] == {}
     assert trouble in facts["trouble"]
     assert "\n" not in facts["trouble"]
-    assert export([tmp_path / "run"], tmp_path / "out.html").size
+    assert export([tmp_path / "run"], tmp_path / "out.html")[0].content.data
 
 
 @pytest.mark.parametrize("evaluations", [[1.0], [{"accuracy": 1}], [{"accuracy": None}], {"accuracy": 1}])
@@ -248,16 +248,13 @@ def test_a_summary_of_other_types_leaves_the_list_as_it_is(evaluations: Any, tmp
     assert rows["ev"]["accuracy"] == []
 
 
-def test_metrics_of_other_types_and_of_no_finite_sum_leave_the_list_and_a_comparison_as_they_are(
-    tmp_path: Path,
-) -> None:
+def test_metrics_of_other_types_and_of_no_finite_sum_leave_the_list_as_it_is(tmp_path: Path) -> None:
     huge = ("reward/mean", "reward/std", "sampler/logprob_gap_mean", "groups/with_signal")
     rows = [{"step": at, **dict.fromkeys(huge, 1e308), "reward/ungraded": 1, "outcome/x": {}} for at in range(1, 300)]
     for name in ("one", "two"):
         run_folder(tmp_path / name, rows, steps=1000)
     answers = Answers(Library([tmp_path]))
     assert [row["alarm"]["key"] for row in answers.get("/api/runs")["runs"]] == ["logprob_gap"] * 2
-    assert answers.get("/api/compare", {"keys": "one,two"})["curves"]
 
 
 @pytest.mark.parametrize("model", ["x" * 10_000, "a\0b", ""])
@@ -273,13 +270,6 @@ def test_a_model_whose_name_no_file_can_have_shows_ids(model: str, tmp_path: Pat
         why = answers.get(f"/api/runs/{at}/decoder")["why"]
         assert why.startswith("Token ids are shown instead of text")
         assert len(why) < 400
-
-
-def test_configurations_with_keys_that_are_numbers_are_compared(tmp_path: Path) -> None:
-    for name, value in (("one", 1), ("two", 2)):
-        (run_folder(tmp_path / name) / "config.yaml").write_text(f"7: {value}\nb: [{{1: 2, a: {value}}}]\nseed: 0\n")
-    found = Answers(Library([tmp_path])).get("/api/compare", {"keys": "one,two"})
-    assert found["differs"]["run.7"] == [1, 2]
 
 
 def test_of_more_runs_than_are_listed_the_newest_are_and_the_others_are_counted(

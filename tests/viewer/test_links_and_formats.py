@@ -14,7 +14,7 @@ import zstandard
 
 from palimpsest.app.viewer_job import export
 from palimpsest.errors import DataError
-from palimpsest.viewer.export.export_lines import json_lines
+from palimpsest.rollout.trajectory_file import group_lines
 from palimpsest.viewer.records.sources import Library, NotThere
 from palimpsest.viewer.screens.viewer_api import Answers
 from support.view_folders import evaluation_folder, group, run_folder, sample
@@ -23,7 +23,7 @@ from support.view_folders import evaluation_folder, group, run_folder, sample
 @pytest.mark.parametrize("number", [0, 3, 99, -1, "2", None, [2], True, 2.0, 1e30])
 @pytest.mark.parametrize("first", [False, True])
 def test_episodes_of_an_unknown_format_are_named_and_not_shown(number: Any, first: bool, tmp_path: Path) -> None:
-    lines = [json_lines([group(name, (0.0,))]) for name in ("tea", "ale")]
+    lines = [group_lines(group(name, (0.0,))) for name in ("tea", "ale")]
     lines[0 if first else 1] = lines[0 if first else 1].replace(
         b'"format":2', b'"format":' + json.dumps(number).encode(), 1
     )
@@ -57,7 +57,7 @@ def test_links_out_of_a_runs_folder_are_named_and_not_followed(tmp_path: Path) -
     with pytest.raises(NotThere, match=r"step-000001\.jsonl\.zst leads out of run: links out of its folder"):
         answers.get("/api/runs/run/steps/1/episodes")
     with pytest.raises(NotThere, match="links out of its folder are not followed"):
-        export([run], tmp_path / "out.jsonl")
+        export([run], tmp_path / "out.eval")
 
 
 def test_an_export_holds_nothing_that_a_link_leads_out_to(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_an_export_holds_nothing_that_a_link_leads_out_to(tmp_path: Path) -> Non
     secret.write_text("password: hunter2\n")
     (run / "config.yaml").unlink()
     (run / "config.yaml").symlink_to(secret)
-    page = export([run], tmp_path / "out.html").path.read_bytes()
+    page = export([run], tmp_path / "out.html")[0].path.read_bytes()
     packed = re.search(rb'id="answers">([^<]*)</script>', page)
     assert packed is not None
     assert b"hunter2" not in gzip.decompress(base64.b64decode(packed[1]))

@@ -81,12 +81,9 @@ SCREENS = {
     "#/r/first": "first",
     "#/r/first/s/30": "Episodes of step 30",
     "#/r/eval-a/items": "Problems of eval-a",
-    "#/compare?keys=first,second": "first · second",
     "#/r/first/s/30/g/2": "What is p2?",
     "#/r/first/s/30/e/2/1": "What is p2?",
     "#/r/first/s/30/e/2/1/t/1": "What is p2?",
-    "#/beside?a=first,30,2,1&b=second,30,2,0&t=1": "What is p2?",
-    "#/compare?keys=eval-a,eval-b": "eval-a · eval-b",
 }
 
 
@@ -198,7 +195,7 @@ def test_keys_are_told_and_lead_between_steps(watched: Watched) -> None:
 def test_the_list_of_keys_has_those_that_a_part_of_the_screen_takes(watched: Watched) -> None:
     drawing = {"← → Home End", "Enter"}
     for place, own in {
-        "#/": {"/", "c"},
+        "#/": {"/"},
         "#/r/first": {"e", "0"} | drawing,
         "#/r/first/s/30": {"j", "k", "/", "x"} | drawing,
         "#/r/first/s/30/e/2/1": {*"jknp[]dbtg/", "Enter", "Shift+Enter"},
@@ -236,87 +233,19 @@ def test_every_column_of_a_table_has_a_name(watched: Watched) -> None:
         assert all(name.strip() for name in names), place
 
 
-def test_two_ticked_evaluations_are_compared_with_their_paired_difference(watched: Watched) -> None:
-    page = watched.go("#/")
-    for name in ("eval-a", "eval-b"):
-        page.get_by_label(f"compare {name}").check()
-    page.get_by_role("button", name="Compare").click()
-    page.wait_for_selector("h1:text('eval-a')")
-    assert "0 better, 2 worse" in page.locator(".notice").first.inner_text()
-    assert "Problems whose score differs (2)" in page.locator("#main").inner_text()
-
-
-def test_runs_that_differ_in_one_key_show_that_one(watched: Watched) -> None:
-    page = watched.go("#/compare?keys=first,second")
-    assert "What differs in the configuration (1 key)" in page.locator("#main").inner_text()
-    assert "policy.options.memory_tokens" in page.locator("#main").inner_text()
-
-
-def test_a_side_has_its_colour_in_every_chart_and_table(browser: Any, tmp_path: Path) -> None:
-    """Also where the first side has no curve, or no evaluation."""
-    run_folder(tmp_path / "one")
-    run_folder(tmp_path / "two", METRICS[:3])
-    evaluation_folder(tmp_path / "three", [sample("4 chunks", "p", 1.0), sample("64 chunks", "p", 0.0, size=64)])
-    with viewer(tmp_path) as url, watching(browser, url) as watched:
-        page = watched.go("#/compare?keys=one,two,three")
-        page.wait_for_selector(".chart svg[role=img]")
-        classes = "(all) => all.map((one) => one.getAttribute('class'))"
-        assert set(page.locator(".chart .legend-item svg").evaluate_all(classes)) == {"c2", "c3"}
-        assert page.locator("svg[aria-label^='reward/mean'] g.c2").count() == 1
-        assert page.locator("svg[aria-label^='chunks'] g.c3").count() == 1
-        assert set(page.locator("table.rows td svg").evaluate_all(classes)) == {"c3"}
-
-
-def test_a_comparison_has_a_row_a_part_and_side_and_says_which_episodes_are_missing(watched: Watched) -> None:
-    page = watched.go("#/compare?keys=eval-a,eval-b")
-    heads = page.locator("table.rows").first.locator("th[scope=col]").all_inner_texts()
-    assert heads[:6] == ["Part", "Side", "Problems", "Ungraded", "Accuracy, %", "95%"]
-    assert "Difference" in heads
-    assert page.locator("table.rows").first.locator("tbody tr").count() == 4
-    assert page.get_by_text("not recorded").count() == 4  # two problems, two sides
-    assert "evaluation.record=all" in page.locator("#main").inner_text()
-
-
-def test_an_improvement_is_green_and_a_loss_red(browser: Any, tmp_path: Path) -> None:
-    for name, right in (("low", 1), ("high", 20)):
-        evaluation_folder(tmp_path / name, [sample("set", f"p{n}", float(n < right)) for n in range(20)])
-    with viewer(tmp_path) as url, watching(browser, url) as watched:
-        for keys, style, sign in (("low,high", "better", "+95.0"), ("high,low", "worse", "−95.0")):
-            page = watched.go(f"#/compare?keys={keys}")
-            assert sign in page.locator(f"table.rows td.{style}").inner_text()
-        colours = "(all) => all.map((one) => getComputedStyle(one).color)"
-        (red,) = page.locator("table.rows td.worse").evaluate_all(colours)
-        (green,) = watched.go("#/compare?keys=low,high").locator("table.rows td.better").evaluate_all(colours)
-        assert red != green
-
-
 def test_what_a_schedule_sets_is_drawn_as_it_was(browser: Any, tmp_path: Path) -> None:
     names = ("curriculum/chunks", "optim/learning_rate", "reward/mean")
     rows = [{"step": step, **dict.fromkeys(names, float(step > 10))} for step in range(1, 21)]
     run_folder(tmp_path / "one", rows)
-    run_folder(tmp_path / "two", rows, steps=5)
     with viewer(tmp_path) as url, watching(browser, url) as watched:
-        for place in ("#/r/one", "#/compare?keys=one,two"):
-            page = watched.go(place)
-            page.wait_for_selector("svg[aria-label^='reward/mean']")
-            heights = "(line) => new Set(line.getAttribute('d').match(/,[0-9.]+/g)).size"
-            line = "svg[aria-label^='{}'] .line:not(.raw)"
-            assert page.locator(line.format("reward/mean")).first.evaluate(heights) > 2  # smoothed
-            for name in names[:2]:
-                if place == "#/r/one" or page.locator(line.format(name)).count():
-                    assert page.locator(line.format(name)).first.evaluate(heights) == 2
-                    assert page.locator(f"svg[aria-label^='{name}'] .raw").count() == 0
-
-
-def test_sides_without_a_common_problem_have_no_column_of_differences(browser: Any, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        evaluation_folder(tmp_path / name, [sample("set", f"of {name}", 1.0)])
-    with viewer(tmp_path) as url, watching(browser, url) as watched:
-        page = watched.go("#/compare?keys=one,two")
-        text = page.locator("#main").inner_text()
-        assert "no graded problem in common" in text
-        assert "ifferences are against" not in text
-        assert "Difference" not in page.locator("table.rows").first.inner_text()
+        page = watched.go("#/r/one")
+        page.wait_for_selector("svg[aria-label^='reward/mean']")
+        heights = "(line) => new Set(line.getAttribute('d').match(/,[0-9.]+/g)).size"
+        line = "svg[aria-label^='{}'] .line:not(.raw)"
+        assert page.locator(line.format("reward/mean")).first.evaluate(heights) > 2  # smoothed
+        for name in names[:2]:
+            assert page.locator(line.format(name)).first.evaluate(heights) == 2
+            assert page.locator(f"svg[aria-label^='{name}'] .raw").count() == 0
 
 
 def test_keys_walk_along_a_curve_and_open_a_steps_episodes(watched: Watched) -> None:
@@ -415,30 +344,9 @@ def test_drawings_keep_the_size_of_their_words(width: int, browser: Any, origin:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_curves_of_a_comparison_follow_their_runs(browser: Any, tmp_path: Path) -> None:
-    runs = [run_folder(tmp_path / name, METRICS[:3]) for name in ("first", "second")]
-    with viewer(*runs) as url:
-        watched = Watched(browser, url)
-        page = watched.go("#/compare?keys=first,second")
-        append_row(runs[1] / "metrics.jsonl", {"step": 4, "reward/mean": 0.75, "episode/turns": 5.0})
-        page.wait_for_selector("svg[aria-label^='reward/mean'][aria-label$='second 0.75']")
-        page.wait_for_selector("svg[aria-label^='episode/turns']")
-        assert watched.errors == []
-        watched.close()
-
-
 def test_without_a_tokenizer_an_episode_says_why_it_shows_ids(watched: Watched) -> None:
     page = watched.go("#/r/first/s/30/e/2/1")
     page.wait_for_selector("text=Token ids are shown instead of text")
-
-
-def test_two_episodes_beside_each_other_move_together(watched: Watched) -> None:
-    page = watched.go("#/beside?a=first,30,2,1&b=second,30,2,0")
-    page.keyboard.press("j")
-    page.wait_for_selector("text=/(Reply of|Memory after) turn 2/ >> nth=1")
-    assert "t=1" in page.url
-    page.get_by_role("button", name="First different memory").click()
-    page.wait_for_selector("[role=status]:text('after turn 1')")
 
 
 def test_the_short_address_opens_the_only_thing_that_is_shown(browser: Any, folder: Path) -> None:
@@ -492,15 +400,6 @@ def test_skipping_to_the_content_leaves_the_screen_as_it_is(watched: Watched) ->
     assert page.locator("h1").first.inner_text() == "first"
 
 
-def test_a_key_does_its_work_from_a_box_that_was_just_ticked(watched: Watched) -> None:
-    page = watched.go("#/")
-    for name in ("eval-a", "eval-b"):
-        page.get_by_label(f"compare {name}").check()
-    page.keyboard.press("c")
-    page.wait_for_selector("h1:text('eval-a')")
-    assert page.title() == "comparison of eval-a and eval-b · palimpsest"
-
-
 def test_following_leaves_who_stands_on_a_link_there(watched: Watched, folder: Path) -> None:
     page = watched.go("#/r/first")
     page.get_by_role("link", name="Newest episodes").focus()
@@ -517,8 +416,6 @@ def test_without_a_tokenizer_what_became_of_the_evidence_is_not_known(watched: W
     page.locator("input[type=search]").fill("gold")
     page.locator("input[type=search]").press("Enter")
     assert page.locator(".hits").inner_text() == "not known without a tokenizer"
-    page = watched.go("#/beside?a=first,30,2,1&b=second,30,2,0")
-    page.wait_for_selector("text=Token ids are shown instead of text")
 
 
 def test_a_dark_page_is_light_on_paper(watched: Watched) -> None:
@@ -531,7 +428,7 @@ def test_a_dark_page_is_light_on_paper(watched: Watched) -> None:
 
 
 def test_paper_has_no_tools_and_drawings_as_wide_as_it_is(watched: Watched) -> None:
-    for place in ("#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2", "#/compare?keys=first,second"):
+    for place in ("#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2"):
         page = watched.go(place)
         page.wait_for_selector("#main svg[role]")
         page.emulate_media(media="print")
@@ -573,7 +470,7 @@ def test_an_evaluation_has_no_bar_of_steps_and_names_a_baseline_once(browser: An
 
 def test_the_list_tells_the_last_rows_reward(watched: Watched) -> None:
     page = watched.go("#/")
-    assert "0.5" in page.locator("tr", has_text="first").locator("td").nth(4).inner_text()
+    assert "0.5" in page.locator("tr", has_text="first").locator("td").nth(3).inner_text()
 
 
 def test_a_key_in_the_address_opens_the_page(browser: Any, folder: Path) -> None:
@@ -601,7 +498,7 @@ def test_light_and_dark_are_a_button_away(watched: Watched) -> None:
     assert len(colours) == 2
 
 
-@pytest.mark.parametrize("place", ["#/r/nobody", "#/r/first/s/77", "#/compare?keys=first", "#/nowhere/at/all"])
+@pytest.mark.parametrize("place", ["#/r/nobody", "#/r/first/s/77", "#/nowhere/at/all"])
 def test_an_address_with_nothing_there_says_so(place: str, watched: Watched) -> None:
     page = watched.go(place)
     page.wait_for_selector("[role=alert]")
@@ -614,7 +511,6 @@ ABSURD = (
     "#/r/first/s/30/e/0/0/t/99999999?memory=__proto__&tab=__proto__&by=__proto__",
     "#/r/eval-a/items?sort=-__proto__",
     "#/r/eval-a/items?sort=nothing&show=nothing",
-    "#/beside?a=first,30,2,1&b=second,30,2,0&t=NaN",
 )
 
 
@@ -697,19 +593,13 @@ def test_hostile_texts_execute_nothing_and_ask_nobody(count: int, browser: Any, 
     with viewer(run, evaluation) as url:
         watched = Watched(browser, url)
         keys = [row["key"] for row in Answers(Library([run, evaluation])).get("/api/runs")["runs"]]
-        for place in (
-            "#/",
-            f"#/r/{keys[0]}",
-            f"#/r/{keys[0]}/s/1",
-            f"#/r/{keys[1]}/items",
-            f"#/compare?keys={keys[0]},{keys[1]}",
-        ):
+        for place in ("#/", f"#/r/{keys[0]}", f"#/r/{keys[0]}/s/1", f"#/r/{keys[1]}/items"):
             page = watched.go(place)
             _scroll(page)
             assert page.evaluate("window.hit") is None, place
             assert page.locator("script").count() == 1
             assert page.locator("main script, iframe, main img, main style, main link, main base").count() == 0
-        assert "\u202e" not in page.content()
+            assert "\u202e" not in page.locator("body").inner_text(), place
         assert watched.strays == []
         assert [error for error in watched.errors if "Content Security Policy" in error] == []
         watched.close()

@@ -33,9 +33,7 @@ def view(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(
-            help="Write one file and end: .html opens without a server; .jsonl; .eval, .json for inspect view."
-        ),
+        typer.Option(help="Write one file and end: .html opens without a server, .eval is for inspect view."),
     ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="GROUP/ROLLOUT,...", help="Its episodes; default: some that went wrong.")
@@ -86,15 +84,14 @@ def _export(
 
     done = Terminal()
     written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
-    for each in (written, *written.others):
-        for line in each.told:
-            if each is written or line not in written.told:
-                typer.echo(printable(line), err=True)
-    for each in (written, *written.others):
-        scored = "" if each.mean is None else f", mean score {100 * each.mean:.1f} %"
-        player = "" if each.player is None else f" of the {each.player}"
-        what = f"{counted(each.episodes, 'episode')}{player}{scored}"
-        typer.echo(f"{printable(str(each.path))}: {printable(what)}, {size_of(each.size)}")
+    for line in dict.fromkeys(line for each in written for line in each.content.told):
+        typer.echo(printable(line), err=True)
+    for each in written:
+        content = each.content
+        scored = "" if content.mean is None else f", mean score {100 * content.mean:.1f} %"
+        player = "" if content.player is None else f" of the {content.player}"
+        what = f"{counted(content.episodes, 'episode')}{player}{scored}"
+        typer.echo(f"{printable(str(each.path))}: {printable(what)}, {size_of(len(content.data))}")
 
 
 def _tell(url: str) -> None:

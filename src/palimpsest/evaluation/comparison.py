@@ -1,6 +1,6 @@
 """Evaluations side by side: figures by task and length, differences problem by problem, what was configured otherwise.
 
-`palimpsest compare` and the viewer's page of a comparison tell what stands here, so they tell the same.
+`palimpsest compare` and the page that it writes tell what stands here.
 
 Guaranteed: a difference is over problems that both sides graded and nothing else (pairing.py); where the sides played
 different problems, `notes` says so; what isn't graded is counted on its side.

@@ -1,16 +1,16 @@
 """What an exported file holds of a run, an evaluation or a record: facts, metrics, alarms, and chosen episodes.
 
 Where no episodes are named, those of the last step that went wrong come first, the agent's before those of baselines,
-then others, as many as a bound admits. Everything is what the page would ask a server for, by the same path; for what
-is there a query is left out, and the whole is given.
+then others, as many as a bound admits. Everything is what the page would ask a server for, by the same path without a
+query.
 
 Guaranteed: nothing is written; what was left out is told, a damaged part of a record and episodes of other types than a
 record's among it, which lose no other; any other error is a defect, and ends it.
-Not covered: comparisons, and pages of other runs.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,23 @@ MOST_BYTES = 20_000_000
 """Of a file."""
 _EPISODES, _BYTES = 8, 8_000_000
 """Episodes that are taken where none are named, and bytes after which no further one is."""
-_MEASURED_TOKENS = 20_000_000
-"""Tokens of prompts and replies after which no further group is measured: some minutes."""
-_WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
 Place = tuple[int, int]
 """Group and rollout, places from 0."""
+_WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file is to hold."""
+
+    data: bytes
+    episodes: int
+    told: Sequence[str]
+    """What was left out."""
+    player: str | None = None
+    """`agent`, `agent: POLICY` or `baseline: NAME`, of a log."""
+    mean: float | None = None
+    """Mean score of a log; None where nothing is graded, and of a page."""
 
 
 @dataclass
@@ -82,7 +94,7 @@ def _collected(answers: Answers, source: Source, only: Sequence[Place], step: st
         while isinstance(found, dict) and found.get("more"):
             found = export.add(answers, at + name)
     steps = export.answers.get(f"{at}/steps") or []
-    chosen = _step(source, steps, step)
+    chosen = chosen_step(source, steps, step)
     if chosen is None:
         export.told.append(f"{source.name} has no record of episodes: its figures alone")
         return export, None
@@ -97,8 +109,8 @@ def _collected(answers: Answers, source: Source, only: Sequence[Place], step: st
     return export, chosen
 
 
-def _step(source: Source, steps: Sequence[int | str], asked: str | None) -> str | None:
-    """The step whose episodes are taken: the last, unless another is asked for."""
+def chosen_step(source: Source, steps: Sequence[int | str], asked: str | None) -> str | None:
+    """The step whose episodes are taken: the last, unless another is asked for; None where none is recorded."""
     known = [str(each) for each in steps]
     if asked is not None and asked not in known:
         told = f"{known[0]} to {known[-1]} are" if known else "no step is"
@@ -120,81 +132,59 @@ def _rows(answers: Answers, export: Export, at: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
+def check_places(only: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a place that no row is of."""
     known = {(row["group"], row["rollout"]) for row in rows}
     for place in only:
         if place not in known:
             raise ConfigError(f"--only {place[0]}/{place[1]}: no such episode in this step; GROUP/ROLLOUT count from 0")
-    for place in only or agent_first(rows):
+
+
+def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
+    check_places(only, rows)
+    for place in only or worst_first(rows):
         if not only and (len(export.episodes) >= _EPISODES or export.size > _BYTES):
             break
         if _episode(answers, export, at, place):
             export.episodes.append(place)
-    if left := len(known) - len(set(export.episodes)):
-        export.told.append(f"{left} of the step's {len(known)} episodes are left out; --only names others")
+    if left := len(rows) - len(export.episodes):
+        export.told.append(f"{left} of the step's {len(rows)} episodes are left out; --only names others")
     _measures(answers, export, at, rows)
-    _strips(answers, export, at)
+    _strips(answers, export)
 
 
 def _measures(answers: Answers, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What memories kept and invented: of the groups that episodes are taken of, then of others up to a bound."""
-    tokens = Counter[int]()
-    for row in rows:
-        tokens[row["group"]] += row["prompt_tokens"] + row["sampled_tokens"]
-    first = dict.fromkeys(group for group, _ in export.episodes)
-    chosen, total = list[int](), 0
-    for group in dict.fromkeys((*first, *tokens)):
-        total += tokens[group]
-        if group in first or total <= _MEASURED_TOKENS:
-            chosen.append(group)
-    measured: dict[str, Any] = {}
-    for start in range(0, len(chosen), MOST_MEASURED):
-        asked = {"groups": ",".join(map(str, chosen[start : start + MOST_MEASURED]))}
+    """What memories kept and invented, of the groups that episodes are taken of."""
+    groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
+    for start in range(0, len(groups), MOST_MEASURED):
+        asked = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
         measured |= _if_told(answers, export, f"{at}/measures", asked) or {}
     if measured:  # else nothing is, for want of a tokenizer, which the page tells
-        taken = set(chosen)
-        left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in taken]
+        left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in groups]
         measured |= {place: {"left_out": True} for place in left}
-        if left:
-            export.told.append(
-                f"evidence kept and invented aren't measured of {len(left)} episodes: it would take long"
-            )
     export.put(f"{at}/measures", measured)
 
 
 def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
-    """Of each group an episode that went wrong, the lowest reward first, then those without a grade; then of each one
-    that was right; then the second ones of each group...
+    """The agent's episodes, then those of baselines. Of each group one that went wrong, the lowest reward first, then
+    those without a grade; then of each one that was right; then the second ones of each group...
 
     >>> rows = [{"group": 0, "rollout": at, "reward": value} for at, value in enumerate([1.0, 0.0, None, 0.0])]
-    >>> worst_first(rows)
-    [(0, 1), (0, 0), (0, 3), (0, 2)]
+    >>> worst_first([{"group": 1, "rollout": 0, "reward": 0.0, "player": "baseline: closed book"}, *rows])
+    [(0, 1), (0, 0), (0, 3), (0, 2), (1, 0)]
     """
 
     def rank(row: Mapping[str, Any]) -> tuple[int, float]:
         value = row["reward"]
         return (1, 0.0) if value is None else (0 if value < 1 else 2, value)
 
-    seen: dict[tuple[int, bool], int] = {}
-    keyed = []
+    seen, keyed = Counter[tuple[int, bool]](), []
     for row in sorted(rows, key=rank):
-        right = rank(row)[0] == 2
-        again = seen[row["group"], right] = seen.get((row["group"], right), -1) + 1
-        keyed.append((again, rank(row), (row["group"], row["rollout"])))
-    return [place for _, _, place in sorted(keyed)]
-
-
-def agent_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
-    """`worst_first` of an agent's episodes, then of those of baselines.
-
-    >>> at = {"rollout": 0, "reward": 0.0}
-    >>> agent_first([{"group": 0, "player": "baseline: closed book", **at}, {"group": 1, "player": "agent", **at}])
-    [(1, 0), (0, 0)]
-    """
-    own, others = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
-    for row in rows:
-        (own if row.get("player", AGENT) == AGENT else others).append(row)
-    return worst_first(own) + worst_first(others)
+        kind = row["group"], rank(row)[0] == 2
+        other = row.get("player", AGENT) != AGENT
+        keyed.append((other, seen[kind], rank(row), (row["group"], row["rollout"])))
+        seen[kind] += 1
+    return [place for *_, place in sorted(keyed)]
 
 
 def left_out(what: str, error: PalimpsestError) -> str:
@@ -218,7 +208,23 @@ def _episode(answers: Answers, export: Export, at: str, place: Place) -> bool:
         export.answers, export.size = before, size
         export.told.append(left_out(f"episode {place[0]}/{place[1]}", error))
         return False
+    if turn:
+        _if_told(answers, export, f"{episode}/turns/{turn - 1}/blame")
     return True
+
+
+def _strips(answers: Answers, export: Export) -> None:
+    """Tokens and blame of the turns, as far as there is room."""
+    left = 0
+    for path in [path for path in export.answers if re.search(r"/turns/\d+$", path)]:
+        if export.size > _BYTES:
+            left += 1
+            continue
+        _if_told(answers, export, f"{path}/tokens")
+        if f"{path}/blame" not in export.answers:
+            _if_told(answers, export, f"{path}/blame")
+    if left:
+        export.told.append(f"token strips and blame of {left} turns are left out")
 
 
 def _if_told(answers: Answers, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
@@ -228,27 +234,3 @@ def _if_told(answers: Answers, export: Export, path: str, query: Mapping[str, st
     except PalimpsestError as error:
         export.told.append(left_out(path.partition("/steps/")[2], error))
         return None
-
-
-def _strips(answers: Answers, export: Export, at: str) -> None:
-    """Blame of each last turn, then tokens and other blame as far as there is room."""
-    turns = {
-        place: [
-            path for path in export.answers if path.startswith(f"{at}/groups/{place[0]}/rollouts/{place[1]}/turns/")
-        ]
-        for place in export.episodes
-    }
-    for paths in turns.values():
-        if paths:
-            _if_told(answers, export, f"{paths[-1]}/blame")
-    left = 0
-    for paths in turns.values():
-        for path in paths:
-            if export.size > _BYTES:
-                left += 1
-                continue
-            _if_told(answers, export, f"{path}/tokens")
-            if path is not paths[-1]:
-                _if_told(answers, export, f"{path}/blame")
-    if left:
-        export.told.append(f"token strips and blame of {left} turns are left out")

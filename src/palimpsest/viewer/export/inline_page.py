@@ -17,19 +17,19 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from html import escape
+from importlib.resources import as_file, files
 from posixpath import dirname, join, normpath
 from typing import Any
-
-import orjson
 
 from palimpsest.text.json_text import to_json, valid
 
 MAIN = "main.js"
+_KINDS = (".html", ".js", ".css", ".svg")
 _IMPORT = re.compile(r'^import \{ ([\w$, ]+?),? \} from "(\.{1,2}/[\w./-]+)";[ \t]*$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const) ([A-Za-z_$][\w$]*))", re.MULTILINE)
 _OTHER = re.compile(r"^\s*(?:import\b|export\b).*$", re.MULTILINE)
@@ -78,7 +78,7 @@ def single_page(
         "base-uri 'none'; form-action 'none'"
     )
     told = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    before = before.replace(_CHARSET, told).replace(_TITLE, f"<title>{_text(valid(title))}</title>")
+    before = before.replace(_CHARSET, told).replace(_TITLE, f"<title>{escape(valid(title))}</title>")
     before = before.replace(_HTML, '<html lang="en" data-follow="yes">') if follow else before
     behind = behind.replace(_MAIN, f"{_element_of(answers)}<script>{script}</script>")
     return Page(f"{before}<style>{style}</style>\n{behind}".encode(), policy)
@@ -121,7 +121,7 @@ def _module(name: str, text: str) -> str:
     body = _IMPORT.sub(lambda match: _bound(name, match[1], match[2]), _EXPORT.sub("", text))
     if other := _OTHER.search(body):
         raise ValueError(f"{name}: {other[0].strip()!r} is no import or export that an exported page can hold")
-    return f"modules[{_name(name)}] = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exported)} }};\n}})();"
+    return f"modules[{json.dumps(name)}] = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exported)} }};\n}})();"
 
 
 def _bound(name: str, names: str, path: str) -> str:
@@ -130,15 +130,11 @@ def _bound(name: str, names: str, path: str) -> str:
     'const { el, show: showRuns } = modules["screens/runs.js"];'
     """
     pairs = ", ".join(each.strip().replace(" as ", ": ") for each in names.split(","))
-    return f"const {{ {pairs} }} = modules[{_name(_resolved(name, path))}];"
+    return f"const {{ {pairs} }} = modules[{json.dumps(_resolved(name, path))}];"
 
 
 def _resolved(name: str, path: str) -> str:
     return normpath(join(dirname(name), path))
-
-
-def _name(name: str) -> str:
-    return orjson.dumps(name).decode()
 
 
 def _parted(index: str) -> tuple[str, str, str]:
@@ -165,26 +161,11 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}"
 
 
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
-
-
 # ---- The files of the page, which are a part of the package --------------------------------------------------
-
-
-_KINDS = (".html", ".js", ".css", ".svg")
 
 
 def page_files() -> dict[str, bytes]:
     """Content by the name below `page/`: `index.html`, `screens/run.js`..."""
-    return dict(_below(files("palimpsest.viewer") / "page", ""))
-
-
-def _below(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
-    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
-        if entry.is_dir():
-            found += _below(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith(_KINDS):
-            found.append((prefix + entry.name, entry.read_bytes()))
-    return found
+    with as_file(files("palimpsest.viewer") / "page") as folder:
+        paths = sorted(path for path in folder.rglob("*") if path.suffix in _KINDS)
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -49,9 +49,9 @@ function extent(values, pad) {
   return [low - (high - low) * pad, high + (high - low) * pad];
 }
 
-// The class of a series' colour: the number it names, so that what stands in several charts has one, else its place.
-export function colour(series, place) {
-  return "c" + (((series.colour ?? place) % 6) + 1);
+// The class of a series' colour, by its place.
+function colour(place) {
+  return "c" + ((place % 6) + 1);
 }
 
 // A piece of a line in its colour, for a legend.
@@ -59,7 +59,7 @@ export function swatch(style, dashed) {
   return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: style }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }));
 }
 
-// {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true, colour}], smoothing, domain,
+// {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true}], smoothing, domain,
 //  height, log, xName, yName, range, onpick(x), onzoom([from, to] or null), hint}; back come {draw(changes), stop()}.
 export function chart(holder, options) {
   const state = { smoothing: 0, domain: null, height: 184, series: [], ...options };
@@ -89,7 +89,7 @@ export function chart(holder, options) {
   }
 
   function legend() {
-    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, swatch(colour(each, at), each.dashed), each.name)));
+    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, swatch(colour(at), each.dashed), each.name)));
   }
 
   function measure() {
@@ -117,7 +117,7 @@ export function chart(holder, options) {
     root.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 })));
     root.append(grid());
     const lines = svg("g", { "clip-path": `url(#${clip})` });
-    state.series.forEach((each, at) => lines.append(one(each, colour(each, at))));
+    state.series.forEach((each, at) => lines.append(one(each, colour(at))));
     root.append(lines, svg("g", { class: "cursor" }));
     return root;
   }
@@ -146,9 +146,7 @@ export function chart(holder, options) {
   function one(each, style) {
     const group = svg("g", { class: style }), smooth = state.smoothing && !each.marks;
     if (each.band && each.band.length > 1) {
-      const edge = each.band.map(([x, , high]) => [x, high]).concat(each.band.map(([x, low]) => [x, low]).reverse());
-      if (each.marks) for (const [x, low, high] of each.band) group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
-      else group.append(svg("path", { class: "band", d: path(edge) + "Z" }));
+      for (const [x, low, high] of each.band) group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
     }
     if (smooth) group.append(svg("path", { class: "line raw", d: path(each.points) }));
     group.append(svg("path", { class: "line", d: path(smoothed(each.points, smooth ? state.smoothing : 0)), "stroke-dasharray": each.dashed ? "5 4" : null }));

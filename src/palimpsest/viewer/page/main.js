@@ -2,7 +2,7 @@
 
 import { clear, el } from "./dom.js";
 import { exported, following, get } from "./api.js";
-import { asked, besides, link, parse, titled } from "./place.js";
+import { asked, link, parse, titled } from "./place.js";
 import { forget, help, listen } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
 import { show as showRun } from "./screens/run.js";
@@ -10,12 +10,11 @@ import { show as showEpisodes } from "./screens/episodes.js";
 import { show as showGroup } from "./screens/group.js";
 import { show as showEpisode } from "./screens/episode.js";
 import { show as showEvaluation } from "./screens/evaluation.js";
-import { show as showCompare } from "./screens/compare.js";
-import { show as showBeside } from "./screens/beside.js";
 
-const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation, compare: showCompare, beside: showBeside };
+const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation };
 
 const LISTS = ["runs", "run", "episodes", "evaluation"];
+const EPISODES = ["group", "episode"];
 
 let stop = null;
 let turn = 0;
@@ -36,7 +35,7 @@ async function draw() {
     if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
     if (isShort(place)) throw new Error("this short address is for a viewer of one thing alone; choose one of those that are shown");
     const ended = await SCREENS[place.screen](holder, place);
-    for (const each of shownEpisodes(place)) ids(each, main);
+    if (EPISODES.includes(place.screen)) ids(place, main);
     if (exported && LISTS.includes(place.screen)) await leftOut(holder);
     if (mine === turn) stop = ended || null;
     else if (ended) ended();
@@ -56,7 +55,7 @@ function heading(main) {
 }
 
 function isShort(place) {
-  return ["group", "episode"].includes(place.screen) && !place.run;
+  return EPISODES.includes(place.screen) && !place.run;
 }
 
 // An address without a run means the only one that is shown.
@@ -67,12 +66,6 @@ async function resolved(place) {
   const [{ key, kind }] = runs;
   const steps = kind === "run" ? await get(asked({ run: key }) + "/steps").catch(() => []) : [];
   return { ...place, run: key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
-}
-
-// Run and step of what a screen shows episodes of.
-function shownEpisodes(place) {
-  if (place.screen === "beside") return besides(place);
-  return ["group", "episode"].includes(place.screen) ? [place] : [];
 }
 
 // What an exported file lacks, on every screen that has less of it than a server's.
@@ -102,8 +95,6 @@ function header(place) {
   if (place.group !== null && SCREENS.group) trail.push(el("a", { href: link({ ...at, screen: "group" }) }, "group " + place.group));
   if (place.rollout !== null) trail.push(el("a", { href: link({ ...at, screen: "episode" }) }, "rollout " + place.rollout));
   if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
-  if (place.screen === "beside") trail.push(el("span", null, "two episodes"));
-  if (place.screen === "compare") trail.push(el("span", null, "comparison"));
   const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
   const tools = [
     el("nav", { class: "crumbs", "aria-label": "Where this is" }, crumbs),

@@ -3,7 +3,6 @@
 //   #/                      the list             #/r/R                the run, evaluation or file of key R
 //   #/r/R/s/S               episodes of step S   #/r/R/s/S/g/G        a group of them
 //   #/r/R/s/S/e/G/K/t/T     turn T of episode K  #/r/R/items          the problems of an evaluation
-//   #/compare?keys=a,b      side by side         #/beside?a=..&b=..   two episodes, turn by turn
 //   #/e/G/K/t/T             short, where one thing alone is shown
 
 const FORMS = [
@@ -17,8 +16,6 @@ const FORMS = [
   [/^\/g\/(\d+)$/, "group", ["group"]],
   [/^\/e\/(\d+)\/(\d+)$/, "episode", ["group", "rollout"]],
   [/^\/e\/(\d+)\/(\d+)\/t\/(\d+)$/, "episode", ["group", "rollout", "turn"]],
-  [/^\/compare$/, "compare", []],
-  [/^\/beside$/, "beside", []],
 ];
 const NUMBERS = ["group", "rollout", "turn"];
 
@@ -65,8 +62,6 @@ export function link(place) {
     episodes: at + step,
     group: at + step + "/g/" + place.group,
     episode: at + step + "/e/" + place.group + "/" + place.rollout + turn,
-    compare: "/compare",
-    beside: "/beside",
   };
   const kept = Object.entries(place.query || {}).filter((pair) => pair[1] !== null && pair[1] !== undefined && pair[1] !== "");
   const query = new URLSearchParams(kept).toString();
@@ -79,24 +74,14 @@ export function asked({ run, step, group, rollout }) {
   return "/api" + parts.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) => `/${name}/${encodeURIComponent(value)}`).join("");
 }
 
-// The two episodes of #/beside?a=RUN,STEP,GROUP,ROLLOUT&b=...&t=TURN
-export function besides(place) {
-  return [place.query.a, place.query.b].map((text) => {
-    const [run, step, group, rollout] = (text || "").split(",");
-    if (!/^\d+$/.test(group || "") || !/^\d+$/.test(rollout || "")) throw new Error("name both episodes: a=RUN,STEP,GROUP,ROLLOUT and b=...");
-    return { run, step, group: Number(group), rollout: Number(rollout) };
-  });
-}
-
 // What the window is called: the nearest thing first.
 export function titled(place) {
-  const keys = (place.query.keys || "").split(",").filter(Boolean).join(" and ");
   const told = [
     place.turn === null ? null : "turn " + ordinal(place.turn),
     place.rollout === null ? null : "rollout " + place.rollout,
     place.group === null ? null : "group " + place.group,
     place.step === null ? null : place.step === "all" ? "episodes" : "step " + place.step,
-    { evaluation: "problems", compare: "comparison of " + keys, beside: "two episodes" }[place.screen],
+    place.screen === "evaluation" ? "problems" : null,
     place.run,
     "palimpsest",
   ];

@@ -289,11 +289,6 @@ def episode_key(sample: Sample) -> EpisodeKey:
     return f"{sample.name}/{sample.id}", sample.draw
 
 
-def keys_of(groups: Iterable[Group]) -> set[EpisodeKey]:
-    """Of the episodes in a record."""
-    return {(each.group_id, each.rollout) for group in groups for each in group.trajectories}
-
-
 def by_key(samples: Iterable[Sample]) -> dict[EpisodeKey, Sample]:
     """Samples by the key of their episode."""
     return {episode_key(sample): sample for sample in samples}

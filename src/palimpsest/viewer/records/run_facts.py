@@ -16,7 +16,6 @@ import orjson
 import yaml
 
 from palimpsest.config.yaml_text import first_line, read
-from palimpsest.evaluation.comparison import settings_of_evaluation, settings_of_run
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, SUMMARY, leaves
 from palimpsest.files import read_regular
@@ -135,14 +134,6 @@ class Facts:
         """A run's configuration, or an evaluation's identity, as its file says; empty where that can't be read."""
         return self._configured(source)[0]
 
-    def settings(self, source: Source) -> dict[str, Any]:
-        """What a source is compared by: as `palimpsest compare` has it, and so far as configurations are shown."""
-        if source.kind is Kind.RUN:
-            return settings_of_run(self.config(source))
-        if source.kind is Kind.RECORD:
-            return {}
-        return settings_of_evaluation(self.config(source), _summary_of(source).get("model"), self._run_config)
-
     def model(self, source: Source) -> str | None:
         """Folder or hub id of the model; None where no file names it."""
         if source.kind is Kind.EVALUATION:
@@ -158,9 +149,6 @@ class Facts:
         policy = (_summary_of(source) if source.kind is Kind.EVALUATION else self.config(source)).get("policy")
         name = policy.get("name") if isinstance(policy, dict) else None
         return (name,) if isinstance(name, str) else ()
-
-    def _run_config(self, folder: Path) -> dict[str, Any] | None:
-        return self.config(Source("", Kind.RUN, folder, "")) if (folder / CONFIG).is_file() else None
 
     def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
         """A configuration, and in words why it can't be read."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.runs.run_folder import METRICS
 from palimpsest.viewer.records.alarms import to_json
 from palimpsest.viewer.records.record_index import RowCache
 from palimpsest.viewer.records.recorded_episodes import (
@@ -28,18 +27,9 @@ from palimpsest.viewer.records.recorded_episodes import (
     steps_of,
 )
 from palimpsest.viewer.records.run_facts import Facts
-from palimpsest.viewer.records.sources import Kind, Library, NotThere, Source, updated
+from palimpsest.viewer.records.sources import Kind, Library, NotThere, Source
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view, search_view
-from palimpsest.viewer.screens.evaluation_screen import (
-    FEWEST,
-    MOST,
-    Samples,
-    Side,
-    comparison_view,
-    evaluation_view,
-    logs_of,
-    parts_view,
-)
+from palimpsest.viewer.screens.evaluation_screen import Samples, evaluation_view, logs_of, parts_view
 from palimpsest.viewer.screens.group_screen import group_view
 from palimpsest.viewer.screens.open_groups import OpenedGroups
 from palimpsest.viewer.screens.turn_screen import token_view, turn_view
@@ -64,7 +54,6 @@ _PATHS = (
     (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})/tokens", "_tokens"),
     (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/turns/(\d{1,9})/blame", "_blame"),
     (r"/api/runs/([^/]+)/steps/([^/]+)/groups/(\d{1,9})/rollouts/(\d{1,9})/search", "_search"),
-    (r"/api/compare", "_compare"),
 )
 """Pattern to the method that answers it."""
 
@@ -88,7 +77,6 @@ class Answers:
         self.records = Records(self.decoders, None if cache is None else RowCache(cache))
         self.opened = OpenedGroups(self.records, self.decoders, self.facts)
         self.samples = Samples()
-        self._compared: tuple[Any, Any] = (None, None)
         self._routes = [(re.compile(pattern), getattr(self, name)) for pattern, name in _PATHS]
 
     def get(self, path: str, query: Query | None = None) -> Any:
@@ -138,7 +126,7 @@ class Answers:
                 f"{source.name} holds no evaluation; palimpsest eval --model {source.path} --out DIR makes one"
             )
         places, more = self._places(source)
-        return {**evaluation_view(logs, places, self._titles_of([source])), "more": more}
+        return {**evaluation_view(logs, places, self._titles_of(source)), "more": more}
 
     def _steps(self, query: Query, key: str) -> Any:
         return steps_of(self.library.source(key))
@@ -148,7 +136,7 @@ class Answers:
         found = self.records.episodes(source, step, max(0, number(query, "from", 0)))
         if (log := self.samples.at(source, step)) is None:
             return found
-        titles = self._titles_of([source]) or {}
+        titles = self._titles_of(source) or {}
         samples = by_key(log.samples)
         rows = [played_row(row, samples.get((row["gid"], row["draw"])), titles) for row in found["rows"]]
         return {**found, "rows": rows, "parts": parts_view(log.samples, titles)}
@@ -176,7 +164,7 @@ class Answers:
         log = self.samples.at(source, step)
         draws = (sample for sample in log.samples if episode_key(sample)[0] == found["group"]) if log else iter(())
         sample = next(draws, None)
-        return found if sample is None else {**found, **played_by(sample, self._titles_of([source]) or {})}
+        return found if sample is None else {**found, **played_by(sample, self._titles_of(source) or {})}
 
     def _turn(self, query: Query, key: str, step: str, group: str, rollout: str, turn: str) -> Any:
         source = self.library.source(key)
@@ -194,36 +182,9 @@ class Answers:
         source, text = self.library.source(key), query.get("text", "")
         return self.opened.look(source, step, int(group), lambda opened: search_view(opened, int(rollout), text))
 
-    def _compare(self, query: Query) -> Any:
-        keys = list(dict.fromkeys(each for each in query.get("keys", "").split(",") if each))
-        if not FEWEST <= len(keys) <= MOST:
-            raise NotThere(f"compare: {len(keys)} given; choose {FEWEST} to {MOST}")
-        sources = [self.library.source(key) for key in keys]
-        state = tuple((source.key, updated(source)) for source in sources)
-        if self._compared[0] == state:
-            return self._compared[1]
-        sides = [self._side(source) for source in sources]
-        found = comparison_view([side for side, _ in sides], self._titles_of(sources))
-        if not any(more for _, more in sides):
-            self._compared = state, found
-        return found
-
-    def _titles_of(self, sources: Sequence[Source]) -> Mapping[str, str] | None:
-        """None where none is a run: their sets are anybody's."""
-        return self._titles if any(source.kind is Kind.RUN for source in sources) else None
-
-    def _side(self, source: Source) -> tuple[Side, bool]:
-        """A side, and whether there are episodes that weren't read yet."""
-        log = self.samples.all(source)
-        metrics = self.facts.tails.rows(source.path / METRICS) if source.kind is Kind.RUN else ()
-        places, more = self._places(source)
-        episodes = {
-            (gid.rpartition("/")[0], gid.rpartition("/")[2], draw): {"step": step, "group": group, "rollout": rollout}
-            for (step, gid, draw), (group, rollout) in places.items()
-        }
-        settings = self.facts.settings(source)
-        side = Side(source.key, source.name, settings, metrics, log.samples, episodes, log.unreadable, log.not_asked)
-        return side, more
+    def _titles_of(self, source: Source) -> Mapping[str, str] | None:
+        """None where the source is no run: its sets are anybody's."""
+        return self._titles if source.kind is Kind.RUN else None
 
     def _places(self, source: Source) -> tuple[dict[tuple[str, str, int], tuple[int, int]], bool]:
         """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded, as far as they could

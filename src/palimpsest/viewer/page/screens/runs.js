@@ -1,20 +1,15 @@
-// The list: what there is, how it stands, how its reward went. Two to six of them can be set side by side.
+// The list: what there is, how it stands, how its reward went.
 
 import { ago, badge, clear, el, fixed, legend, num, sparkline } from "../dom.js";
 import { every, get } from "../api.js";
-import { go, link } from "../place.js";
+import { link } from "../place.js";
 import { on } from "../keys.js";
 
-const MOST = 6;
-
 export async function show(main, place) {
-  const holder = el("div", null), chosen = new Set(), search = el("input", { type: "search", placeholder: "Filter by name…", "aria-label": "Filter by name" });
-  const compare = el("button", { type: "button", disabled: true, onclick: () => go({ screen: "compare", query: { keys: [...chosen].join(",") } }) }, "Compare");
-  const hint = el("span", { class: "faint" }, "tick two to six to compare them");
-  main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search, compare, hint), holder);
+  const holder = el("div", null), search = el("input", { type: "search", placeholder: "Filter by name…", "aria-label": "Filter by name" });
+  main.append(el("h1", null, "Runs and evaluations"), el("div", { class: "tools" }, search), holder);
   let runs = null, awaited = [], left = 0;
   on(main, "/", "filter by name", () => search.focus());
-  on(main, "c", "compare those that are ticked", () => compare.disabled || compare.click());
   search.addEventListener("input", draw);
   async function load() {
     const answer = await get("/api/runs");
@@ -26,24 +21,16 @@ export async function show(main, place) {
     if (changed) draw();
   }
 
-  function pick(key, wanted) {
-    wanted ? chosen.add(key) : chosen.delete(key);
-    compare.disabled = chosen.size < 2 || chosen.size > MOST;
-    hint.textContent = chosen.size > MOST ? "six at most" : chosen.size ? `${chosen.size} ticked` : "tick two to six to compare them";
-  }
-
   function draw() {
     if (!runs) return;
     if (!runs.length && awaited.length) {
       clear(holder).append(el("p", { class: "faint" }, "Waiting for a run (config.yaml) or an evaluation (samples.jsonl) in " + awaited.join(", ") + "."));
       return;
     }
-    const several = runs.filter((run) => run.kind !== "record").length > 1;
-    compare.hidden = hint.hidden = !several;
     const focused = holder.contains(document.activeElement) ? document.activeElement : null;
     const shown = runs.filter((run) => run.name.toLowerCase().includes(search.value.toLowerCase()));
-    const head = [el("span", { class: "hidden" }, "Compare"), "Name", "Status", "Step", "Reward or accuracy", "Reward curve", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 3 || at === 4 ? "number" : "" }, name));
-    clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map((run) => row(run, several)))));
+    const head = ["Name", "Status", "Step", "Reward or accuracy", "Reward curve", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 2 || at === 3 ? "number" : "" }, name));
+    clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map(row))));
     holder.append(legend([["▲", "a warning about the run"], ["✕", "an alarm"], ["%", "accuracy of each part of an evaluation; figures without it are the mean reward of the last step"]]));
     if (left) holder.prepend(el("div", { class: "notice", role: "status" }, `These are the newest ${num(runs.length)}; ${num(left)} older ones are left out. Start the viewer on their folder to see them.`));
     if (focused) refocus(focused);
@@ -55,12 +42,10 @@ export async function show(main, place) {
     if (same) same.focus({ preventScroll: true });
   }
 
-  function row(run, several) {
-    const tick = el("input", { type: "checkbox", checked: chosen.has(run.key), "aria-label": "compare " + run.name, onchange: (event) => pick(run.key, event.target.checked) });
+  function row(run) {
     const kind = el("small", null, run.recipe || { run: "", record: "file of episodes", evaluation: "evaluation" }[run.kind]);
     const alarm = run.alarm ? el("span", { class: "alarm-" + run.alarm.severity, title: run.alarm.text }, (run.alarm.severity === "red" ? "✕ " : "▲ ") + run.alarm.key.replace(/_/g, " ")) : "";
     return el("tr", null,
-      el("td", null, run.kind === "record" || !several ? "" : tick),
       el("td", { class: "name" }, el("a", { href: link({ screen: "run", run: run.key }) }, run.name), kind),
       el("td", null, badge(run.status)),
       el("td", { class: "number" }, run.step === null ? "" : num(run.step) + (run.steps ? " of " + num(run.steps) : "")),

@@ -1,0 +1,252 @@
+"""Episodes as logs that `inspect view` opens: an EvalLog of inspect_ai, version 2, as the archive FILE.eval.
+
+A sample is an episode: its messages are the prompts as `user` and the replies as `assistant`, its epoch is the rollout,
+its score the reward. An evaluation's samples and scores are those of samples.jsonl; the turns come from the record,
+where the episode was recorded.
+
+Guaranteed: the same files give the same bytes; an ungraded episode has no score; an evaluation's agent, further
+policies and baselines have a log each, whose metric `mean` is the accuracy of its summary.
+Not covered: token ids and log-probabilities, for which inspect's log has no place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from palimpsest._version import __version__
+from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.evaluation.pairing import cell_of
+from palimpsest.evaluation.sample_log import SAMPLES, Sample, not_asked_told
+from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import counted
+from palimpsest.text.json_text import storable, to_json
+from palimpsest.types import Group, StopReason, Turn
+from palimpsest.viewer.export.export_bundle import Content, Place, check_places, chosen_step, left_out
+from palimpsest.viewer.records import recorded_episodes as records
+from palimpsest.viewer.records.run_status import Status
+from palimpsest.viewer.records.sources import Kind, Source, updated
+from palimpsest.viewer.screens.viewer_api import Answers
+
+_STOPS = {StopReason.STOP: "stop", StopReason.LENGTH: "max_tokens"}
+_STATUS = {Status.FINISHED: "success", Status.RUNNING: "started"}
+"""Of an evaluation; any other is `cancelled`."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # of an archive's entries: the time when it was made isn't in it
+
+
+Recorded = tuple[Group, int]
+"""A group, and the place of an episode in it."""
+Episode = tuple[Sample, Recorded | None]
+"""Its set has no name where no evaluation played it; None: its turns were not recorded."""
+
+
+def inspect_logs(answers: Answers, source: Source, only: Sequence[Place], step: str | None) -> list[Content]:
+    """The log of a record or of a run's step; of an evaluation the agent's, then those of further policies and of
+    baselines. Raises ConfigError for what isn't recorded."""
+    steps = answers.get(f"/api/runs/{source.key}/steps")
+    recorded, told, evaluated = list[Recorded](), list[str](), source.kind is Kind.EVALUATION
+    if steps or only or step is not None or not evaluated:
+        recorded, told = _recorded(answers, source, chosen_step(source, steps, step), only)
+        told += [f"episodes are of step {step or steps[-1]}"] if len(steps) > 1 else []
+    episodes: list[Episode] = [(sample_of(*each), each) for each in recorded]
+    if evaluated:
+        by_key = {
+            (group.trajectories[at].group_id, group.trajectories[at].rollout): (group, at) for group, at in recorded
+        }
+        logged = answers.samples.all(source)
+        episodes = [(sample, by_key.get(records.episode_key(sample))) for sample in logged.samples]
+        told += [not_asked_told(logged.not_asked)] if logged.not_asked else []
+        told += [f"{logged.unreadable} lines of {SAMPLES} can't be read and are left out"] if logged.unreadable else []
+        if only:
+            episodes = [each for each in episodes if each[1] is not None]
+            told.append(
+                f"the log's score is of {counted(len(episodes), 'chosen episode')}, not of the whole evaluation"
+            )
+    if not episodes:
+        raise ConfigError(f"--export: {source.name} holds no episode that was asked for")
+    policies, players = answers.facts.policies(source) if evaluated else (), dict[str, list[Episode]]()
+    for sample, place in sorted(episodes, key=lambda each: (each[0].baseline is not None, each[0].baseline or "")):
+        player = records.player_of(sample.baseline, records.policy_of(sample, policies))
+        players.setdefault(player, []).append((sample, place))
+    return [_log_of(answers, source, player, own, told) for player, own in players.items()]
+
+
+def _recorded(
+    answers: Answers, source: Source, step: str | None, only: Sequence[Place]
+) -> tuple[list[Recorded], list[str]]:
+    """The chosen episodes of a step, all where none is named; and what was left out."""
+    if step is None:
+        raise ConfigError(f"--export: {source.name} has no record of episodes")
+    index = answers.records.index(source, step)
+    rows = index.rows()
+    check_places(only, rows.rows)
+    found, told = list[Recorded](), [rows.torn] if rows.torn else []
+    places = sorted(only or [(row["group"], row["rollout"]) for row in rows.rows])
+    for place, rollouts in groupby(places, key=lambda each: each[0]):
+        try:
+            group = index.group(place)
+        except PalimpsestError as error:
+            told.append(left_out(f"group {place}", error))
+            continue
+        found += [(group, rollout) for _, rollout in rollouts]
+    return found, told
+
+
+def _log_of(answers: Answers, source: Source, player: str, episodes: Sequence[Episode], told: Sequence[str]) -> Content:
+    """The log of an agent, or of one baseline."""
+    facts, samples = answers.facts, [sample for sample, _ in episodes]
+    model, policies = facts.model(source) or "unknown", facts.policies(source)
+    held = {records.episode_key(sample) for sample, place in episodes if place is not None}
+    left = [*told, *records.unrecorded(samples, held, "and have a score without messages")]
+    status = _STATUS.get(facts.row(source)["status"], "cancelled") if source.kind is Kind.EVALUATION else "success"
+    task = source.name if player == records.AGENT else f"{source.name}, {player.partition(': ')[2]}"
+    log = inspect_log(episodes, answers.decoders.of(source).codec, task, model, updated(source) or 0.0, status)
+    policy = records.policy_of(samples[0], policies) or ", ".join(policies) or None
+    metadata = {"player": player, "left_out": left, "policy": policy if samples[0].baseline is None else None}
+    log["eval"]["metadata"] = storable(metadata, [])
+    values = [sample.value for sample in samples if sample.value is not None]
+    return Content(inspect_archive(log), len(samples), left, player, fmean(values) if values else None)
+
+
+def sample_of(group: Group, place: int) -> Sample:
+    """What an evaluation would log of a recorded episode."""
+    problem, trajectory, grade = group.problem, group.trajectories[place], group.grades[place]
+    return Sample(
+        name="",
+        id=trajectory.group_id,
+        question=problem.question,
+        answers=tuple(problem.answers),
+        answer=trajectory.answer,
+        memory=None,
+        outcome=str(trajectory.outcome),
+        value=grade.value,
+        reason=grade.reason,
+        size=None,
+        turns=len(trajectory.turns),
+        prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
+        sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
+        metrics=dict(grade.breakdown),
+        draw=trajectory.rollout if isinstance(trajectory.rollout, int) else place,  # text: JSON had no place for it
+    )
+
+
+def inspect_log(
+    episodes: Sequence[Episode], codec: Codec, task: str, model: str, written: float, status: str = "success"
+) -> dict[str, Any]:
+    """An EvalLog as JSON has it; `written`: when the record was, in seconds since 1970."""
+    samples = [_sample(*episode, codec, model) for episode in episodes]
+    ids = list(dict.fromkeys(sample["id"] for sample in samples))
+    key, at = _id(task, model, *ids), datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds")
+    usage = _usage([sample for sample, _ in episodes])
+    return {
+        "version": 2,
+        "status": status,
+        "eval": {
+            "eval_id": key,
+            "run_id": key,
+            "created": at,
+            "task": task,
+            "task_id": key,
+            "task_version": 0,
+            "task_args": {},
+            "model": model,
+            "model_args": {},
+            "packages": {"palimpsest": __version__},
+            "dataset": {"name": task, "samples": len(ids), "sample_ids": ids, "shuffled": False},
+            "config": {"epochs": max((sample["epoch"] for sample in samples), default=1)},
+        },
+        "plan": {"name": "plan", "steps": [], "config": {}},
+        "results": {"total_samples": len(samples), "completed_samples": len(samples), "scores": _results(episodes)},
+        "stats": {"started_at": at, "completed_at": at, "model_usage": {model: usage} if episodes else {}},
+        "samples": samples,
+    }
+
+
+def _results(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    """The mean over all that are graded, and over each part where there are several; nothing where none is graded."""
+    parts: dict[str, list[float]] = {}
+    for sample, _ in episodes:
+        if sample.value is not None:
+            parts.setdefault(cell_of(sample).label, []).append(sample.value)
+    values = [value for part in parts.values() for value in part]
+    if not values:
+        return []
+    metrics = {"mean": {"name": "mean", "value": fmean(values), "params": {}}}
+    for part, own in parts.items() if len(parts) > 1 else ():
+        metrics[part] = {"name": part, "group": "mean of a part", "value": fmean(own), "params": {}}
+    counts = {"scored_samples": len(values), "unscored_samples": len(episodes) - len(values)}
+    return [{"name": "reward", "scorer": "reward", "params": {}, **counts, "metrics": metrics}]
+
+
+def _sample(sample: Sample, recorded: Recorded | None, codec: Codec, model: str) -> dict[str, Any]:
+    turns = recorded[0].trajectories[recorded[1]].turns if recorded else ()
+    name, epoch = f"{sample.name}/{sample.id}" if sample.name else sample.id, sample.draw + 1
+    message = {"role": "assistant", "content": sample.answer or "", "source": "generate", "model": model}
+    stop = _STOPS.get(turns[-1].completion.stop_reason, "unknown") if turns else "unknown"
+    choices = [] if sample.answer is None and not turns else [{"message": message, "stop_reason": stop}]
+    return {
+        "id": "".join(c if c.isalnum() or c in " .-_,@#" else "_" for c in name),  # a part of a file's name
+        "epoch": epoch,
+        "input": sample.question,
+        "target": list(sample.answers),
+        "messages": [message for turn in turns for message in _messages(turn, codec, model, (name, epoch))],
+        "output": {"model": model, "choices": choices},
+        "scores": {} if sample.value is None else {"reward": {"value": sample.value, "answer": sample.answer}},
+        "metadata": storable(_metadata(sample, recorded), []),
+        "store": {},
+        "events": [],
+        "model_usage": {model: _usage([sample])},
+        "attachments": {},
+    }
+
+
+def _messages(turn: Turn, codec: Codec, model: str, key: tuple[str, int]) -> Iterator[dict[str, Any]]:
+    prompt, reply = codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False)
+    ids = [_id(*key, turn.step, name) for name in ("prompt", "reply")]
+    yield {"id": ids[0], "role": "user", "content": prompt, "source": "input"}
+    yield {"id": ids[1], "role": "assistant", "content": reply, "source": "generate", "model": model}
+
+
+def _metadata(sample: Sample, recorded: Recorded | None) -> dict[str, Any]:
+    found = {"outcome": sample.outcome, "reason": sample.reason, "breakdown": dict(sample.metrics)}
+    if recorded is not None:
+        group, trajectory = recorded[0], recorded[0].trajectories[recorded[1]]
+        events = [{"kind": each.kind, "before_turn": each.before_turn, **each.detail} for each in trajectory.events]
+        found |= {"group_id": trajectory.group_id, "problem": dict(group.problem.metadata), "events": events}
+    if sample.name:
+        found |= {"set": sample.name, "player": records.player_of(sample.baseline), "turns": sample.turns}
+        found |= {"measures": dict(sample.measures), "recorded": recorded is not None}
+    return found
+
+
+def inspect_archive(log: dict[str, Any]) -> bytes:
+    """The log as an `.eval` file."""
+    header = {name: value for name, value in log.items() if name != "samples"}
+    start = {name: header[name] for name in ("version", "eval", "plan")}
+    names = ("id", "epoch", "input", "target", "scores")
+    summaries = [{name: each[name] for name in names} | {"metadata": {}, "completed": True} for each in log["samples"]]
+    files = {"_journal/start.json": start, "header.json": header, "summaries.json": summaries}
+    files |= {f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in log["samples"]}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, value in files.items():
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, to_json(value))
+    return buffer.getvalue()
+
+
+def _usage(samples: Sequence[Sample]) -> dict[str, int]:
+    read, sampled = sum(each.prompt_tokens for each in samples), sum(each.sampled_tokens for each in samples)
+    return {"input_tokens": read, "output_tokens": sampled, "total_tokens": read + sampled}
+
+
+def _id(*parts: object) -> str:
+    """22 characters that are the same for the same parts."""
+    return hashlib.blake2b(repr(parts).encode("utf-8", "replace"), digest_size=11).hexdigest()
