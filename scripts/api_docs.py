@@ -11,14 +11,14 @@ PACKAGE = Path(__file__).parents[1] / "src" / "palimpsest"
 
 
 def public_modules() -> list[str]:
-    """Dotted names, without the workers that run in an interpreter of their own and what begins with an underscore.
+    """Dotted names, without what begins with an underscore.
 
     >>> {"palimpsest", "palimpsest.types", "palimpsest.rollout.segments"} <= set(public_modules())
     True
     """
     paths = [path.relative_to(PACKAGE.parent).with_suffix("") for path in sorted(PACKAGE.rglob("*.py"))]
     names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
-    return [name for name in names if not name.endswith("_worker") and "._" not in name]
+    return [name for name in names if "._" not in name]
 
 
 def write(folder: Path) -> None:

@@ -5,7 +5,7 @@ hangs is killed with all it started. Files stand in the order of what is most wo
 the whole of it. At the end stands one table: what ran, what didn't and why, and the figures.
 
 OUT has the table (summary.txt), the same as data (summary.json), what each file printed (NAME.log), and the figures of
-the benchmarks (rl-step.json, rl-step.txt, forest.json). `--device cpu` runs the same at tiny sizes: all but kernels.
+the step (rl-step.json, rl-step.txt). `--device cpu` runs the same at tiny sizes: all but kernels.
 
 Uses the Python that it is run by, and installs nothing: torch with CUDA is the user's.
 """
@@ -42,7 +42,7 @@ class Part:
 PARTS = (
     Part("learner", "tests/engines/embedded/test_gpu_learner.py", 150),
     Part("sampler", "tests/engines/embedded/test_gpu_sampler.py", 60),
-    Part("benchmarks", "tests/bench/test_gpu_bench.py", 240),
+    Part("step", "tests/training/test_gpu_step.py", 240),
     Part("resume", "tests/training/test_gpu_resume.py", 120),
     Part("ray", "tests/engines/ray_cluster/test_gpu_ray.py", 120),
     Part("vllm", "tests/engines/vllm/test_gpu_vllm.py", 300),

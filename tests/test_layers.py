@@ -42,7 +42,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engines.open",),
     ("runs", "training", "training.supervised", "evaluation"),
     ("viewer",),
-    ("base_model", "servers", "report", "bench"),
+    ("base_model", "servers", "report"),
     ("app",),
     ("cli",),
 )
@@ -61,7 +61,6 @@ SIDEWAYS = {
     ("training.supervised", "training"),
     ("engines.embedded", "engines.losses"),
     ("engines.ray", "engines.embedded"),
-    ("bench", "report"),
 }
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
@@ -86,11 +85,11 @@ AROUND = {
 """A package whose own modules are its contract, below, and its door, above: the two name each other."""
 
 HEAVY = {
-    "torch": ("engines.embedded", "engines.losses", "engines.ray", "base_model", "text", "bench"),
-    "transformers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
-    "tokenizers": ("engines.embedded", "engines.ray", "base_model", "text", "bench"),
+    "torch": ("engines.embedded", "engines.losses", "engines.ray", "base_model", "text"),
+    "transformers": ("engines.embedded", "engines.ray", "base_model", "text"),
+    "tokenizers": ("engines.embedded", "engines.ray", "base_model", "text"),
     "ray": ("engines.ray",),
-    "vllm": ("bench",),  # in an interpreter of its own; engines.vllm asks servers
+    "vllm": (),  # asked over HTTP, or run in an interpreter of its own
     "peft": ("engines.embedded", "engines.ray"),
     "matplotlib": ("report",),
     "pyarrow": ("data",),
@@ -115,7 +114,6 @@ USES_ENGINES = {
     "engines.ray": "",
     "engines.vllm": "",
     "engines.endpoint": "",
-    "bench": "",  # measures the parts of the embedded engine one by one
     "base_model": "palimpsest.engines.embedded.compute",  # trains from nothing, by a loop of its own, as repeatably
 }
 """Who may import an engine, and what of it; everybody else goes through engines.open and knows engines.protocol."""

@@ -24,10 +24,6 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf
 IMPORTED_AS = {"pyyaml": "yaml", "faiss-cpu": "faiss"}
 ELSEWHERE = {
     "IPython": "is there in a notebook's kernel, and asked for there alone",
-    "accelerate": "runs in the interpreter of a benchmark's peer",
-    "datasets": "the same",
-    "trl": "the same",
-    "vllm": "the same",
     "pydantic_core": "comes with pydantic",
     "huggingface_hub": "comes with transformers",
 }

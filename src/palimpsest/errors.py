@@ -65,10 +65,6 @@ class SamplerError(PalimpsestError):
     """The sampler could not complete a request; the episode ends as `Outcome.SAMPLER_FAILED`."""
 
 
-class BenchError(PalimpsestError):
-    """A process of a benchmark ended without an answer."""
-
-
 class SearchError(PalimpsestError):
     """A search service could not be reached, or did not answer as one."""
 

@@ -37,10 +37,6 @@ COMMANDS = (
     ["retrieval", "serve"],
     ["view"],
     ["judge", "check"],
-    ["bench", "all"],
-    ["bench", "rollout"],
-    ["bench", "train-step"],
-    ["bench", "forest"],
 )
 HEAVY = (
     "torch",

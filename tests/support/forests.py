@@ -71,25 +71,28 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def apart(model: Any, batch: StepBatch) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the clipped policy gradient with every segment in a forward pass of its own.
+def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the policy gradient with every segment in a forward pass of its own.
 
-    Written out anew: PPO's clip at 0.2, the dual clip at 3.
+    An independent computation, with PPO's clip at 0.2 and the dual clip at 3 if `clipped`.
     """
     model.zero_grad(set_to_none=True)
-    total = 0.0
+    total, device = 0.0, next(model.parameters()).device
     for item in batch.segments:
-        where = torch.tensor(item.segment.loss_mask).nonzero()[:, 0]
+        where = torch.tensor(item.segment.loss_mask, device=device).nonzero()[:, 0]
         if not len(where):
             continue
-        ids = torch.tensor(item.segment.token_ids)
-        every = model(input_ids=ids[None], use_cache=False).logits[0, where - 1].log_softmax(-1)
+        ids = torch.tensor(item.segment.token_ids, device=device)
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, where - 1]
+        every = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         logprobs = every.gather(1, ids[where][:, None])[:, 0]
         given = [item.segment.logprobs, item.advantages, item.weights]
-        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype)[where] for x in given)
+        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype, device=device)[where] for x in given)
         ratio = (logprobs - sampler).exp()
-        loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
-        loss = torch.where(advantages < 0, torch.minimum(loss, -3 * advantages), loss)
+        loss = -advantages * ratio
+        if clipped:
+            loss = torch.maximum(loss, -advantages * ratio.clamp(0.8, 1.2))
+            loss = torch.where(advantages < 0, torch.minimum(loss, -3 * advantages), loss)
         (weights * loss).sum().backward()
         total += float((weights * loss).sum().detach())
     return total, gradients(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,13 @@ import numpy as np
 import psutil
 
 import palimpsest
-from palimpsest.bench.retrieval import Sizes, queries_of, serving, write_corpus
 from support.models import build_llama, build_tokenizer
+from support.retrieval import process as serving
 from support.small_run import small_run
 
 MEASURES = ("resident_mb", "descriptors", "threads")
-SIZES = Sizes(passages=2000, queries=64)
+PASSAGES, QUERIES = 2000, 64
+"""Of the corpus; of a round."""
 REQUESTS_A_CONNECTION = 16
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
 
@@ -70,12 +72,16 @@ def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
     return Trend(float(found[0]), float(found[-1]), float(found.max()), slope, error)
 
 
+def words(seed: str, count: int) -> str:
+    return " ".join(random.Random(seed).choices([f"w{place}" for place in range(1000)], k=count))
+
+
 def work(model: Path, folder: Path, url: str, number: int) -> None:
     """A round: train, evaluate, search."""
     out = folder / f"run-{number}"
     run = palimpsest.train("memagent-quickstart", small_run(model), out=out, seed=number, quiet=True)
     run.evaluate(chunks=2, limit=4, out=out.with_name(f"{out.name}-eval"), quiet=True)
-    queries = queries_of(SIZES, number)
+    queries = [words(f"query {number} {at}", 6) for at in range(QUERIES)]
     for at in range(0, len(queries), REQUESTS_A_CONNECTION):
         with httpx2.Client(base_url=url, timeout=60) as client:
             for query in queries[at : at + REQUESTS_A_CONNECTION]:
@@ -89,10 +95,12 @@ def soak(folder: Path, minutes: float) -> Iterator[Sample]:
     tokenizer = build_tokenizer()
     build_llama(len(tokenizer)).save_pretrained(model)
     tokenizer.save_pretrained(model)
-    write_corpus(folder / "passages.jsonl", SIZES)
+    corpus = folder / "passages.jsonl"
+    passages = ({"id": str(i), "title": f"passage {i}", "text": words(f"passage {i}", 40)} for i in range(PASSAGES))
+    corpus.write_text("".join(json.dumps(passage) + "\n" for passage in passages))
     started, number = time.monotonic(), 0
-    with serving(folder / "passages.jsonl", folder / "index") as url:
-        (server,) = psutil.Process().children()
+    with serving(corpus, "--index", str(folder / "index")) as (url, child):
+        server = psutil.Process(child.pid)
         while (passed := (time.monotonic() - started) / 60) < minutes:
             with tempfile.TemporaryDirectory(dir=folder) as rounds:
                 work(model, Path(rounds), url, number)

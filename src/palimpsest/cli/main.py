@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from palimpsest._version import __version__
-from palimpsest.cli import ask, bench, compare, datasets, evaluate, judge, models, recipes, serve, train, view
+from palimpsest.cli import ask, compare, datasets, evaluate, judge, models, recipes, serve, train, view
 from palimpsest.cli import recipes as new
 from palimpsest.cli import recipes as prompts
 from palimpsest.cli import serve as retrieval
@@ -94,7 +94,6 @@ app.add_typer(datasets.app, name="data")
 app.add_typer(retrieval.retrieval_app, name="retrieval")
 app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(models.check)
 app.command("base-model")(models.base_model)
-app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

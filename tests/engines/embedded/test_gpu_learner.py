@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from palimpsest.bench.workloads import plain_gradient
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch
-from support.forests import VOCAB, batch_of_rows, exact, gradients, grown, largest_error
+from support.forests import VOCAB, apart, batch_of_rows, exact, grown, largest_error
 from support.models import build_llama
 
 pytestmark = pytest.mark.gpu
@@ -64,14 +63,11 @@ def test_a_forest_on_the_gpu_has_the_loss_and_the_gradients_of_its_segments(
     draw = random.Random(0)
     rows = [row for seed in range(2) for row in grown(random.Random(seed), depth=3, length=80)[:6]]
     batch = batch_of_rows(rows, draw, share=0.3)
-    truth = exact(model)
-    wanted_loss = plain_gradient(truth, batch, SMOOTH)
-    wanted = gradients(truth)
-    apart = copy.deepcopy(model).to(device)
-    plain_gradient(apart, batch, SMOOTH)
+    wanted_loss, wanted = apart(exact(model), batch, clipped=False)
+    _, on_their_own = apart(copy.deepcopy(model).to(device), batch, clipped=False)
     learner = ForestLearner(model.to(device), optim=OptimConfig(), loss=SMOOTH, micro_batch_tokens=1500)
     stats = learner.accumulate(batch)
-    plain, forest = largest_error(doubled(gradients(apart)), wanted), largest_error(collected(learner), wanted)
+    plain, forest = largest_error(doubled(on_their_own), wanted), largest_error(collected(learner), wanted)
     loss = abs(stats.loss - wanted_loss) / size_of(batch)
     record_property("largest error of a gradient", forest)
     record_property("of the segments on their own", plain)

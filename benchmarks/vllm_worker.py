@@ -1,4 +1,4 @@
-"""Runs under an interpreter with vLLM: a worker (worker.py) whose rounds replay a plan. Imports no palimpsest."""
+"""Replays turns on vLLM for rollout.py, under an interpreter that has vLLM. Imports nothing of palimpsest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def main() -> None:
     from vllm import LLM
 
     task = json.loads(sys.stdin.readline())
-
     engine = LLM(
         model=task["model"],
         dtype="float32",
@@ -69,7 +68,7 @@ def main() -> None:
         seed=0,
     ).llm_engine
     drive(engine, [episode[:2] for episode in task["plan"]], "warm")
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"seconds": 0.0}), flush=True)
     for number, _ in enumerate(sys.stdin):
         if not engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied between rounds")

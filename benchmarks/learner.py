@@ -1,0 +1,327 @@
+"""The embedded learner compared with padded training: one optimizer step, and prefix forests of several shapes.
+
+    python benchmarks/learner.py step
+    python benchmarks/learner.py forest
+
+Padded training is what the authors' code does: every segment is a row of equal width, with logits for every position.
+Both compute gradients of the same loss on the same segments, on one thread. Seconds are the best round of each way;
+peak memory is above that of the loaded model, measured in a separate process per way (Linux).
+
+step     256 segments like the quickstart's: `ours_s`, `padded_s`, `ours_peak_mb`, `padded_peak_mb`, their ratios, and
+         `loss_gap`, the difference of the two losses
+forest   a model of the default size with random weights (speed does not depend on them) and a longer window;
+         the ways alternate in one process, and of the padded way only a part of the segments is timed and its time
+         multiplied, since its rows are equally wide:
+
+    memact_reuse, memact_speedup      logical over physical tokens; padded seconds over ours
+    peak_memory_ratio                 forest over padded, MemAct shape
+    section_first_reuse, _speedup     a MemAgent group: seconds of `memory_first` over `section_first`, both in forests
+    section_first_over_padded         padded `memory_first`, as the authors' code trains, over `section_first`
+    section_first_prefill_ratio       prompt tokens the sampler computes, `memory_first` over `section_first`
+    scaling                           [segments over one prefix, physical tokens, seconds]
+
+Not covered: several threads or devices, the authors' engines. Axes: B rows, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from palimpsest.config.engine import EmbeddedEngineConfig
+from palimpsest.config.load import load_recipe
+from palimpsest.config.model import model_path
+from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
+from palimpsest.engines.embedded.compute import ComputeThread, set_threads
+from palimpsest.engines.embedded.engine import EmbeddedEngine
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.losses import policy_loss
+from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
+from palimpsest.types import SamplingParams, Segment
+
+WINDOW = 4096
+MICRO_BATCH_TOKENS = 32_768
+PROMPT, OWN, TRAJECTORIES, SEGMENTS = 1500, 300, 16, 5
+"""MemAct shape: tokens of the prompt and of a segment after it, half of them sampled; segments per trajectory."""
+SECTION, MEMORY, QUESTION, GROUP = 1000, 200, 50, 16
+"""A read turn of a MemAgent group: tokens of section, of memory and of response, of question; rollouts."""
+SCALING = (1, 4, 16, 64)
+PADDED_SHARE = 8
+"""One in so many padded segments of the MemAct shape is timed; of a MemAgent group one in four."""
+
+Piece = tuple[list[int], bool]
+"""Token ids, whether they were sampled."""
+
+
+# ---- batches ------------------------------------------------------------------------------------------------------
+
+
+class Shapes:
+    """Draws batches of random tokens; the same calls in the same order give the same tokens."""
+
+    def __init__(self, vocab: int) -> None:
+        self._draw, self._vocab = random.Random(0), vocab
+
+    def ids(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._vocab) for _ in range(count)]
+
+    def batch(self, rows: Sequence[Sequence[Piece]]) -> StepBatch:
+        """Segments whose sampled tokens all have the same weight, with an advantage of 1 or -1 per segment."""
+        weight = 1.0 / max(1, sum(len(ids) for row in rows for ids, sampled in row if sampled))
+        return StepBatch(tuple(self._segment(row, weight) for row in rows))
+
+    def _segment(self, row: Sequence[Piece], weight: float) -> TrainSegment:
+        ids = tuple(i for piece, _ in row for i in piece)
+        mask = tuple(sampled for piece, sampled in row for _ in piece)
+        logprobs = tuple(-7.0 if sampled else 0.0 for sampled in mask)
+        turns = tuple(0 if sampled else -1 for sampled in mask)
+        advantage = self._draw.choice((-1.0, 1.0))
+        return TrainSegment(Segment(ids, mask, logprobs, turns), (advantage,) * len(ids), (weight,) * len(ids))
+
+    def memact(self, segments: int, prompt: int, own: int) -> StepBatch:
+        """Segments over one prompt: tool results and sampled tokens in turn."""
+        root: Piece = (self.ids(prompt), False)
+        sampled = (False, True, False, True)
+        return self.batch([[root, *((self.ids(own // 4), each) for each in sampled)] for _ in range(segments)])
+
+    def reading(self) -> tuple[StepBatch, StepBatch]:
+        """One read turn of a MemAgent group: the same turns with the memory first, and with the section first."""
+        text, asked = (self.ids(SECTION), False), (self.ids(QUESTION), False)
+        turns = [((self.ids(MEMORY), False), (self.ids(MEMORY), True)) for _ in range(GROUP)]
+        memory_first = self.batch([[asked, before, text, after] for before, after in turns])
+        section_first = self.batch([[text, asked, before, after] for before, after in turns])
+        return memory_first, section_first
+
+    def turns(self, count: int, memory_tokens: int) -> StepBatch:
+        """Single turns like the quickstart's: prompts of 70 to 130 tokens, completions of 4 to `memory_tokens`."""
+        lengths = [(self._draw.randint(70, 130), self._draw.randint(4, memory_tokens)) for _ in range(count)]
+        return self.batch([[(self.ids(prompt), False), (self.ids(sampled), True)] for prompt, sampled in lengths])
+
+
+# ---- the two ways -------------------------------------------------------------------------------------------------
+
+
+def padded_gradient(
+    model: Any, segments: Sequence[TrainSegment], width: int, micro_batch_tokens: int, loss: LossConfig
+) -> float:
+    """Loss, its gradient accumulated, from rows of `width` tokens and full logits; as many rows at once as fit."""
+    rows = max(1, micro_batch_tokens // width)
+    parts = [segments[begin : begin + rows] for begin in range(0, len(segments), rows)]
+    return sum(_padded(model, part, width, loss) for part in parts)
+
+
+def _padded(model: Any, part: Sequence[TrainSegment], width: int, config: LossConfig) -> float:
+    def column(values: Any, fill: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([[*v, *[fill] * (width - len(v))] for v in map(values, part)], dtype=dtype)
+
+    ids_B_T = column(lambda item: item.segment.token_ids, 0, torch.long)
+    mask_B_T = column(lambda item: item.segment.loss_mask, False, torch.bool)[:, 1:]
+    attention_B_T = column(lambda item: [1] * len(item.segment.token_ids), 0, torch.long)
+    logits = model(input_ids=ids_B_T, attention_mask=attention_B_T, use_cache=False).logits[:, :-1]
+    every = logits.float().log_softmax(-1)
+    entropy = -(every.detach().exp() * every.detach()).sum(-1)
+    sampler = column(lambda item: item.segment.logprobs, 0.0, torch.float32)[:, 1:][mask_B_T]
+    loss, _ = policy_loss(
+        logprobs=every.gather(-1, ids_B_T[:, 1:, None])[..., 0][mask_B_T],
+        old_logprobs=sampler,
+        sampler_logprobs=sampler,
+        advantages=column(lambda item: item.advantages, 0.0, torch.float32)[:, 1:][mask_B_T],
+        weights=column(lambda item: item.weights, 0.0, torch.float32)[:, 1:][mask_B_T],
+        ref_logprobs=None,
+        entropy=entropy[mask_B_T],
+        config=config,
+    )
+    loss.backward()
+    return float(loss.detach())
+
+
+def long_model(name: str) -> Any:
+    """A model of the shape of `name` with random weights and a window of WINDOW tokens."""
+    set_threads(1)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(model_path(ModelConfig(path=name)), trust_remote_code=False)
+    config.max_position_embeddings = WINDOW
+    built = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+    return built.float().eval()
+
+
+def forest_learner(model: Any) -> ForestLearner:
+    return ForestLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=MICRO_BATCH_TOKENS)
+
+
+def best_of(rounds: int, ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Least seconds of each way; they take turns."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(rounds):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
+# ---- one optimizer step -------------------------------------------------------------------------------------------
+
+
+def step(options: argparse.Namespace) -> dict[str, Any]:
+    found = {way: in_a_process("step", way, options) for way in ("ours", "padded")}
+    figures: dict[str, Any] = {"segments": options.segments, "trained_tokens": found["ours"]["tokens"]}
+    for way, each in found.items():
+        figures |= {f"{way}_s": each["seconds"], f"{way}_peak_mb": each["peak_mb"]}
+    figures["ratio_speed"] = figures["padded_s"] / figures["ours_s"]
+    figures["ratio_memory"] = figures["padded_peak_mb"] / max(figures["ours_peak_mb"], 1.0)
+    figures["loss_gap"] = abs(found["ours"]["loss"] - found["padded"]["loss"])
+    return figures
+
+
+def step_of(way: str, options: argparse.Namespace) -> dict[str, float]:
+    config = load_recipe("memagent-quickstart", [f"model.path={options.model}"])
+    settings = config.engine
+    assert isinstance(settings, EmbeddedEngineConfig)
+    engine = EmbeddedEngine(config, objective="policy")
+    thread = ComputeThread(settings.threads)
+    memory_tokens = int(config.policy.options.get("memory_tokens", 32))
+    batch = Shapes(engine.codec.vocab_size).turns(options.segments, memory_tokens)
+    width = max(len(item.segment.token_ids) for item in batch.segments) + 24  # room that a budget leaves unused
+    losses: list[float] = []
+
+    def once() -> None:
+        engine.model.zero_grad(set_to_none=True)
+        if way == "ours":
+            losses.append(asyncio.run(thread.run(engine.trainer.accumulate, batch)).loss)  # as in training
+        else:
+            micro_batch_tokens = settings.micro_batch_tokens
+            losses.append(padded_gradient(engine.model, batch.segments, width, micro_batch_tokens, config.loss))
+
+    before = peak_mb()
+    seconds = best_of(options.rounds, {way: once})[way]
+    trained = sum(sum(item.segment.loss_mask) for item in batch.segments)
+    return {"seconds": seconds, "peak_mb": peak_mb() - before, "loss": losses[-1], "tokens": trained}
+
+
+# ---- prefix forests -----------------------------------------------------------------------------------------------
+
+
+def forest(options: argparse.Namespace) -> dict[str, Any]:
+    model = long_model(options.model)
+    shapes = Shapes(model.config.vocab_size)
+    figures = memact(model, shapes, options.rounds) | layouts(model, shapes, options.rounds)
+    ours, padded = (in_a_process("forest", way, options)["peak_mb"] for way in ("ours", "padded"))
+    return figures | {"peak_memory_ratio": ours / max(padded, 1.0), "scaling": scaling(model, shapes, options.rounds)}
+
+
+def memact(model: Any, shapes: Shapes, rounds: int) -> dict[str, Any]:
+    batch = shapes.memact(TRAJECTORIES * SEGMENTS, PROMPT, OWN)
+    learner, passes = forest_learner(model), list[UpdateStats]()
+    part = batch.segments[: len(batch.segments) // PADDED_SHARE]
+    ways = {
+        "forest": lambda: passes.append(learner.accumulate(batch)),
+        "padded": lambda: padded_gradient(model, part, PROMPT + OWN, MICRO_BATCH_TOKENS, LossConfig()),
+    }
+    seconds = best_of(rounds, ways)
+    model.zero_grad(set_to_none=True)
+    speedup = seconds["padded"] * len(batch.segments) / len(part) / seconds["forest"]
+    return {"memact_reuse": passes[-1].reuse, "memact_speedup": speedup}
+
+
+def layouts(model: Any, shapes: Shapes, rounds: int) -> dict[str, Any]:
+    memory_first, section_first = shapes.reading()
+    learner, passes = forest_learner(model), list[UpdateStats]()
+    part = memory_first.segments[: GROUP // 4]
+    width = len(part[0].segment.token_ids)
+    ways: dict[str, Callable[[], object]] = {
+        "memory": lambda: learner.accumulate(memory_first),
+        "section": lambda: passes.append(learner.accumulate(section_first)),
+        "padded": lambda: padded_gradient(model, part, width, MICRO_BATCH_TOKENS, LossConfig()),
+    }
+    seconds = best_of(rounds + 1, ways)
+    model.zero_grad(set_to_none=True)
+    return {
+        "section_first_reuse": passes[-1].reuse,
+        "section_first_speedup": seconds["memory"] / seconds["section"],
+        "section_first_over_padded": seconds["padded"] * GROUP / len(part) / seconds["section"],
+        "section_first_prefill_ratio": prefill(model, memory_first) / prefill(model, section_first),
+    }
+
+
+def prefill(model: Any, batch: StepBatch) -> int:
+    """Prompt tokens that the sampler computes for the turns of a batch."""
+    sampler = EmbeddedSampler(model)
+
+    async def sample() -> None:
+        prompts = [item.segment.token_ids[: item.segment.loss_mask.index(True)] for item in batch.segments]
+        wanted = (sampler.generate(p, SamplingParams(max_tokens=4, seed=i)) for i, p in enumerate(prompts))
+        await asyncio.gather(*wanted)
+
+    asyncio.run(sample())
+    return int(sampler.stats().computed_prompt_tokens)
+
+
+def scaling(model: Any, shapes: Shapes, rounds: int) -> list[list[float]]:
+    learner, rows = forest_learner(model), list[list[float]]()
+    for count in SCALING:
+        batch = shapes.memact(count, SECTION, MEMORY)
+        physical = int(learner.accumulate(batch).physical_tokens)
+        rows.append([count, physical, best_of(rounds, {"": lambda batch=batch: learner.accumulate(batch)})[""]])
+    return rows
+
+
+def memory_of(way: str, options: argparse.Namespace) -> dict[str, float]:
+    """Megabytes above the loaded model after a pass over the MemAct shape."""
+    model = long_model(options.model)
+    shapes, learner = Shapes(model.config.vocab_size), forest_learner(model)
+    learner.accumulate(shapes.memact(1, 16, 16))  # what the first pass loads
+    batch, before = shapes.memact(TRAJECTORIES * SEGMENTS, PROMPT, OWN), peak_mb()
+    if way == "ours":
+        learner.accumulate(batch)
+    else:  # two micro-batches: the peak does not grow with more of them
+        rows = 2 * (MICRO_BATCH_TOKENS // (PROMPT + OWN))
+        padded_gradient(model, batch.segments[:rows], PROMPT + OWN, MICRO_BATCH_TOKENS, LossConfig())
+    return {"peak_mb": peak_mb() - before}
+
+
+# ---- processes ----------------------------------------------------------------------------------------------------
+
+
+def in_a_process(figure: str, way: str, options: argparse.Namespace) -> dict[str, float]:
+    """One way of a figure, in a process of its own."""
+    given = {"--way": way, "--model": options.model, "--rounds": options.rounds, "--segments": options.segments}
+    words = [str(word) for pair in given.items() for word in pair]
+    done = subprocess.run([sys.executable, __file__, figure, *words], stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def peak_mb() -> float:
+    """Highest resident memory of this process so far; `ru_maxrss` would start with the parent's."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=["step", "forest"])
+    parser.add_argument("--model", default="embedded", help="forest: its size is taken")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--segments", type=int, default=256, help="of a step")
+    parser.add_argument("--way", choices=["ours", "padded"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps((step_of if options.figure == "step" else memory_of)(options.way, options)))
+    else:
+        print(json.dumps((step if options.figure == "step" else forest)(options), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Measurements against other engines; `palimpsest bench` and the scripts under benchmarks/ call them."""
