@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.app.plugin_checks import _kind, check_reward, check_rule
+from palimpsest.app.plugin_checks import _kind, check, check_reward, check_rule
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy_check import Finding
 from palimpsest.text.codec import Codec
@@ -103,6 +103,13 @@ def test_the_command_tells_the_kinds_apart(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["examples.own_format:CsvFormat", "examples.own_sink:CsvSink", "examples.bigrams:BigramEngine"]
 )
-def test_what_is_of_another_kind_is_refused_with_what_tries_it(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"neither a policy \(run\).* give --kind format --file FILE, --kind sink or"):
-        _kind(name, {})
+def test_what_is_of_another_kind_is_refused_with_what_can_be_checked(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"neither a policy \(run\).* a tool is checked with a policy .*'tools=\{"):
+        check(name, {})
+
+
+def test_a_kind_that_is_none_and_a_file_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--kind sink: choose one of policy, reward, layer, rule"):
+        check("examples.own_sink:CsvSink", {}, "sink")
+    with pytest.raises(ConfigError, match="such as my_policy:MyPolicy"):
+        check("my_policy.py", {})

@@ -160,6 +160,7 @@ class Csv:
 
 def breaks(step, metrics, timings): raise OSError("disk full")
 def other(step): ...
+async def waits(step, metrics, timings): ...
 class Silent:
     pass
 
@@ -199,6 +200,7 @@ def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once
     [
         ("own_sinks:Csvs", r"logging.sinks=own_sinks:Csvs: own_sinks has no 'Csvs'; did you mean Csv\?"),
         ("own_sinks:other", r"takes \(step\), and is called with \(step, metrics, timings\)"),
+        ("own_sinks:waits", r"logging.sinks=own_sinks:waits: log is asynchronous .* write def, not async def"),
         (
             "own_sinks:Unset",
             r"logging.sinks=own_sinks:Unset: .* could not be made: RuntimeError: no token",

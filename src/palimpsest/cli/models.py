@@ -39,9 +39,8 @@ def check(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of it.")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="What it is, if that doesn't show: policy, reward, layer, rule, format, sink, engine."),
+        typer.Option(help="What it is, if that doesn't show: policy, reward, layer, rule."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="With --kind format: a file that it reads.")] = None,
 ) -> None:
     """Hold what a recipe names of one's own against its contract and say in words what it breaks.
 
@@ -53,15 +52,13 @@ def check(
       palimpsest check overwrite --set chunk_size=48
       palimpsest check my_module:my_reward
       palimpsest check my_module:MyRule --set decay=0.8
-      palimpsest check my_module:MyFormat --kind format --file questions.csv
-      palimpsest check my_module:MyEngine --kind engine
     """
     from palimpsest.app.plugin_checks import check as check_contract
     from palimpsest.cli.output import stdout
     from palimpsest.config.load import split_override
 
     options = dict(split_override(setting) for setting in settings or ())
-    findings = check_contract(name, options, kind, file)
+    findings = check_contract(name, options, kind)
     console = stdout()
     for finding in findings:
         mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -283,7 +284,10 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
     def own(name: str) -> Logger:
         given = {"folder": folder.path, "config": config}
         where = f"logging.sinks={name}"
-        return OwnSink(name, plugins.build(name, {}, where=where, arguments=ROW, method="log", given=given))
+        log = plugins.build(name, {}, where=where, arguments=ROW, method="log", given=given)
+        if inspect.iscoroutinefunction(log):
+            raise ConfigError(f"{where}: log is asynchronous and nobody awaits it: write def, not async def")
+        return OwnSink(name, log)
 
     def quietly(message: str) -> None:
         folder.event("warning", message=message)
