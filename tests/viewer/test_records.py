@@ -65,7 +65,7 @@ def test_a_runs_newest_checkpoint_decodes_its_episodes(tmp_path: Path, tiny_code
     assert told.get("/api/runs/first/steps/1/measures", {"groups": "0"}) == {}
     assert "--tokenizer" in told.get("/api/runs/first/steps/1/decoder")["why"]
     for name in ("step-000001", "step-000002"):
-        tiny_codec.tokenizer.save_pretrained(run / "checkpoints" / name)
+        tiny_codec.save(run / "checkpoints" / name)
     told = answers(run)
     assert told.get("/api/runs/first/steps/1/decoder")["why"] is None
     measured = told.get("/api/runs/first/steps/1/measures", {"groups": "0"})["0/0"]
@@ -77,7 +77,7 @@ def test_a_tokenizer_that_is_given_decodes_a_file_alone(tmp_path: Path, tiny_cod
     run = run_folder(tmp_path / "first", records={1: [reading_group(tiny_codec)]})
     path = (run / "trajectories" / "step-000001.jsonl.zst").rename(tmp_path / "alone.jsonl.zst")
     (tmp_path / "tokenizer").mkdir()
-    tiny_codec.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tiny_codec.save(tmp_path / "tokenizer")
     told = answers(path, tokenizer=str(tmp_path / "tokenizer"))
     assert told.get("/api/runs/alone.jsonl.zst/steps/all/measures", {"groups": "0"})["0/0"]["retention"] == 1.0
     assert "doesn't say which model" in answers(path).get("/api/runs/alone.jsonl.zst/steps/all/decoder")["why"]
@@ -97,7 +97,7 @@ EPISODE = "/api/runs/first/steps/1/groups/0/rollouts/0"
 
 def test_a_group_its_episodes_turns_and_tokens_are_told_by_their_places(tmp_path: Path, tiny_codec: Codec) -> None:
     run = run_folder(tmp_path / "first", records={1: [reading_group(tiny_codec), group("q")]})
-    tiny_codec.tokenizer.save_pretrained(run / "checkpoints" / "step-000001")
+    tiny_codec.save(run / "checkpoints" / "step-000001")
     told = answers(run)
     assert told.get("/api/runs/first/steps/1/groups/1")["problem"]["id"] == "q"
     episode = told.get(EPISODE)
@@ -142,7 +142,7 @@ def test_nothing_that_is_asked_for_changes_the_folder(tmp_path: Path, tiny_codec
         records={1: [reading_group(tiny_codec)]},
         events=[{"kind": "x"}],
     )
-    tiny_codec.tokenizer.save_pretrained(run / "checkpoints" / "step-000001")
+    tiny_codec.save(run / "checkpoints" / "step-000001")
     evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1", [sample("set", "a", 1.0)])
     before = state_of(run)
     told = answers(run, cache=tmp_path / "cache")

@@ -89,6 +89,7 @@ class Remembered:
 # ---- Encoding that keeps data and control apart --------------------------------------------------------------
 
 
+GENERATION = "generation_config.json"
 _REPLY = "\ue000reply\ue001"  # private-use characters: no template's own text holds them
 
 
@@ -177,6 +178,12 @@ class Codec:
     @cached_property
     def _data(self) -> Tokenizer:
         return without_added_tokens(self.tokenizer.backend_tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` reads: the tokenizer, and the ends of a turn unless the folder names its own."""
+        self.tokenizer.save_pretrained(folder)
+        if not (folder / GENERATION).exists():
+            (folder / GENERATION).write_text(json.dumps({"eos_token_id": list(self.stop_ids)}) + "\n")
 
     @property
     def has_template(self) -> bool:
@@ -282,7 +289,7 @@ def _loader(folder: Path) -> Any:
 def _ends(path: str) -> tuple[int, ...]:
     """Ids that end a turn, as a model's folder names them; an adapter's may be those of the model it belongs to."""
     for folder in dict.fromkeys((opened(path), opened(adapters_of(path)[1]))):
-        for file in ("generation_config.json", "config.json"):
+        for file in (GENERATION, "config.json"):
             if found := token_ids(read_object(path, folder / file).get("eos_token_id")):
                 return found
     return ()
