@@ -102,7 +102,7 @@ _PLAIN = {str: "text", int: "integer", float: "number", bool: "`true`, `false`",
 _NAMED: Mapping[Any, str] = {
     LayerConfig: "name",
     PolicyConfig: "section of policies by name",
-    RoleConfig: "section of `trained` and `model` by name",
+    RoleConfig: "section of `model` by name",
 }
 
 
