@@ -50,20 +50,14 @@ def endpoint_keys() -> str:
     return HEADER + "\n".join(row(f"`{key.name}`", key.values, key.default, key.meaning) for key in keys)
 
 
-def dataclass_table(cls: type[Any], prefix: str) -> str:
-    """Options of a dataclass with their defaults and what its base classes' docstrings say."""
-    rows = [row(f"`{key.name}`", key.default, key.meaning) for key in option_keys(cls, prefix)]
+def policy_options(cls: type[Any]) -> str:
+    """Options of a policy with their defaults and what its base classes' docstrings say."""
+    rows = [row(f"`{key.name}`", key.default, key.meaning) for key in option_keys(cls, "")]
     return row("option", "default", "meaning") + "\n|---|---|---|\n" + "\n".join(rows)
 
 
 def option_tables() -> str:
-    return "\n\n".join(f"### {name}\n\n{dataclass_table(cls, '')}" for name, cls in POLICIES.items())
-
-
-def base_model_table() -> str:
-    from palimpsest.base_model.pretraining import BaseModelConfig
-
-    return dataclass_table(BaseModelConfig, "")
+    return "\n\n".join(f"### {name}\n\n{policy_options(cls)}" for name, cls in POLICIES.items())
 
 
 def example() -> str:
@@ -116,7 +110,6 @@ def alarms() -> str:
 GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/recipes.md", "keys"): key_tables,
     ("docs/recipes.md", "options"): option_tables,
-    ("docs/base-model.md", "base-model-config"): base_model_table,
     ("docs/endpoints.md", "keys"): endpoint_keys,
     ("docs/own-policy.md", "example"): example,
     ("docs/own-policy.md", "roles"): example_of_a_role,

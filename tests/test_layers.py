@@ -42,7 +42,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engines.open",),
     ("runs", "training", "training.supervised", "evaluation"),
     ("viewer",),
-    ("base_model", "servers", "report"),
+    ("servers", "report"),
     ("app",),
     ("cli",),
 )
@@ -85,9 +85,9 @@ AROUND = {
 """A package whose own modules are its contract, below, and its door, above: the two name each other."""
 
 HEAVY = {
-    "torch": ("engines.embedded", "engines.losses", "engines.ray", "base_model", "text"),
-    "transformers": ("engines.embedded", "engines.ray", "base_model", "text"),
-    "tokenizers": ("engines.embedded", "engines.ray", "base_model", "text"),
+    "torch": ("engines.embedded", "engines.losses", "engines.ray", "text"),
+    "transformers": ("engines.embedded", "engines.ray", "text"),
+    "tokenizers": ("engines.embedded", "engines.ray", "text"),
     "ray": ("engines.ray",),
     "vllm": (),  # asked over HTTP, or run in an interpreter of its own
     "peft": ("engines.embedded", "engines.ray"),
@@ -114,7 +114,6 @@ USES_ENGINES = {
     "engines.ray": "",
     "engines.vllm": "",
     "engines.endpoint": "",
-    "base_model": "palimpsest.engines.embedded.compute",  # trains from nothing, by a loop of its own, as repeatably
 }
 """Who may import an engine, and what of it; everybody else goes through engines.open and knows engines.protocol."""
 

@@ -31,7 +31,6 @@ LONG = {
     "cli.train.sft": "a command",
     "cli.view.view": "a command",
     "engines.losses.policy_loss": "half of it is the formula and what each term is for",
-    "base_model.pretraining.stages": "a table of the stages",
     "data.synthetic.documents.make_problem": "one draw after the other, in an order that seeds depend on",
     "report.dataset_summary.summarise": "a table of measures",
     "cli.ask.ask": "a command",

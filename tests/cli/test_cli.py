@@ -29,7 +29,6 @@ COMMANDS = (
     ["check"],
     ["new"],
     ["prompts", "show"],
-    ["base-model"],
     ["recipes", "list"],
     ["recipes", "show"],
     ["recipes", "keys"],

@@ -43,10 +43,6 @@ def building(model: Path, out: Path) -> list[str]:
     ]
 
 
-def base_model(model: Path, out: Path) -> list[str]:
-    return ["base-model", "--out", str(out)]
-
-
 def serving(model: Path, out: Path) -> list[str]:
     return [
         "retrieval",
@@ -84,7 +80,6 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     ),
     "data is read": (inspecting, "palimpsest.data.files.rows:sniff", AGAIN),
     "data is written": (building, "palimpsest.data.formats.problem_files:problem_row", AGAIN),
-    "base-model trains": (base_model, "palimpsest.base_model.pretraining:_step", AGAIN),
     "an index is built": (
         serving,
         "palimpsest.retrieval.bm25:Bm25Index.of_corpus",

@@ -92,7 +92,7 @@ def test_a_whole_step_of_half_a_billion_weights_is_profiled(
     figures["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
     out = Path(os.environ.get("PALIMPSEST_GPU_OUT", tmp_path))
     (out / "rl-step.json").write_text(json.dumps(figures, indent=1) + "\n")
-    order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    order = "self_device_time_total" if cuda else "self_cpu_time_total"
     (out / "rl-step.txt").write_text(profiler.key_averages().table(sort_by=order, row_limit=30) + "\n")
     assert figures["metrics"]["optim/grad_norm"] > 0
     assert figures["metrics"]["policy/physical_tokens"] < figures["metrics"]["policy/logical_tokens"]

@@ -93,7 +93,6 @@ app.add_typer(prompts.prompts_app, name="prompts")
 app.add_typer(datasets.app, name="data")
 app.add_typer(retrieval.retrieval_app, name="retrieval")
 app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(models.check)
-app.command("base-model")(models.base_model)
 
 
 def main() -> None:

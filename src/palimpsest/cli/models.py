@@ -1,4 +1,4 @@
-"""`palimpsest base-model`, `palimpsest check` and `palimpsest export`."""
+"""`palimpsest check` and `palimpsest export`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import Force
-
 if TYPE_CHECKING:
     from palimpsest.app.model_export_job import Exported
-
-
-def base_model(
-    out: Annotated[Path, typer.Option(help="Folder to write the Hugging Face model to.")],
-    seed: Annotated[int, typer.Option(help="Seed of initialisation and data.")] = 0,
-    force: Force = False,
-) -> None:
-    """Make the embedded base model again from scratch.
-
-    \b
-    Example:
-      palimpsest base-model --out my-base-model
-      palimpsest quickstart memagent model.path=my-base-model
-    """
-    from palimpsest.base_model.pretraining import make_base_model
-    from palimpsest.progress.displays import Terminal
-
-    make_base_model(out, seed=seed, force=force, progress=Terminal())
 
 
 def check(

@@ -11,9 +11,7 @@ import pytest
 import palimpsest
 from palimpsest.app.evaluate.evaluation_data import check_folder, move_aside
 from palimpsest.app.evaluate.evaluation_result import Evaluation
-from palimpsest.base_model.pretraining import make_base_model
 from palimpsest.errors import RunError
-from palimpsest.progress.reporter import Silent
 from palimpsest.runs.run_folder import RunFolder, open_run
 from support.fakes import small_config
 from support.small_run import small_run
@@ -102,8 +100,6 @@ def test_what_holds_runs_or_is_a_part_of_one_is_not_moved_aside(tmp_path: Path, 
             move_aside(out, print)
         with pytest.raises(RunError, match=words):
             open_run(out, small_config(), force=True)
-        with pytest.raises(RunError, match=words):
-            make_base_model(out, seed=0, force=True, progress=Silent())
     assert contents(tmp_path) == before
 
 

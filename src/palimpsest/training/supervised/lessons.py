@@ -64,9 +64,9 @@ from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
 from palimpsest.text.tool_calls import calls_text
-from palimpsest.training.supervised.skills import UNKNOWN
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn, spans_of
 
+UNKNOWN = "unknown"
 ANSWERS = 0.4  # share of answer lessons, evidence and all
 SECTION_ALONE = 0.45  # share of replies that write what the section says and nothing older
 OLDER_ALONE = 0.3  # share of replies that write what was in sight before, and nothing of the section

@@ -1,18 +1,8 @@
-"""What the embedded base model is taught: the skills a pretrained model brings, and no memory keeping.
+"""What the shipped base model is taught: the skills a pretrained model brings, and no memory keeping.
 
-Kinds of example, each a prompt that a shipped policy would build (but for `about`) and the completion it asks for:
-
-- read: write one to three facts, drawn uniformly from the memory and the section, whatever the question asks;
-- read_or_none: the same, or none at all, whatever there is to write; each fact might have been any in sight;
-- about: say all that memory and section say of somebody, none where they say nothing;
-- copy: write everything a page says, where people and verbs repeat;
-- answer: answer a one- or two-hop question from a memory that holds its evidence, "unknown" where it doesn't;
-- answer_long: the same from a memory of up to eight facts;
-- direct: answer from a short document of a few paragraphs;
-- repeat: random words and their repetition, which grows the heads that copy (no prompt at all).
-
-Guaranteed: in `read` and `read_or_none` the written facts are independent of the question (relevance is what RL has to
-teach), `about` has no question, and no example spans more than one section.
+An example is a prompt that a shipped policy would build (but for `about`) and the completion it asks for. In `read` and
+`read_or_none` the written facts are independent of the question (relevance is what RL has to teach), `about` has no
+question, and no example spans more than one section.
 """
 
 from __future__ import annotations
@@ -27,13 +17,13 @@ from palimpsest.data.synthetic.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory import document_baselines, overwrite
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
+from palimpsest.training.supervised.lessons import UNKNOWN
 
 ABOUT = (
     "Name:{name}\nMemory:{memory}\nSection:\n{section}\nSay what is known.",
     "Section:\n{section}\nName:{name}\nMemory:{memory}\nSay what is known.",
 )
 """Prompts of no policy: to find what a text says of somebody is a skill, to keep it is not taught."""
-UNKNOWN = "unknown"
 NEAR_MISS = 0.4  # share of sentences; more than documents have: telling facts apart is a skill
 
 
@@ -66,7 +56,7 @@ class Skills:
         self.words = [i for i in range(codec.vocab_size) if codec.decode([i])[:1] == " " and i not in codec.control_ids]
 
     def read(self, rng: random.Random, *, in_order: bool = True) -> Example:
-        """Write one to three facts of memory and section, the question notwithstanding, in reading order or any."""
+        """Write one to three facts of memory and section, whatever the question asks, in reading order or any."""
         world, evidence = self._scene(rng)
         memory, section, facts = self._in_sight(world, evidence, rng, rng.choice((0, 1, 1, 2, 2, 3)))
         written: list[str]
@@ -81,7 +71,7 @@ class Skills:
         return self._reading(rng, evidence.question, memory, section, written)
 
     def read_or_none(self, rng: random.Random) -> Example:
-        """Write none to three facts of memory and section, the question notwithstanding, in reading order."""
+        """Write none to three facts of memory and section; each sentence might have been any in sight."""
         world, evidence = self._scene(rng)
         memory, section, facts = self._in_sight(world, evidence, rng, rng.choice((0, 0, 1, 1, 2, 2, 3)))
         written: list[str] = []
@@ -134,7 +124,7 @@ class Skills:
         return self.answer(rng, most=3 if rng.random() < 0.6 else 8)
 
     def answer(self, rng: random.Random, *, most: int = 3) -> Example:
-        """Answer from a memory."""
+        """Answer a one- or two-hop question from a memory, "unknown" where it doesn't hold the evidence."""
         world, evidence = self._scene(rng)
         known = rng.random() < 0.75
         memory = self._statements(world, evidence, rng) if known else []
@@ -163,7 +153,7 @@ class Skills:
         return Example(prompt, self._boxed(evidence.answer if known else UNKNOWN))
 
     def repeat(self, rng: random.Random, words: Sequence[int] | None = None, *, ambiguous: float = 0.5) -> Example:
-        """6 to 24 random words said again and again, 64 in all; trained from the second time on.
+        """6 to 24 random words repeated, 64 in all; trained from the second time on.
 
         With probability `ambiguous` only 5 to 10 different words occur, so that several words before, not one,
         decide what comes next.

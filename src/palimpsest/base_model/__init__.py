@@ -1,1 +1,0 @@
-"""How the shipped base models are made."""
