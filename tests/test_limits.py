@@ -39,7 +39,6 @@ LONG = {
     "app.evaluate.evaluation_run.evaluate_async": "half of it is the docstring of a public call",
     "app.agent.ask_files.ask_async": "two thirds of it are signature and docstring of a public call",
     "app.train.training_run.train_async": "two thirds of it are signature and docstring of a public call",
-    "app.evaluate.length_probe.probe_async": "a third of it is the docstring of a public call",
 }
 LONG_FILES: dict[str, str] = {}
 WIDE = {
@@ -57,7 +56,6 @@ WIDE = {
     "evaluation.runner.evaluate": "keywords alone",
     "app.evaluate.evaluation_run.evaluate_async": "a public call: keywords but two, each with a default",
     "app.datasets.ruler_sets.make_ruler": "a public call: keywords but two",
-    "app.evaluate.length_probe.probe_async": "a public call: keywords but one, each with a default",
     "app.train.training_run.train_async": "a public call: keywords but two, each with a default",
     "app.agent.ask_files.ask_async": "a public call: keywords but three, each with a default",
     "app.agent.play.play_async": "a public call: keywords but two, each with a default",

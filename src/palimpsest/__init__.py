@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_result import Evaluation as Evaluation
     from palimpsest.app.evaluate.evaluation_run import evaluate as evaluate
     from palimpsest.app.evaluate.evaluation_run import evaluate_async as evaluate_async
-    from palimpsest.app.evaluate.length_probe import Probe as Probe
-    from palimpsest.app.evaluate.length_probe import probe as probe
-    from palimpsest.app.evaluate.length_probe import probe_async as probe_async
     from palimpsest.app.evaluate.rescoring import Rescoring as Rescoring
     from palimpsest.app.evaluate.rescoring import rescore as rescore
     from palimpsest.app.evaluate.rescoring import rescore_async as rescore_async
@@ -68,7 +65,6 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "app.evaluate.evaluation_result": ("Evaluation",),
     "app.evaluate.evaluation_run": ("evaluate", "evaluate_async"),
     "app.agent.play": ("play", "play_async", "Episode"),
-    "app.evaluate.length_probe": ("probe", "probe_async", "Probe"),
     "app.quickstart.quickstart_run": ("quickstart", "quickstart_async", "Quickstart"),
     "app.evaluate.rescoring": ("rescore", "rescore_async", "Rescoring"),
     "app.train.run_handle": ("Run",),

@@ -193,7 +193,7 @@ def test_a_command_tells_of_its_options(request: pytest.FixtureRequest) -> None:
 
 
 def test_every_call_can_be_quiet(capsys: pytest.CaptureFixture[str], run: palimpsest.Run, tmp_path: Path) -> None:
-    for name in ("train", "evaluate", "play", "ask", "probe", "quickstart", "rescore", "compare"):
+    for name in ("train", "evaluate", "play", "ask", "quickstart", "rescore", "compare"):
         assert "quiet" in inspect.signature(getattr(palimpsest, name)).parameters, name
     (tmp_path / "story.txt").write_text("Anna lives in Rome.")
     asked = run.ask(tmp_path / "story.txt", "Where does Anna live?", quiet=True)

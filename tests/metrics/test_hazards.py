@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from palimpsest.data.synthetic.documents import make_problem
 from palimpsest.data.synthetic.world import RELATIONS, Fact, read_fact
-from palimpsest.metrics.hazards import Hazards, Holds, Sight, evidence_facts, expected_held, near_miss_share
+from palimpsest.metrics.hazards import EVIDENCE as SEEN
+from palimpsest.metrics.hazards import (
+    FALSE,
+    NEAR_MISS,
+    NOTHING,
+    QUIET,
+    TRUE,
+    Floats,
+    Hazards,
+    evidence_facts,
+    expected_held,
+    near_miss_share,
+)
 from palimpsest.metrics.reading_trace import Texts
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 
 CODEC: Any = LetterCodec()
 EVIDENCE = "Alice drinks tea."
-NONE, FALSE, TRUE = Holds
-QUIET, NEAR, SEEN = Sight
 
 
 def episode(*reads: tuple[str, str, str]) -> Trajectory:
@@ -48,25 +58,32 @@ def counted(*reads: tuple[str, str, str], right: bool = True) -> Hazards:
 @pytest.mark.parametrize(
     ("memory", "section", "written", "expected"),
     [
-        (" none", "Bo owns cats.", " Bo owns cats.", (NONE, QUIET, NONE)),
-        (" none", "Alice owns cats.", " Alice drinks ale.", (NONE, NEAR, FALSE)),
-        (" none", "Alice orders tea.", " Alice orders tea.", (NONE, SEEN, TRUE)),  # said otherwise, the same fact
+        (" none", "Bo owns cats.", " Bo owns cats.", (NOTHING, QUIET, NOTHING)),
+        (" none", "Alice owns cats.", " Alice drinks ale.", (NOTHING, NEAR_MISS, FALSE)),
+        (" none", "Alice orders tea.", " Alice orders tea.", (NOTHING, SEEN, TRUE)),  # said otherwise, the same fact
         (" Alice drinks ale.", "Bo drinks tea.", " Alice drinks ale.", (FALSE, QUIET, FALSE)),
-        (" Alice drinks tea.", "Alice wears red.", " Alice wears red.", (TRUE, NEAR, NONE)),
+        (" Alice drinks tea.", "Alice wears red.", " Alice wears red.", (TRUE, NEAR_MISS, NOTHING)),
         (" Alice drinks tea. Alice drinks ale.", "", " Alice drinks tea.", (FALSE, QUIET, TRUE)),  # both: undecided
-        (" Alice drinks tea", "It rained for a while.", " Alice drinks", (NONE, QUIET, NONE)),  # cut short: no fact
+        (
+            " Alice drinks tea",
+            "It rained for a while.",
+            " Alice drinks",
+            (NOTHING, QUIET, NOTHING),
+        ),  # cut: no fact
     ],
 )
 def test_a_read_is_counted_by_what_it_had_and_what_it_left(
-    memory: str, section: str, written: str, expected: tuple[Holds, Sight, Holds]
+    memory: str, section: str, written: str, expected: tuple[int, int, int]
 ) -> None:
-    assert counted((memory, section, written)).transitions == Counter([expected])
+    before, sight, after = expected
+    reads = counted((memory, section, written)).reads
+    assert (reads[sight, before, after], reads.sum()) == (1, 1)
 
 
 def test_an_invention_about_somebody_else_is_counted_beside_the_evidence_fate() -> None:
     hazards = counted((" none", "Bo owns cats.", " Beth visited Rome."), (" Beth visited Rome.", "x", " Bo."))
-    assert hazards.transitions[NONE, QUIET, NONE] == 2
-    assert hazards.unsupported[NONE, QUIET] == 1
+    assert hazards.reads[QUIET, NOTHING, NOTHING] == 2
+    assert hazards.unsupported[QUIET, NOTHING] == 1
 
 
 def test_every_statement_of_the_world_is_read_as_the_fact_it_says() -> None:
@@ -80,12 +97,12 @@ def test_documents_that_are_not_of_the_world_count_for_nothing() -> None:
     problem = Problem("p", "Where?", ("Rome",), None, {"evidence": ["Rome lies in Italy, they say."]})
     hazards = Hazards()
     hazards.add(problem, episode((" none", "x", "y")), True, Texts(CODEC))
-    assert (evidence_facts(problem), hazards.transitions, hazards.answers) == ((), Counter(), Counter())
+    assert (evidence_facts(problem), hazards.reads.sum(), hazards.answers.sum()) == ([], 0, 0)
 
 
-def random_matrix(rng: random.Random) -> list[list[float]]:
-    rows = [[rng.random() for _ in range(3)] for _ in range(3)]
-    return [[value / sum(row) for value in row] for row in rows]
+def random_matrix(rng: random.Random) -> Floats:
+    rows = np.array([[rng.random() for _ in range(3)] for _ in range(3)])
+    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("sections", [1, 2, 5])
@@ -97,7 +114,7 @@ def test_what_is_held_at_the_end_is_the_sum_over_every_path(sections: int) -> No
         for path in itertools.product(range(3), repeat=sections):
             states, p = (0, *path), 1.0
             for i in range(sections):
-                p *= (evidence if i == k else step)[states[i]][states[i + 1]]
+                p *= (evidence if i == k else step)[states[i], states[i + 1]]
             total += p * (states[-1] == 2)
     assert expected_held(step, evidence, sections) == pytest.approx(total / sections, rel=1e-12)
 
@@ -128,7 +145,7 @@ def test_rates_of_an_agent_of_chance_are_found_and_its_accuracy_at_another_lengt
     hazards = Hazards()
     for _ in range(600):
         played(16, hazards)
-    lost, reads = hazards.transitions[TRUE, QUIET, NONE], hazards.reads(TRUE, QUIET)
+    lost, reads = hazards.reads[QUIET, TRUE, NOTHING], hazards.reads[QUIET, TRUE].sum()
     assert 0.01 < lost / reads < 0.03
     truth = sum(played(48, None) for _ in range(4000)) / 4000
     assert hazards.expected_accuracy(48, 0.1) == pytest.approx(truth, abs=0.06)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from palimpsest.errors import ConfigError
 from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
-    from palimpsest.app.evaluate.length_probe import Probe
     from palimpsest.app.evaluate.run_comparison import Comparison
     from palimpsest.evaluation.pairing import Cell, Pairing
     from palimpsest.evaluation.statistics import Difference
@@ -175,19 +173,12 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
 
 
 def probe(
-    model: Annotated[
-        str, typer.Argument(help="`embedded`, a run, which brings its configuration, or a Hugging Face folder.")
-    ],
+    model: Annotated[str, typer.Argument(help="`embedded`, a run with its configuration, or a Hugging Face folder.")],
     chunks: Annotated[int, typer.Option(min=1, help="Paragraphs of the documents that are played.")] = 64,
     lengths: Annotated[str, typer.Option(help="Paragraphs to predict the accuracy for.")] = "4,64,256,1024",
     limit: Annotated[int, typer.Option(min=1, help="Documents.")] = 64,
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe that gives policy and budgets; default: the run's.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=36) or a dotted recipe key."),
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Of policy and budgets; default: the run's.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As of eval.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of documents and draws.")] = 0,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -196,70 +187,31 @@ def probe(
 ) -> None:
     """Say why accuracy falls with length: what single reads do to a fact in memory, by what is in sight.
 
-    Plays synthetic documents and counts how often a read takes the evidence in, keeps it, loses it or makes it up.
     From these rates follows the accuracy at other lengths, with its interval. Lengths whose interval is wider than 50
-    points aren't predicted; the reads that they need are printed.
+    points aren't predicted; the reads that they need are printed, and the --limit that gives them.
 
     \b
     Examples:
       palimpsest probe runs/quickstart
       palimpsest probe Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
-      palimpsest probe embedded --chunks 16 --limit 256 --json
     """
+    from json import dumps
+
+    from palimpsest.app.config_resolution import Agent, Remote
     from palimpsest.app.evaluate.length_probe import probe as probe_reads
+    from palimpsest.cli.output import stdout, table
     from palimpsest.progress.displays import Terminal
 
-    probed = probe_reads(
-        model,
-        chunks=chunks,
-        lengths=numbers("--lengths", "lengths", lengths),
-        limit=limit,
-        recipe=recipe,
-        overrides=settings or (),
-        seed=seed,
-        base_url=base_url,
-        api_key_env=api_key_env,
-        tokenizer=tokenizer,
-        progress=Terminal(),
-    )
+    agent = Agent(model, None, recipe, settings or (), seed, Remote.named(base_url, api_key_env, tokenizer))
+    sizes = numbers("--lengths", "lengths", lengths)
+    found = probe_reads(agent, chunks=chunks, lengths=sizes, limit=limit, progress=Terminal())
     if json:
-        import json as json_module
-
-        print(json_module.dumps(probed.to_json()))
-    else:
-        _show_probe(probed)
-
-
-_STATES = ["memory holds", "in sight", "reads", "→ nothing", "→ false", "→ true", "wrong", "95%", "any invention"]
+        print(dumps(found))
+        return
+    for name in ("states", "expected", "measured"):
+        columns, rows = list(found[name][0]), [[_in_percent(value) for value in row.values()] for row in found[name]]
+        stdout().print(table(name, columns, rows))
 
 
-def _show_probe(probed: Probe) -> None:
-    from palimpsest.cli.output import interval, percent, stdout, table
-
-    console = stdout()
-    title = f"{probed.config.policy.name} on documents of {probed.chunks} paragraphs, model {probed.config.model.path}"
-    console.print(table(title, _STATES, [_probe_row(row) for row in probed.table]))
-    console.print()
-    figures = [
-        [str(each.sections), percent(each.accuracy), f"{100 * each.low:.0f}–{100 * each.high:.0f}"]
-        for each in probed.predictions
-    ]
-    console.print("accuracy that these rates come to", style="bold")  # as its title it would wrap
-    console.print(table("", ["chunks", "%", "95%"], figures))
-    for line in probed.told:
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(
-        f"measured at {probed.chunks}: {percent(probed.measured.mean)} ({interval(probed.measured)})", highlight=False
-    )
-
-
-def _probe_row(row: Mapping[str, Any]) -> list[str]:
-    def share(name: str) -> str:
-        return "–" if row.get(name) is None else f"{100 * row[name]:.2f}"
-
-    ends = "–" if row.get("low") is None else f"{share('low')}–{share('high')}"
-    states = [row["memory holds"], row["in sight"], f"{row['reads']:,}"]
-    return [*states, *(share(f"-> {after}") for after in _AFTER), share("wrong"), ends, share("any invention")]
-
-
-_AFTER = ("nothing", "false", "true")
+def _in_percent(value: Any) -> str:
+    return "–" if value is None else f"{100 * value:.2f}" if isinstance(value, float) else str(value)

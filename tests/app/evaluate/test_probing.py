@@ -3,44 +3,56 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-import palimpsest
+from palimpsest.app.config_resolution import Agent
+from palimpsest.app.evaluate.length_probe import probe
 from palimpsest.errors import ConfigError
+from palimpsest.progress.reporter import Silent
+from support.command import Run
+
+
+def probed(agent: Agent, *, chunks: int = 4, lengths: Sequence[int] = (4,), limit: int = 6) -> dict[str, Any]:
+    return probe(agent, chunks=chunks, lengths=lengths, limit=limit, progress=Silent())
 
 
 def test_a_probe_counts_every_read_and_has_an_interval_for_every_length() -> None:
-    probe = palimpsest.probe("embedded", recipe="memagent-quickstart", chunks=4, lengths=[4, 64], limit=6, quiet=True)
-    assert sum(row["reads"] for row in probe.table) == 24
-    assert [length for length, _ in probe.expected] == [4, 64]
-    assert all(share is None or 0 <= share <= 1 for _, share in probe.expected)
-    assert json.loads(json.dumps(probe.to_json()))["episodes"] == 6
-    assert "expected accuracy" in repr(probe)
-    assert all(0 <= each.low <= each.high <= 1 for each in probe.predictions)
+    found = probed(Agent(recipe="memagent-quickstart"), lengths=[64, 4])
+    assert sum(row["reads"] for row in found["states"]) == found["measured"][0]["reads"] == 24
+    assert [row["chunks"] for row in found["expected"]] == [4, 64]
+    assert all(row["accuracy"] is None or 0 <= row["accuracy"] <= 1 for row in found["expected"])
+    assert all(0 <= row["low"] <= row["high"] <= 1 for row in found["expected"])
+    assert json.loads(json.dumps(found))["measured"][0]["episodes"] == 6
 
 
-def test_lengths_that_a_probe_does_not_predict_have_a_line_with_the_reads_they_need() -> None:
-    probe = palimpsest.probe("embedded", recipe="memagent-quickstart", chunks=4, lengths=[4, 1024], limit=6, quiet=True)
-    saved, lines = probe.to_json(), probe.told
-    unsupported = [length for length, share in probe.expected if share is None]
-    assert 1024 in unsupported
-    assert [line.split(" chunks")[0].replace(",", "") for line in lines] == [str(length) for length in unsupported]
-    assert saved["expected"]["1024"] is None
-    assert 0 <= saved["expected_low"]["1024"] < saved["expected_high"]["1024"] <= 1
-    assert all("24 reads give" in line and line in repr(probe) for line in lines)
+def test_lengths_that_a_probe_does_not_predict_have_an_interval_and_no_accuracy() -> None:
+    short, long = probed(Agent(recipe="memagent-quickstart"), lengths=[4, 1024])["expected"]
+    assert (long["chunks"], long["accuracy"]) == (1024, None)
+    assert 0 <= long["low"] < long["high"] <= 1
+    for row in (short, long):
+        assert (row["--limit"] is None) == (row["reads needed"] is None)
 
 
 @pytest.mark.parametrize("policy", ["full_context", "prune", "closed_book"])
 def test_what_writes_no_memory_is_refused_with_what_to_probe_instead(policy: str) -> None:
     with pytest.raises(ConfigError, match=rf"{policy}.*overwrite or recall"):
-        palimpsest.probe("embedded", policy=policy, chunks=2, limit=2, quiet=True)
+        probed(Agent(policy=policy), chunks=2, limit=2)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"chunks": 0}, {"limit": 0}, {"lengths": []}, {"lengths": [4, -1]}, {"chunks": 10**9}, {"lengths": [4, 10**9]}],
-)
-def test_sizes_that_no_document_has_are_refused_by_name(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        palimpsest.probe("embedded", quiet=True, **wrong)
+@pytest.mark.parametrize("wrong", [{"chunks": 10**9}, {"lengths": [4, 10**9]}])
+def test_lengths_that_no_document_has_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--chunks, --lengths: 1,000,000,000 is too long"):
+        probed(Agent(), **wrong)
+
+
+def test_the_command_prints_states_predictions_and_what_was_measured(palimpsest: Run) -> None:
+    words = ("embedded", "--recipe", "memagent-quickstart", "--chunks", "4", "--limit", "6", "--lengths", "4,1024")
+    done = palimpsest("probe", *words)
+    assert done.returncode == 0, done.stderr
+    titles = [line.strip() for line in done.stdout.splitlines() if len(line.split()) == 1]
+    assert titles == ["states", "expected", "measured"]
+    refused = palimpsest("probe", "embedded", "--lengths", "4,-1")
+    assert "--lengths 4,-1: expected lengths" in refused.stderr
