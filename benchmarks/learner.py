@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,7 @@ def scaling(model: Any, shapes: Shapes, rounds: int) -> list[list[float]]:
     for count in SCALING:
         batch = shapes.memact(count, SECTION, MEMORY)
         physical = int(learner.accumulate(batch).physical_tokens)
-        rows.append([count, physical, best_of(rounds, {"": lambda batch=batch: learner.accumulate(batch)})[""]])
+        rows.append([count, physical, best_of(rounds, {"": partial(learner.accumulate, batch)})[""]])
     return rows
 
 

@@ -125,7 +125,9 @@ def read_gates(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> 
         opened.append(said == words[1])
     writes, ends = opened
     update = the_one(parts, "update") if writes else None
-    return update if isinstance(update, Fault) else Decision(update and cutter.cut(*update.inner), ends)
+    if isinstance(update, Fault):
+        return update
+    return Decision(None if update is None else cutter.cut(*update.inner), ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,14 +118,14 @@ def test_base_model_and_license_are_named_where_they_are_known(run: Path, tmp_pa
             config = palimpsest.load_recipe("memagent-quickstart", [f"model.path={named}"])
             (run / "config.yaml").write_text(dump_config(config))
             card = ModelCard(model_card(str(run), run / "checkpoints" / "step-000002", "x"))
-            assert (card.data.base_model, card.data.license) == (base, known)
+            assert (card.data.to_dict().get("base_model"), card.data.to_dict().get("license")) == (base, known)
     finally:
         (tmp_path / "kept.yaml").rename(run / "config.yaml")
     started = tmp_path / "base"
     tiny_model.save_pretrained(started)
     (started / "README.md").write_text("---\nlicense: mit\nbase_model: someone/something\n---\n# x\n")
     card = ModelCard(model_card(str(started), started, "x"))
-    assert (card.data.base_model, card.data.license) == ("someone/something", "mit")
+    assert (card.data.to_dict().get("base_model"), card.data.to_dict().get("license")) == ("someone/something", "mit")
     assert "Base model: someone/something.\nLicense of the base model: mit." in card.text
 
 

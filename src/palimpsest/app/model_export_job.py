@@ -91,8 +91,8 @@ def export(
         if adapter and not source.has_adapter:
             raise RunError(f"--adapter: {source.folder} holds a whole model and no adapter; leave it out")
         config = load_config(run) if (Path(run) / CONFIG).is_file() else None
-        named = {"step": source.step, "adapter": adapter, "changed": _changes(source, dtype, untied, adapter)}
-        card = model_card(run, source.folder, to.resolve().name, evaluations, **named)
+        changed, name = _changes(source, dtype, untied, adapter), to.resolve().name
+        card = model_card(run, source.folder, name, evaluations, step=source.step, adapter=adapter, changed=changed)
         with _published(to) as hidden:
             _write(source, run, hidden, dtype, untied, adapter)
             files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))

@@ -180,7 +180,7 @@ def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], said: 
 
 def test_rows_without_a_number_of_documents_stay_as_they_are(tmp_path: Path) -> None:
     several = [{"question": "Who ran?", "answers": ["Ann"]}, {"question": "Where?", "answers": ["Rome", "Roma"]}]
-    kept = [
+    kept: list[dict[str, Any]] = [
         {"id": "a", "question": "Who is it?", "answers": ["Bob"], "context": "It is Bob.", "metadata": {"kind": "x"}},
         {"id": "b", "questions": several, "context": "Ann ran in Rome.", "metadata": {"kind": "x"}, "memory": "Ann."},
     ]

@@ -36,7 +36,7 @@ def user(text: str, *files: FilePart) -> Message:
 def test_the_field_comes_first_whatever_else_is_there() -> None:
     file = FilePart(b"file", "a.txt")
     found = read(user("Who?", file), document="Anna is here.", question="Where?")
-    assert (found.rule, found.document.text, found.questions) == (Rule.FIELD, "Anna is here.", ("Where?",))  # type: ignore[union-attr]
+    assert (found.rule, found.document.text, found.questions) == (Rule.FIELD, "Anna is here.", ("Where?",))
 
 
 def test_files_of_all_messages_in_their_order_are_the_document() -> None:

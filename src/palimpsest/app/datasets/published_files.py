@@ -78,7 +78,7 @@ def download(published: Published, folder: Path, *, force: bool = False, progres
     partial = files.hidden_name(out)
     partial.mkdir(parents=True, exist_ok=True)
     match = _OF_THE_HUB.fullmatch(published.place)
-    fetched = _of_the_hub(*match.groups(), partial) if match else _of_a_page(published.place, partial / out.name)
+    fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.place, partial / out.name)
     free_file(out, force=force, progress=progress)
     files.sync(fetched)
     files.rename(fetched, out)

@@ -214,7 +214,7 @@ def _messages(turn: Turn, codec: Codec, model: str, key: tuple[str, int]) -> Ite
 
 
 def _metadata(sample: Sample, recorded: Recorded | None) -> dict[str, Any]:
-    found = {"outcome": sample.outcome, "reason": sample.reason, "breakdown": dict(sample.metrics)}
+    found: dict[str, Any] = {"outcome": sample.outcome, "reason": sample.reason, "breakdown": dict(sample.metrics)}
     if recorded is not None:
         group, trajectory = recorded[0], recorded[0].trajectories[recorded[1]]
         events = [{"kind": each.kind, "before_turn": each.before_turn, **each.detail} for each in trajectory.events]
