@@ -344,9 +344,9 @@ def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest
 
 
 def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", {**TAGGED, "reply_tokens": 20, **SHORT})
-    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=20; shorten it"):
-        replay(f"{folder}#0/0", turn=1, memory="Anna", out=tmp_path)
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", {**TAGGED, "reply_tokens": 10, **SHORT})
+    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=10; shorten it"):
+        replay(f"{folder}#0/0", turn=1, memory="Anna Anna", out=tmp_path)
 
 
 def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
