@@ -195,9 +195,6 @@ def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
     assert len((out / "samples.jsonl").read_text().splitlines()) == 2
-    told = (out / "transcripts.txt").read_text().splitlines()
-    assert [line for line in told if line.startswith("dev | q0 | 1 read section | ")]
-    assert [line for line in told if "House 1 is blue." in line]
     summary = json.loads((out / "summary.json").read_text())
     assert summary["evaluations"][0]["problems"] == 2
     assert palimpsest(*command).returncode == 0

@@ -39,7 +39,7 @@ from palimpsest.credit.assign import build_rule
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Endpoint, Engine, Sampler
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.episode_files import EpisodeFile, Transcripts
+from palimpsest.evaluation.episode_files import EpisodeFile
 from palimpsest.evaluation.runner import Arena, EvalSet, Measure, Samples, play_sets
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.memory.overwrite import question_length
@@ -214,7 +214,6 @@ class Evaluator:
             key=(self.config.seed, self.key),
             measure=self.measure,
             roles=cast.roles,
-            transcripts=self._transcripts(out),
             episodes=self._episodes(out, on_warning),
         )
         playing = play_sets(
@@ -227,10 +226,6 @@ class Evaluator:
             on_warning=on_warning,
         )
         return await playing if self.cast is not None else await using(cast, playing)
-
-    def _transcripts(self, out: Path | None) -> Transcripts | None:
-        megabytes = self.config.evaluation.transcripts_mb
-        return Transcripts(out, megabytes) if out is not None and megabytes else None
 
     def _episodes(self, out: Path | None, tell: Callable[[str], None] | None) -> EpisodeFile | None:
         kept, megabytes = self.config.evaluation.record, self.config.evaluation.record_mb

@@ -10,7 +10,7 @@ from rich.table import Table
 from palimpsest.app.evaluate.baselines import READING, WHOLE_DOCUMENT
 from palimpsest.app.evaluate.evaluation_result import Evaluation, Row
 from palimpsest.cli.output import interval, percent, stdout, table
-from palimpsest.evaluation.episode_files import EPISODES, TRANSCRIPTS
+from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
 from palimpsest.progress.displays import Terminal
 from palimpsest.report.page import REPORT
@@ -91,7 +91,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     if evaluation.measures_reading:
         console.print(printable(f"{READING}: {', '.join(evaluation.measures_reading)}"), markup=False)
     if evaluation.out is not None:
-        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, TRANSCRIPTS, EPISODES, REPORT)]
+        written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
     for line in evaluation.told:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

@@ -238,8 +238,6 @@ class EvaluationConfig(Strict):
     rivals: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Policies that `quickstart` trains beside the agent, each from a cold start of its own, with the same data,
     rewards, steps and seed, by the name the report gives them."""
-    transcripts_mb: float = Field(8.0, ge=0)
-    """Megabytes that transcripts.txt of an evaluation has at the most: its episodes as text, for grep; 0: none."""
     record: Literal["none", "wrong", "all"] = "wrong"
     """Episodes that episodes.jsonl.zst of an evaluation keeps token for token; wrong: value below 1, or ungraded."""
     record_mb: float = Field(64.0, gt=0)

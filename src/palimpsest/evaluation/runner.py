@@ -25,7 +25,7 @@ from palimpsest.data.fingerprints import document_digest
 from palimpsest.data.sources.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError, RunError
-from palimpsest.evaluation.episode_files import EpisodeFile, Transcripts
+from palimpsest.evaluation.episode_files import EpisodeFile
 from palimpsest.evaluation.sample_log import AskedSet, Sample, SampleKey, SampleLog, write_asked
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
@@ -75,8 +75,6 @@ class Arena:
     measure: Measure | None = None
     roles: Roles | None = None
     """That turns may have."""
-    transcripts: Transcripts | None = None
-    """Where episodes are written as text."""
     episodes: EpisodeFile | None = None
     """Where episodes are written token for token."""
 
@@ -269,10 +267,8 @@ async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -
 
 
 def _recorded(episode: Ended, arena: Arena) -> Sample:
-    """Write an episode wherever it is written, and say what it comes to."""
+    """Write an episode where episodes are written, and say what it comes to."""
     played, texts = (episode.problem, episode.trajectory, episode.grade), Texts(arena.codec)
-    if arena.transcripts is not None:
-        arena.transcripts.add(episode.name, *played, texts)
     if arena.episodes is not None:
         arena.episodes.add(*played)
     return sample_of(episode, {} if arena.measure is None else arena.measure(*played, texts), texts)
